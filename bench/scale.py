@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import dataclasses
 import faulthandler
-import functools
 import os
 import pickle
 import signal
@@ -37,7 +36,8 @@ from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.types import EpisodeTask
 from turnwise.inference import SamplingParams
-from turnwise.learner import PPOBatch, make_learner
+from turnwise.learner import LearnerOptions, PPOBatch, make_learner
+from turnwise.learner.build import make_policy
 from turnwise.models import load_model
 from turnwise.scale.ray.arrays import to_arrays
 from turnwise.scale.ray.cluster import Cluster, exported_python_path
@@ -285,8 +285,8 @@ def measure_memory(args: argparse.Namespace) -> None:
             algorithm = Algorithm.of(config.training)
             source = ModelSource(config, model)
             group = LearnerGroup(cluster, config, source, algorithm, Failures(0))
-            make = functools.partial(RemoteLearner, group=group)
-            learner = make_learner(config, model, make=make)
+            policy = make_policy(config, model, algorithm)
+            learner = RemoteLearner(policy, LearnerOptions.from_config(config), group=group)
             learner.imitate(batch)
             most = max(_own_megabytes(pid) for pid in group.pids())
             figures["one learner MB" if number == 1 else "two learners MB"] = most

@@ -5,9 +5,12 @@ import os
 import signal
 from pathlib import Path
 
+import torch
+
 from agents.serving import ask
 from trainer.worlds import Memory, small_trainer
 from turnwise.algo.losses.ppo import compute_policy_loss
+from turnwise.learner.base import placed_weights
 
 PPO = (
     "training.adv_estimator=gae",
@@ -100,9 +103,16 @@ def train(folder, environment, *overrides, before=lambda trainer: None, **option
     with small_trainer(folder, environment, *PPO, *overrides, **options) as trainer:
         before(trainer)
         history = trainer.fit()
-        model = trainer.components.learner.model
-        weights = {name: x.detach().clone() for name, x in model.named_parameters()}
+        weights = weights_of(trainer.components.learner)
     return history, weights, trainer.run_folder
+
+
+def weights_of(learner):
+    """A copy of the trained weights, wherever they are."""
+    shards = {}
+    for name, _, rows in placed_weights(learner):
+        shards.setdefault(name, []).append(rows.detach().clone())
+    return {name: torch.cat(found) for name, found in shards.items()}
 
 
 def largest_difference(left, right):

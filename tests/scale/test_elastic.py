@@ -190,6 +190,28 @@ def test_a_worker_that_hangs_holds_up_neither_the_driver_nor_the_others(
     assert seeds_of(folder) == seeds_of(alone[2])
 
 
+def test_others_play_the_episodes_of_a_worker_that_does_not_answer(
+    tmp_path, cluster, monkeypatch, caplog
+):
+    """Also in a synchronous run, which needs all of them, and long before it counts as lost."""
+    with exported_python_path():
+        cluster.add_node(**NODE)
+    monkeypatch.setattr(episode_pool, "SECONDS_BETWEEN_CALLS", 0.5)
+    monkeypatch.setattr(episode_pool, "SECONDS_UNTIL_SILENT", 5.0)
+    settings = (*ELASTIC, "ray.num_actors=2", "ray.min_actors=2")
+    alone = train(tmp_path / "alone", Memory, *settings, "ray.use_ray=false")
+    try:
+        run = train(tmp_path / "run", Hanging, *settings, f"environment.params.notes={tmp_path}")
+    finally:
+        with suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(int((tmp_path / "stopped").read_text()), signal.SIGKILL)
+    assert_same_training(run, alone)
+    assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert said.count("has not answered for 5 s: others play its episodes") == 1
+    assert "was lost" not in said
+
+
 def test_more_workers_for_the_start_than_in_all_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"ray\.min_actors got 4, expected at most .* is 3"):
         train(tmp_path, Memory, *ELASTIC, "ray.min_actors=4")

@@ -91,11 +91,15 @@ def tokens_and_versions(folder):
     }
 
 
+def saved_model(folder):
+    """A setting: the model in files, from which learners load it in parts."""
+    for part in small_model():
+        part.save_pretrained(folder / "model")
+    return f"model.local_path={folder / 'model'}"
+
+
 def test_two_players_and_two_learners_do_what_one_process_does(tmp_path, alone):
-    for part in small_model():  # from files the learners load it in parts
-        part.save_pretrained(tmp_path / "model")
-    folder = f"model.local_path={tmp_path / 'model'}"
-    run = train(tmp_path, Memory, *ON_RAY, folder, model=None, tokenizer=None)
+    run = train(tmp_path, Memory, *ON_RAY, saved_model(tmp_path), model=None, tokenizer=None)
     assert_same_training(run, alone)
     assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
     versions = {v for turns in tokens_and_versions(run[2]).values() for _, t in turns for _, v in t}
@@ -233,15 +237,16 @@ def test_a_checkpoint_moves_between_numbers_of_learners_and_one_process(tmp_path
         def end(self, outcome):
             self.outcome = outcome
 
-    expected = train(tmp_path / "alone", Memory, "training.steps_per_epoch=4")
+    folder = saved_model(tmp_path)
+    settings = (folder, "training.steps_per_epoch=4")
+    options = {"model": None, "tokenizer": None}
+    expected = train(tmp_path / "alone", Memory, *settings, **options)
     split = (*ON_RAY, "ray.context_parallel_size=2")
     places = [ON_RAY, ("ray.use_ray=true",), (), split]  # one step in each
     for step, overrides in enumerate(places, 1):
         stopping = Stopping(step if step < len(places) else 0)
         try:
-            run = train(
-                tmp_path, Memory, "training.steps_per_epoch=4", *overrides, reporter=stopping
-            )
+            run = train(tmp_path, Memory, *settings, *overrides, reporter=stopping, **options)
         except KeyboardInterrupt:
             assert stopping.outcome == "interrupted"
         assert stopping.first_step == step - 1

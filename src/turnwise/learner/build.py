@@ -33,22 +33,32 @@ def make_learner(
     the same modules: it may add adapters to them. Without `reference` a copy of the model becomes
     the reference, if a KL term needs one. `make` has the signature of `Learner`.
     """
-    warn_if_emulated(model)
     training = config.training
     algorithm = algorithm or Algorithm.of(training)
-    if not has_adapters(model):
-        with torch.random.fork_rng():  # the initial weights of adapters depend on the seed alone
-            torch.manual_seed(training.seed)
-            with placeholder_weights(model):
-                add_configured_lora(model, training)
+    add_first_adapters(config, model)
     needs_reference = training.use_kl_in_reward or training.kl_loss_coef > 0
     if needs_reference and reference is None and not has_adapters(model):
         reference = copy.deepcopy(model)
-    policy = PolicyValueModel(
-        model,
-        training.critic if algorithm.estimator.needs_critic else None,
-        temperature=config.inference.temperature,
-        gradient_checkpointing=training.gradient_checkpointing,
-    )
     options = LearnerOptions.from_config(config, total_steps, algorithm.policy_loss)
+    policy = make_policy(config, model, algorithm)
     return make(policy, options, reference=reference if needs_reference else None)
+
+
+def make_policy(config: ConfigStore, model: Any, algorithm: Algorithm) -> PolicyValueModel:
+    """Return the policy that the settings describe, with a critic if the algorithm needs one."""
+    warn_if_emulated(model)
+    add_first_adapters(config, model)
+    return PolicyValueModel(
+        model,
+        config.training.critic if algorithm.estimator.needs_critic else None,
+        temperature=config.inference.temperature,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+    )
+
+
+def add_first_adapters(config: ConfigStore, model: Any) -> None:
+    """Add the adapters of the settings to a model that has none; they depend on the seed alone."""
+    if not has_adapters(model):
+        with torch.random.fork_rng(), placeholder_weights(model):
+            torch.manual_seed(config.training.seed)
+            add_configured_lora(model, config.training)

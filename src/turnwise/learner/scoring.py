@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from turnwise.errors import ConfigError
+from turnwise.learner.base import BaseLearner
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.lora import has_adapters, without_adapters
 from turnwise.learner.memory import CPU_TOKENS, free_memory, plan_memory
@@ -23,7 +24,7 @@ _LOG = logging.getLogger("turnwise")
 T = TypeVar("T")
 
 
-class Scorer:
+class Scorer(BaseLearner):
     """Computes batches in packs, with a model and with the reference model of a KL term.
 
     `reference` is a causal language model, frozen here; where the policy has adapters, the
@@ -34,14 +35,12 @@ class Scorer:
     """Whether packs can be computed again when memory runs out, without the other workers."""
 
     def __init__(self, model: PolicyValueModel, options: LearnerOptions, reference: Any) -> None:
-        self.model = model
-        self.options = options
+        super().__init__(options)
+        self._model = model
         self._planned_tokens: int | None = None
         self._max_tokens: int | None = None
         """Tokens that are computed at once after memory has run out; None before."""
         self._num_oom_retries = 0
-        self.on_low_memory: Callable[[], None] = lambda: None
-        """Called when memory runs out, to free what others hold on the device."""
         self._reference: PolicyValueModel | None = None
         self._has_own_reference = False
         """Whether the reference is not the initial model, and so part of a checkpoint."""
@@ -51,6 +50,10 @@ class Scorer:
             self._reference = PolicyValueModel(
                 reference, None, temperature=model.temperature, layout=model.layout
             )
+
+    @property
+    def model(self) -> PolicyValueModel:
+        return self._model
 
     @torch.no_grad()
     def score(self, batch: PPOBatch) -> Outputs:

@@ -7,8 +7,8 @@ its share of the whole: how a minibatch is split into packs does not change the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from turnwise.algo.choose import get_policy_loss
 from turnwise.algo.masked import BatchTotals
 from turnwise.learner import measures
+from turnwise.learner.base import LearnerState, ReadShard, StateLayout, trained_parameters
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.lora import adapter_dropout, has_adapter_dropout
 from turnwise.learner.metric_accumulator import COUNTS, MetricAccumulator
@@ -28,7 +29,8 @@ from turnwise.learner.optimizer import MasterAdamW
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack
 from turnwise.learner.scoring import Scorer
-from turnwise.learner.sharding import local_shard
+from turnwise.learner.sharding import local_shard, local_shards
+from turnwise.learner.tensor_file import LazyTensors, layout_of
 from turnwise.learner.workers import SingleProcess
 from turnwise.models.model_lock import lock_of
 
@@ -85,11 +87,6 @@ class Learner(Scorer):
             offload=self.options.offload_optimizer,
         )
         self.num_updates = 0
-        self.log_probs_before_update: torch.Tensor | None = None
-        """[B, T], the learner's log-probs before the first step of the last update."""
-        self.exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Enters a block in which the weights change; an engine that samples from the same weights
-        pauses in it."""
         self._has_dropout = has_adapter_dropout(model)
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
@@ -175,6 +172,32 @@ class Learner(Scorer):
             self._reference.policy.load_state_dict(self.model.policy.state_dict())
             self._has_own_reference = True
 
+    def state(self) -> LearnerState:
+        """Return all that a checkpoint holds; of a sharded model, this process's shard."""
+        # The optimiser's tensors of a sharded model are shards already.
+        rest = {name: local_shard(x.detach()) for name, x in self.state_tensors().items()}
+        return LearnerState(local_shards(trained_parameters(self.model)), rest)
+
+    def state_layout(self) -> StateLayout:
+        state = self.state()
+        return StateLayout(layout_of(state.weights), layout_of(state.rest))
+
+    def state_shards(self) -> Iterator[LearnerState]:
+        yield self.state()
+
+    def load_state_shards(self, read: ReadShard) -> None:
+        self.load_state(read(0, 1))
+
+    @torch.no_grad()
+    def load_state(self, state: LearnerState) -> None:
+        """Load what `state` returned, or some of its weights alone."""
+        own = trained_parameters(self.model)
+        for name in state.weights:
+            local_shard(own[name]).copy_(state.weights[name])
+        self.optimizer.refresh_masters()
+        if state.rest:
+            self.load_state_tensors(state.rest)
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return all that a resumed run needs, but for the model's weights."""
         tensors = {"num_updates": torch.tensor(self.num_updates), **self.optimizer.state_tensors()}
@@ -185,9 +208,9 @@ class Learner(Scorer):
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore what `state_tensors` returned."""
-        rest = {k: v for k, v in tensors.items() if not k.startswith(_REFERENCE)}
-        self.num_updates = int(rest.pop("num_updates"))
-        self.optimizer.load_state_tensors(rest)
+        rest = [k for k in tensors if k != "num_updates" and not k.startswith(_REFERENCE)]
+        self.num_updates = int(tensors["num_updates"])
+        self.optimizer.load_state_tensors(LazyTensors(rest, tensors.__getitem__))
         self._has_own_reference = len(rest) + 1 < len(tensors)
         if self._reference is not None and self._has_own_reference:
             with torch.no_grad():

@@ -78,6 +78,18 @@ def stored_names(model: Any) -> dict[str, str]:
     }
 
 
+def state_values(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and values of the state dict; an empty model's are read one by one."""
+    stored = stored_names(model) if is_empty(model) else {}
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        value = tensor.detach()
+        if tensor.is_meta:
+            file_name = stored[name_of[id(tensor)]]
+            value = model.weight_files.read(file_name, 0, len(tensor)).to(tensor.dtype)
+        yield name, value
+
+
 @contextmanager
 def placeholder_weights(model: nn.Module) -> Iterator[None]:
     """Give an empty model values inside the block, so that adapters get theirs as in any model.

@@ -18,7 +18,8 @@ from turnwise.episode.collector import EpisodeSource
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, create_inference_engine
 from turnwise.inference.base import StaleCache
-from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
+from turnwise.learner import has_adapters, make_learner, merged_weights
+from turnwise.learner.base import BaseLearner
 from turnwise.models import model_folder
 from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages
@@ -39,7 +40,7 @@ class RunComponents:
     """
 
     tokenizer: Any
-    learner: Learner
+    learner: BaseLearner
     engine: BaseInferenceEngine
     collector: EpisodeCollector
     advantages: Advantages
@@ -115,7 +116,7 @@ def make_collector(
     return make(engine, source, options, parts=collectors, **chat)
 
 
-def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
+def samples_exactly(config: ConfigStore, learner: BaseLearner) -> bool:
     """Whether the engine's log-probs equal the learner's: in float32, from the same weights."""
     return (
         config.inference.backend in SHARED_MODEL_BACKENDS
@@ -243,7 +244,7 @@ def check_resampling(config: ConfigStore, user: UserComponents) -> None:
         )
 
 
-def policy_weights(learner: Learner) -> dict[str, torch.Tensor]:
+def policy_weights(learner: BaseLearner) -> dict[str, torch.Tensor]:
     """Return the policy's weights by their Hugging Face names, with merged adapters."""
     model = learner.model.policy
     return merged_weights(model) if has_adapters(model) else dict(model.state_dict())

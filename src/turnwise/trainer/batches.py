@@ -12,7 +12,8 @@ from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
 from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import TrainingConfig
 from turnwise.episode import AgentRecord, EpisodeResult
-from turnwise.learner import Learner, PPOBatch
+from turnwise.learner import PPOBatch
+from turnwise.learner.base import BaseLearner
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Advantages:
     def __init__(
         self,
         training: TrainingConfig,
-        learner: Learner,
+        learner: BaseLearner,
         estimator: AdvantageEstimator,
         *,
         sampler_is_exact: bool,

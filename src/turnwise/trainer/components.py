@@ -38,7 +38,11 @@ from turnwise.trainer.agents import (
 )
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.rollout import Rows, TaskSource, limits_of
-from turnwise.trainer.state import load_configured_model
+from turnwise.trainer.state import (
+    load_configured_model,
+    load_configured_model_in_parts,
+    load_configured_tokenizer,
+)
 from turnwise.trainer.wrong_types import (
     check_model_and_tokenizer,
     check_parser,
@@ -198,9 +202,17 @@ class UserComponents:
             return tools_by_name(config.tools, closing) if config.tools else None
         return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(self.tools)
 
-    def model_and_tokenizer(self, config: ConfigStore) -> tuple[Any, Any]:
-        """Return the model and tokenizer that were given, or those of the settings."""
-        if self.model is None:
+    def model_and_tokenizer(
+        self, config: ConfigStore, *, has_weights: bool = True
+    ) -> tuple[Any, Any]:
+        """Return the model and tokenizer that were given, or those of the settings.
+
+        Without `has_weights` only a given model has them, and one that must be loaded whole.
+        """
+        if self.model is None and not has_weights:
+            model = load_configured_model_in_parts(config, is_learner=False)
+            tokenizer = self.tokenizer or load_configured_tokenizer(config)
+        elif self.model is None:
             loaded = load_configured_model(config)
             model, tokenizer = loaded.model, self.tokenizer or loaded.tokenizer
         else:

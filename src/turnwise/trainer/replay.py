@@ -180,7 +180,7 @@ class Replay(Trainer):
         checkpoint = self._source.checkpoint(step)
         if checkpoint is None:
             return
-        if has_same_weights(checkpoint, self.components.learner.model):
+        if has_same_weights(checkpoint, self.components.learner):
             self._outcome.equal_checkpoints.append(step)
         else:
             self._outcome.other_checkpoints.append(step)

@@ -16,6 +16,7 @@ import torch
 from turnwise.config import RUN, ConfigStore, DatasetConfig
 from turnwise.data.held_out import shared_rows
 from turnwise.env.catalog import source_by_name
+from turnwise.models.empty import device_of, state_values
 from turnwise.reward import WeightedReward
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import describe_base, named_modules, with_recorded_names
@@ -247,7 +248,7 @@ def model_facts(
         "class": type(policy).__name__,
         "parameters": sum(parameter.numel() for parameter in policy.parameters()),
         "dtype": str(policy.dtype).removeprefix("torch."),
-        "device": str(policy.device),
+        "device": str(device_of(policy)),
     }
     if is_start:
         model |= _weights_hash(policy)
@@ -265,12 +266,11 @@ def model_facts(
 
 def _weights_hash(model: torch.nn.Module) -> dict[str, str]:
     """Return a hash of the weights, and what it covers: all, or a sample of a large model."""
-    tensors = sorted(model.state_dict().items())
-    is_whole = sum(tensor.numel() for _, tensor in tensors) <= _MAX_HASHED_WHOLE
+    is_whole = sum(x.numel() for x in model.state_dict().values()) <= _MAX_HASHED_WHOLE
     digest = hashlib.sha256()
-    for name, tensor in tensors:
+    for name, tensor in state_values(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        values = tensor.detach().reshape(-1)
+        values = tensor.reshape(-1)
         if not is_whole:
             values = values[:: max(1, len(values) // _NUM_HASHED_VALUES)][:_NUM_HASHED_VALUES]
         digest.update(values.cpu().contiguous().view(torch.uint8).numpy().tobytes())

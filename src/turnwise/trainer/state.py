@@ -15,18 +15,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import CheckpointError, ConfigError, EngineStalled
-from turnwise.learner import (
-    Learner,
-    PolicyValueModel,
-    add_configured_lora,
-    has_adapters,
-    merge_lora,
-)
+from turnwise.learner import PolicyValueModel, add_configured_lora, merge_lora
+from turnwise.learner.base import BaseLearner, LearnerState, placed_weights, trained_parameters
+from turnwise.learner.tensor_file import LazyTensors, TensorFile, TensorFileWriter, layout_of
 from turnwise.models import LoadedModel, load_model, load_tokenizer
 from turnwise.models.empty import load_empty_model
 from turnwise.models.load import BUILT_IN
@@ -44,34 +39,48 @@ _STATE, _CONFIG = "state.json", "config.yaml"
 
 
 def write_state(
-    folder: Path, learner: Learner, config: ConfigStore, progress: Mapping[str, Any]
+    folder: Path, learner: BaseLearner, config: ConfigStore, progress: Mapping[str, Any]
 ) -> None:
     """Write the state of a run to a folder; raise if its weights are not finite."""
-    parameters = trained_parameters(learner.model)
-    weights = {name: x.detach().contiguous() for name, x in parameters.items()}
-    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    layout, generators = learner.state_layout(), _random_tensors()
+    broken: dict[str, None] = {}
+    with (
+        TensorFileWriter(folder / _WEIGHTS, layout.weights) as weights,
+        TensorFileWriter(folder / _LEARNER, {**layout.rest, **layout_of(generators)}) as rest,
+    ):
+        for shard in learner.state_shards():
+            for name, tensor in shard.weights.items():
+                weights.append(name, tensor)
+                if not bool(tensor.isfinite().all()):
+                    broken[name] = None
+            for name, tensor in shard.rest.items():
+                rest.append(name, tensor)
+        for name, tensor in generators.items():
+            rest.append(name, tensor)
     if broken:
         raise CheckpointError(
-            f"the weights are not finite ({broken[0]} and {len(broken) - 1} more): not saved. "
-            "The previous checkpoint is intact; resume from it with a lower learning rate."
+            f"the weights are not finite ({next(iter(broken))} and {len(broken) - 1} more): not "
+            "saved. The previous checkpoint is intact; resume from it with a lower learning rate."
         )
-    save_file(weights, folder / _WEIGHTS)
-    tensors = {name: x.contiguous() for name, x in learner.state_tensors().items()}
-    save_file({**tensors, **_random_tensors()}, folder / _LEARNER)
     state = {"progress": dict(progress), "random": _random_state()}
     (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
     config.save(folder / _CONFIG)
 
 
-def read_state(checkpoint: Checkpoint, learner: Learner) -> dict[str, Any]:
+def read_state(checkpoint: Checkpoint, learner: BaseLearner) -> dict[str, Any]:
     """Restore the learner and the random generators from a checkpoint; return its `progress`."""
-    _load_weights(learner.model, load_file(checkpoint.file(_WEIGHTS)), checkpoint)
-    learner.optimizer.refresh_masters()
-    tensors = load_file(checkpoint.file(_LEARNER))
-    generators = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random.")}
-    learner.load_state_tensors(tensors)
+    weights, rest = (TensorFile(checkpoint.file(name)) for name in (_WEIGHTS, _LEARNER))
+    _check_belongs(weights.shapes, learner.model, checkpoint)
+    generators = [name for name in rest.shapes if name.startswith("random.")]
+
+    def read(rank: int, number: int) -> LearnerState:
+        tensors = rest.shard(rank, number)
+        own = LazyTensors([k for k in tensors if k not in generators], tensors.__getitem__)
+        return LearnerState(weights.shard(rank, number), own)
+
+    learner.load_state_shards(read)
     state = json.loads(checkpoint.file(_STATE).read_text())
-    _set_random_state(state["random"], generators)
+    _set_random_state(state["random"], {name: rest.read(name) for name in generators})
     progress: dict[str, Any] = state["progress"]
     return progress
 
@@ -126,9 +135,14 @@ def load_trained_model(
         config.model.load_in_4bit = False  # adapters are merged into the weights as they were
         loaded = load_configured_model(config)
     add_configured_lora(loaded.model, config.training)
-    weights = load_file(checkpoint.file(_WEIGHTS))
-    policy = {k: v for k, v in weights.items() if k.startswith("policy.")}
-    _load_weights(PolicyValueModel(loaded.model, None), policy, checkpoint)
+    weights = TensorFile(checkpoint.file(_WEIGHTS))
+    shapes = {k: shape for k, shape in weights.shapes.items() if k.startswith("policy.")}
+    model_alone = PolicyValueModel(loaded.model, None)
+    _check_belongs(shapes, model_alone, checkpoint)
+    own = trained_parameters(model_alone)
+    with torch.no_grad():
+        for name in shapes:
+            own[name].copy_(weights.read(name))
     merge_lora(loaded.model)
     return loaded, config
 
@@ -147,10 +161,10 @@ def load_configured_model(config: ConfigStore) -> LoadedModel:
     )
 
 
-def load_configured_model_in_parts(config: ConfigStore) -> Any:
+def load_configured_model_in_parts(config: ConfigStore, *, is_learner: bool = True) -> Any:
     """Return the model that the settings name without its weights, which learners read in shards.
 
-    If its files do not allow this, the whole model is loaded.
+    If its files do not allow this, the whole model is loaded; a learner logs that.
     """
     model, place = config.model, _checked_location(config)
     if model.trust_remote_code:
@@ -165,7 +179,8 @@ def load_configured_model_in_parts(config: ConfigStore) -> Any:
             trust_remote_code=model.trust_remote_code,
         )
     except NotLoadableInParts as reason:
-        _LOG.info("each learner loads all weights before it keeps its shard: %s", reason)
+        if is_learner:
+            _LOG.info("each learner loads all weights before it keeps its shard: %s", reason)
         return load_configured_model(config).model
 
 
@@ -206,42 +221,34 @@ def _location(config: ConfigStore) -> str:
     return config.model.local_path or config.model.model_name
 
 
-def trained_parameters(model: PolicyValueModel) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that training may change: all, or only adapters and critic."""
-    only_trained = has_adapters(model.policy)
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad or not only_trained
-    }
-
-
-def has_same_weights(checkpoint: Checkpoint, model: PolicyValueModel) -> bool:
+def has_same_weights(checkpoint: Checkpoint, learner: BaseLearner) -> bool:
     """Return whether all trained parameters are bit for bit those of a checkpoint."""
-    own, saved = trained_parameters(model), load_file(checkpoint.file(_WEIGHTS))
-    return own.keys() == saved.keys() and all(
-        torch.equal(own[name].detach().cpu(), tensor) for name, tensor in saved.items()
+    saved = TensorFile(checkpoint.file(_WEIGHTS))
+    if saved.shapes != {name: shape for name, (_, shape) in learner.state_layout().weights.items()}:
+        return False
+    return all(
+        torch.equal(tensor.cpu(), saved.read(name, start, start + len(tensor)))
+        for name, start, tensor in placed_weights(learner)
     )
 
 
-@torch.no_grad()
-def _load_weights(
-    model: PolicyValueModel, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoint
+def _check_belongs(
+    shapes: Mapping[str, tuple[int, ...]], model: PolicyValueModel, checkpoint: Checkpoint
 ) -> None:
+    """Raise if a model does not have the parameters of a checkpoint."""
     own = trained_parameters(model)
-    if set(own) != set(weights):
-        odd = sorted(set(own) ^ set(weights))
+    if set(own) != set(shapes):
+        odd = sorted(set(own) ^ set(shapes))
         raise CheckpointError(
             f"{checkpoint.path} belongs to another model: {odd[0]} and {len(odd) - 1} more are not "
             "in both. Load it with the settings that it was made with (its config.yaml)."
         )
-    for name, tensor in weights.items():
-        if own[name].shape != tensor.shape:
+    for name, shape in shapes.items():
+        if own[name].shape != shape:
             raise CheckpointError(
                 f"{checkpoint.path} belongs to another model: {name} has shape "
-                f"{tuple(tensor.shape)} in it, expected {tuple(own[name].shape)}"
+                f"{shape} in it, expected {tuple(own[name].shape)}"
             )
-        own[name].copy_(tensor)
 
 
 def seed_generators(seed: int) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.episode import CollectorOptions
 from turnwise.errors import ConfigError
-from turnwise.learner import make_learner
+from turnwise.learner import LearnerOptions
+from turnwise.learner.build import make_policy
 from turnwise.reward import batch_type
 from turnwise.scale.ray.cluster import Cluster
 from turnwise.scale.ray.collector import RemoteCollector, RemoteEngine
@@ -25,6 +25,7 @@ from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
 from turnwise.trainer.assembly import (
+    SHARED_MODEL_BACKENDS,
     RunComponents,
     check_resampling,
     check_settings,
@@ -69,9 +70,11 @@ def assemble(
             f"model.tensor_parallel_size got {num_split}, and each worker has {gpus:g} GPUs. Its "
             f"engine needs them all: ray.gpus_per_worker={num_split}"
         )
-    model, tokenizer = user.model_and_tokenizer(_placed(config, "cpu"))
+    # The workers load the weights. This process needs none, where the model's files allow it.
+    model, tokenizer = user.model_and_tokenizer(_placed(config, "cpu"), has_weights=False)
+    is_own = user.model is not None
     source = ModelSource(
-        _placed(config, "cuda" if gpus else "cpu"), None if user.model is None else _on_cpu(model)
+        _placed(config, "cuda" if gpus else "cpu"), _on_cpu(model) if is_own else None
     )
     num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     with contextlib.ExitStack() as stack:
@@ -86,12 +89,16 @@ def assemble(
         spec = EpisodeSpec(source, tokenizer, origin, worker_options, worker_kinds)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
         group = LearnerGroup(cluster, config, source, algorithm, failures)
-        make = functools.partial(RemoteLearner, group=group)
-        learner = make_learner(
-            config, model, algorithm=algorithm, total_steps=total_steps, make=make
+        learner = RemoteLearner(
+            make_policy(config, model, algorithm),
+            LearnerOptions.from_config(config, total_steps, algorithm.policy_loss),
+            group=group,
         )
-        assert isinstance(learner, RemoteLearner)
-        engine = RemoteEngine(pool, tokenizer, learner.policy_objects)
+        # A server may have the weights of another run, and vLLM cannot load a user's own model.
+        shares = config.inference.backend in SHARED_MODEL_BACKENDS
+        must_send = not shares and (is_own or config.inference.url is not None)
+        first = learner.policy_objects() if must_send else ()
+        engine = RemoteEngine(pool, tokenizer, learner.policy_objects, first)
         stack.callback(pool.close)
         stack.callback(group.close)
         collector = make_collector(RemoteCollector, engine, origin, options, kinds)

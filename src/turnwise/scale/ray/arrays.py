@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from turnwise.learner.tensor_file import LazyTensors
+
 Arrays: TypeAlias = dict[str, tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]]]
 """By name: dtype, shape and bytes. NumPy does not have all of torch's dtypes."""
 
@@ -28,10 +30,17 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 
 def from_arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
     """Return new tensors: arrays in the store are read-only."""
-    tensors = {}
-    for name, (kind, shape, data) in arrays.items():
+    return dict(lazy_tensors(arrays))
+
+
+def lazy_tensors(arrays: Arrays) -> LazyTensors:
+    """Return the tensors, each copied when it is read."""
+
+    def read(name: str) -> torch.Tensor:
+        kind, shape, data = arrays[name]
         tensor = torch.empty(shape, dtype=getattr(torch, kind))
         if data.size:  # an empty array comes back without a stride
             np.copyto(tensor.view(-1).view(torch.uint8).numpy(), data)
-        tensors[name] = tensor
-    return tensors
+        return tensor
+
+    return LazyTensors(arrays, read)

@@ -20,19 +20,23 @@ T = TypeVar("T")
 
 
 class RemoteEngine(BaseInferenceEngine):
-    """The engines of all workers.
+    """The engines of all workers. They have loaded the first weights, or get them as `first`.
 
     New weights stay in the object store until a worker is called: it fetches them then.
     """
 
     def __init__(
-        self, pool: EpisodePool, tokenizer: Any, newest: Callable[[], tuple[Any, ...]]
+        self,
+        pool: EpisodePool,
+        tokenizer: Any,
+        newest: Callable[[], tuple[Any, ...]],
+        first: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(tokenizer)
         self.pool = pool
         self._newest = newest
         self._close: Callable[[], None] = pool.close
-        self._objects: tuple[Any, ...] = newest()
+        self._objects = first
         self._context_length = pool.context_length()
         self._num_updates = 0
 

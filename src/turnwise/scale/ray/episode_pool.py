@@ -26,6 +26,7 @@ from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Weight
 from turnwise.scale.ray.failures import (
     SECONDS_BETWEEN_CALLS,
     SECONDS_TO_ANSWER,
+    SECONDS_UNTIL_SILENT,
     Failures,
     brief,
     is_loss,
@@ -56,6 +57,15 @@ class _Worker:
         """The liveness check that it has not answered, and when it was sent."""
         self.taking: Future[None] | None = None
         """The last weights that were sent to it."""
+        self.limits: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
+        """Of calls that end when it is silent, since another worker takes over."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered for long. It may hang, or user code may block it."""
+        if self.called is None or self.called[1].done():
+            return False
+        return time.monotonic() - self.called[0] > SECONDS_UNTIL_SILENT
 
 
 class EpisodePool:
@@ -135,8 +145,10 @@ class EpisodePool:
         keep: Callable[[int, EpisodeResult], None],
     ) -> None:
         """Play a share on one worker; if that is lost, another one plays what is missing."""
+        may_leave = True
         while missing := [place for place in places if place not in results]:
-            async with self._picked(len(missing)) as worker:
+            async with self._picked(len(missing), may_leave=may_leave) as worker:
+                may_leave = False
                 try:
                     episodes = worker.actor.play.remote(missing, [tasks[p] for p in missing], *how)
                     async for reference in episodes:
@@ -196,8 +208,10 @@ class EpisodePool:
         newest: Callable[[], Weights],
     ) -> EpisodeResult:
         """Play one episode; if its worker is lost, another one plays it again."""
+        may_leave = True
         while True:
-            async with self._picked(1) as worker:
+            async with self._picked(1, may_leave=may_leave) as worker:
+                may_leave = False
                 played: tuple[EpisodeResult, Lines] = await worker.actor.play_one.remote(
                     task, *how, newest()
                 )
@@ -218,14 +232,29 @@ class EpisodePool:
         self._workers.clear()
 
     @contextlib.asynccontextmanager
-    async def _picked(self, num_episodes: int) -> AsyncIterator[_Worker]:
-        """Pick the worker with the fewest episodes for some more; if it is lost, the block ends."""
+    async def _picked(
+        self, num_episodes: int, *, may_leave: bool = False
+    ) -> AsyncIterator[_Worker]:
+        """Pick the worker with the fewest episodes for some more; if it is lost, the block ends.
+
+        It also ends if the worker is silent and the block may leave it. It may do so once: if the
+        episodes themselves block each worker that plays them, the second one has the time it needs.
+        """
         worker = await self._pick()
         worker.num_playing += num_episodes
         try:
-            yield worker
+            async with asyncio.timeout(None) as limit:
+                if may_leave:
+                    worker.limits[limit] = asyncio.get_running_loop()
+                try:
+                    yield worker
+                finally:
+                    worker.limits.pop(limit, None)
         except asyncio.CancelledError:
             raise
+        except TimeoutError:
+            if not limit.expired():
+                raise
         except Exception as error:
             if not is_loss(error):
                 raise own_error(error) from None
@@ -244,7 +273,7 @@ class EpisodePool:
                     "from its last checkpoint."
                 )
             await asyncio.sleep(0.05)
-        return min(ready, key=lambda worker: worker.num_playing)
+        return min(ready, key=lambda worker: (worker.is_silent, worker.num_playing))
 
     def _ready(self) -> list[_Worker]:
         """Return the workers that can play; those that were requested join when they can."""
@@ -273,13 +302,17 @@ class EpisodePool:
 
     @contextlib.asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Kill workers that no longer answer, so that their episodes count as lost."""
+        """Let others play for workers that do not answer; kill those that never do."""
 
         async def watch() -> None:
             while True:
-                for worker in self._workers:
-                    if worker.is_ready:
-                        _check_liveness(worker)
+                ready = [worker for worker in self._workers if worker.is_ready]
+                for worker in ready:
+                    _check_liveness(worker)
+                if not all(worker.is_silent for worker in ready):
+                    for worker in ready:
+                        if worker.is_silent and worker.limits:
+                            _leave(worker)
                 await asyncio.sleep(SECONDS_BETWEEN_CALLS)
 
         watching = asyncio.create_task(watch())
@@ -305,6 +338,23 @@ def _check_liveness(worker: _Worker) -> None:
         worker.called = now, worker.actor.ping.remote().future()
     elif now - worker.called[0] > SECONDS_TO_ANSWER:
         ray.kill(worker.actor)
+
+
+def _leave(worker: _Worker) -> None:
+    """End the calls of a silent worker, each in its own event loop."""
+    _LOG.warning(
+        "episode worker %d has not answered for %g s: others play its episodes",
+        worker.number,
+        SECONDS_UNTIL_SILENT,
+    )
+
+    def end(limit: asyncio.Timeout) -> None:
+        if worker.limits.pop(limit, None) is not None:
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    for limit, loop in list(worker.limits.items()):
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the call has ended
+            loop.call_soon_threadsafe(end, limit)
 
 
 def split_evenly(number: int, num_ranges: int) -> list[range]:

@@ -14,6 +14,8 @@ _LOG = logging.getLogger("turnwise")
 
 SECONDS_TO_ANSWER = 300.0
 """A worker that does not answer for so long counts as lost; starting may take minutes."""
+SECONDS_UNTIL_SILENT = 30.0
+"""Others play the episodes of a worker that has not answered for so long."""
 SECONDS_BETWEEN_CALLS = 10.0
 """The interval between two liveness checks of a worker."""
 

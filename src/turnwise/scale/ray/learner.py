@@ -2,53 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from turnwise.errors import import_extra
-from turnwise.learner import Learner, Outputs, PolicyValueModel, PPOBatch
-from turnwise.scale.ray.arrays import to_arrays
+from turnwise.learner import LearnerOptions, Outputs, PolicyValueModel, PPOBatch
+from turnwise.learner.base import (
+    BaseLearner,
+    LearnerState,
+    ReadShard,
+    StateLayout,
+    placed_weights,
+    trained_parameters,
+)
+from turnwise.learner.sharding import split_shards
+from turnwise.learner.tensor_file import Layout
+from turnwise.models.empty import is_empty
+from turnwise.scale.ray.arrays import lazy_tensors, to_arrays
 from turnwise.scale.ray.episode_pool import split_evenly
 from turnwise.scale.ray.learner_group import LearnerGroup
-from turnwise.scale.ray.learner_worker import learner_states, load_learner_state
+from turnwise.scale.ray.learner_worker import arrays_of
 from turnwise.scale.ray.worker_log import log_for
 from turnwise.trainer.assembly import policy_weights
 
 ray = import_extra("ray", "ray")
 
 
-class RemoteLearner(Learner):
+class RemoteLearner(BaseLearner):
     """Does what `Learner` does, in a group of workers.
 
-    Its own model is a copy on the CPU. It is fetched from the workers when it is read, for example
-    to save it, and sent to them after a checkpoint was loaded into it.
+    Checkpoints pass through this process shard by shard. `model` may be one without weights
+    (`load_empty_model`), and stays so; one that has weights gets the workers' when it is read, and
+    with every checkpoint.
     """
 
-    def __init__(self, *arguments: Any, group: LearnerGroup, **options: Any) -> None:
+    def __init__(
+        self, model: PolicyValueModel, options: LearnerOptions, *, group: LearnerGroup
+    ) -> None:
+        super().__init__(options)
         self.group = group
+        self._model = model
         self._is_stale = False
-        """Whether the workers have updated since the copy was fetched."""
+        """Whether the workers have other weights than a model that has some."""
         self._must_send = True
-        """Whether the copy has not been sent to the workers yet."""
+        """Whether the workers do not have the weights of the model yet."""
         self._policy: tuple[Any, ...] | None = None
-        super().__init__(*arguments, **options)
 
     @property
     def model(self) -> PolicyValueModel:
-        """The copy, fetched from the workers if they have updated."""
-        self._fetch_state()
-        return self._copy
-
-    @model.setter
-    def model(self, model: PolicyValueModel) -> None:
-        self._copy = model
+        if self._is_stale:
+            self._fetch_weights()
+        return self._model
 
     def policy_objects(self) -> tuple[Any, ...]:
         """Return the object references of the shards of the policy's weights."""
+        if self._policy is None and self._must_send and not is_empty(self._model):
+            self._policy = (ray.put(to_arrays(policy_weights(self))),)  # an evaluation ends so
         if self._policy is None:
-            self._policy = (ray.put(to_arrays(policy_weights(self))),)
+            self._send_weights()
+            self._policy = tuple(self.group.call_all(lambda actor, rank: actor.policy.remote()))
         return self._policy
 
     def score(self, batch: PPOBatch) -> Outputs:
@@ -72,33 +86,39 @@ class RemoteLearner(Learner):
         return self._learn("imitate", batch, learning_rate)
 
     def restart(self) -> None:
-        self._fetch_state()
-        super().restart()
-        self._must_send = True
+        self._send_weights()
+        self.group.learn(lambda actor, rank: actor.restart.remote())
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        self._fetch_state()
-        return super().state_tensors()
+    def state_layout(self) -> StateLayout:
+        self._send_weights()
+        found = ray.get(self.group.call_all(lambda actor, rank: actor.layout.remote()))
+        return StateLayout(
+            _joined_layout([layout.weights for layout in found]),
+            _joined_layout([layout.rest for layout in found]),
+        )
 
-    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().load_state_tensors(tensors)
-        self._must_send = True
-        self._policy = None
+    def state_shards(self) -> Iterator[LearnerState]:
+        self._send_weights()
+        if self._is_stale:
+            self._fetch_weights()
+        for shard in self.group.states():
+            yield LearnerState(*map(lazy_tensors, ray.get(shard)))
 
-    def close(self) -> None:
-        self.group.close()
+    def load_state_shards(self, read: ReadShard) -> None:
+        number = self.group.num_workers
+        self.group.load([ray.put(arrays_of(read(rank, number))) for rank in range(number)])
+        self._must_send = False
+        self._changed(None)
 
     def _learn(self, *call: Any) -> dict[str, float]:
         """Call a method of every worker's learner: its name, the batch, and other arguments."""
-        self._send_state()
+        self._send_weights()
         shared, options = ray.put(call), self.options
         references = self.group.learn(
             lambda actor, rank: actor.learn.options(num_returns=2).remote(shared, options)
         )
         outputs = ray.get([reference for reference, _ in references])
-        self._policy = tuple(policy for _, policy in references)
-        self._is_stale = True
-        self.num_updates += 1
+        self._changed(tuple(policy for _, policy in references))
         for rank, (_, _, lines) in enumerate(outputs):
             log_for(f"learner {rank}", lines)
         # All workers report the same metrics: those of the whole batch.
@@ -109,7 +129,7 @@ class RemoteLearner(Learner):
 
     def _on_shares(self, method: str, batch: PPOBatch) -> list[Any]:
         """Call a method of every worker with its share of the episodes."""
-        self._send_state()
+        self._send_weights()
         size = self.group.context_size
         shares = split_evenly(len(batch), self.group.num_workers // size)
         batches = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
@@ -119,18 +139,37 @@ class RemoteLearner(Learner):
         outcome: list[Any] = ray.get(found[::size])
         return outcome
 
-    def _fetch_state(self) -> None:
-        """Fetch the copy if the workers have updated since."""
-        if self._is_stale:
-            self._is_stale = False
-            policy = self._policy
-            load_learner_state(self, ray.get(self.group.states()))
-            self._policy, self._must_send = policy, False
-
-    def _send_state(self) -> None:
+    def _send_weights(self) -> None:
+        """Send the workers what they do not load themselves: all weights of a model that has some,
+        else those of adapters and critic."""
         if self._must_send:
             self._must_send = False
-            self.group.load([ray.put(x) for x in learner_states(self, self.group.num_workers)])
+            own = trained_parameters(self._model)
+            known = {name: p.detach() for name, p in own.items() if not p.is_meta}
+            shards = split_shards(known, self.group.num_workers)
+            states = [ray.put(arrays_of(LearnerState(shard, {}))) for shard in shards]
+            self.group.load(states, is_whole=False)
+
+    def _changed(self, policy: tuple[Any, ...] | None) -> None:
+        """Note that the workers have new weights; `policy` are their shards, if known."""
+        self._policy = policy
+        self._is_stale = not is_empty(self._model)
+
+    @torch.no_grad()
+    def _fetch_weights(self) -> None:
+        """Copy the workers' weights to the model of this process."""
+        self._is_stale = False
+        own = trained_parameters(self._model)
+        for name, start, tensor in placed_weights(self):
+            own[name][start : start + len(tensor)].copy_(tensor)
+
+
+def _joined_layout(shards: list[Layout]) -> Layout:
+    """Return the layout of whole tensors, given those of their shards."""
+    return {
+        name: (dtype, (sum(s[name][1][0] for s in shards), *shape[1:]) if shape else shape)
+        for name, (dtype, shape) in shards[0].items()
+    }
 
 
 def _joined(grids: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:

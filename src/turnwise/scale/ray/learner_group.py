@@ -53,6 +53,8 @@ class LearnerGroup:
         """Adjacent workers that split the tokens of each pack, and so have the same episodes."""
         self._states: Sequence[Any] | None = None
         """The states from which a new group starts, a shard for each worker."""
+        self._is_whole = False
+        """Whether the states are all that the workers have to load."""
         self._updates: list[RemoteCall] = []
         """The updates since those states."""
         self._cluster = cluster
@@ -67,9 +69,9 @@ class LearnerGroup:
         found: list[int] = ray.get(self._pings(), timeout=SECONDS_TO_ANSWER)
         return found
 
-    def load(self, states: Sequence[Any]) -> None:
-        """Load a state, a shard into each worker."""
-        self._states, self._updates = states, []
+    def load(self, states: Sequence[Any], *, is_whole: bool = True) -> None:
+        """Load a state, a shard into each worker, or what differs from the state of the start."""
+        self._states, self._updates, self._is_whole = states, [], is_whole
         self.call_all(lambda actor, rank: actor.load.remote(states[rank]))
 
     def learn(self, call: RemoteCall) -> list[Any]:
@@ -82,9 +84,10 @@ class LearnerGroup:
 
     def states(self) -> Sequence[Any]:
         """Return the object references of their states, a shard of each."""
-        if self._states is None or self._updates:
+        if self._updates or not self._is_whole:
             self._states = self.call_all(lambda actor, rank: actor.state.remote())
-            self._updates = []
+            self._updates, self._is_whole = [], True
+        assert self._states is not None
         return self._states
 
     def call_all(self, call: RemoteCall) -> list[Any]:

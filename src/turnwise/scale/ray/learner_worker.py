@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -16,21 +16,22 @@ from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import import_extra
 from turnwise.learner import Learner, LearnerOptions, PPOBatch, make_learner
+from turnwise.learner.base import LearnerState, StateLayout
 from turnwise.learner.sharded import ShardedLearner
-from turnwise.learner.sharding import join_shards, local_shard, local_shards, split_shards
+from turnwise.learner.sharding import local_shards
 from turnwise.models.empty import device_of
-from turnwise.scale.ray.arrays import Arrays, from_arrays, to_arrays
+from turnwise.scale.ray.arrays import Arrays, lazy_tensors, to_arrays
 from turnwise.scale.ray.episode_worker import ModelSource
 from turnwise.scale.ray.worker_log import WorkerLog
 from turnwise.trainer.assembly import policy_weights
-from turnwise.trainer.state import seed_generators, trained_parameters
+from turnwise.trainer.state import seed_generators
 
 ray = import_extra("ray", "ray")
 
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
-State: TypeAlias = tuple[Arrays, Arrays]
-"""The weights, and the other tensors that a checkpoint holds of a learner."""
+ArrayState: TypeAlias = tuple[Arrays, Arrays]
+"""The fields of a `LearnerState`."""
 
 
 class LearnerWorker:
@@ -84,9 +85,9 @@ class LearnerWorker:
             make = functools.partial(ShardedLearner, context_size=size)
         self._learner = make_learner(config, model, algorithm=algorithm, make=make)
 
-    def load(self, state: State) -> None:
+    def load(self, state: ArrayState) -> None:
         """Load this worker's shard of a state."""
-        load_learner_state(self._learner, [state])
+        self._learner.load_state(LearnerState(*map(lazy_tensors, state)))
 
     def learn(self, call: tuple[Any, ...], options: LearnerOptions) -> Any:
         """Update or imitate; returns (metrics, log-probs, log lines), and a shard of the policy."""
@@ -96,12 +97,22 @@ class LearnerWorker:
         metrics = getattr(learner, method)(*arguments)
         assert learner.log_probs_before_update is not None
         report = (metrics, learner.log_probs_before_update.cpu().numpy(), self._log.take())
-        return report, to_arrays(local_shards(policy_weights(learner)))
+        return report, self.policy()
 
-    def state(self) -> State:
+    def restart(self) -> None:
+        self._learner.restart()
+
+    def policy(self) -> Arrays:
+        """Return a shard of the policy's weights, with merged adapters."""
+        return to_arrays(local_shards(policy_weights(self._learner)))
+
+    def layout(self) -> StateLayout:
+        """Return the layout of this worker's shard of the learner's state."""
+        return self._learner.state_layout()
+
+    def state(self) -> ArrayState:
         """Return this worker's shard of the learner's state."""
-        (state,) = learner_states(self._learner, 1)
-        return state
+        return arrays_of(self._learner.state())
 
     def score(self, batch: PPOBatch) -> tuple[torch.Tensor | None, ...]:
         found = self._learner.score(batch)
@@ -115,23 +126,5 @@ class LearnerWorker:
         return self._learner.sum_pi_squared(batch).cpu()
 
 
-def learner_states(learner: Learner, num_shards: int) -> list[State]:
-    """Return the state of a learner, or its own shard of it, split into `num_shards`."""
-    own_weights = local_shards(trained_parameters(learner.model))
-    # The optimizer state of a sharded model is sharded already.
-    own_rest = {name: local_shard(x.detach()) for name, x in learner.state_tensors().items()}
-    weights, rest = split_shards(own_weights, num_shards), split_shards(own_rest, num_shards)
-    return [(to_arrays(w), to_arrays(r)) for w, r in zip(weights, rest, strict=True)]
-
-
-@torch.no_grad()
-def load_learner_state(learner: Learner, shards: Sequence[State]) -> None:
-    """Join the shards of a state, and load it."""
-    weights, rest = (
-        join_shards([from_arrays(arrays) for arrays in kind]) for kind in zip(*shards, strict=True)
-    )
-    own = trained_parameters(learner.model)
-    for name, tensor in weights.items():
-        local_shard(own[name]).copy_(tensor)
-    learner.optimizer.refresh_masters()
-    learner.load_state_tensors(rest)
+def arrays_of(state: LearnerState) -> ArrayState:
+    return to_arrays(state.weights), to_arrays(state.rest)
