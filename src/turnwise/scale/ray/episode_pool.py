@@ -252,10 +252,9 @@ class EpisodePool:
                     worker.limits.pop(limit, None)
         except asyncio.CancelledError:
             raise
-        except TimeoutError:
-            if not limit.expired():
-                raise
         except Exception as error:
+            if limit.expired():
+                return  # the worker is silent
             if not is_loss(error):
                 raise own_error(error) from None
             self._replace(worker, error)
