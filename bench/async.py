@@ -251,7 +251,7 @@ def main() -> None:
         print(f"max_staleness {max_staleness}: ", end="")
         print(", ".join(f"{name} {value:.3g}" for name, value in figures.items()), flush=True)
         if args.record:
-            where = f"{args.ray} workers on Ray" if args.ray else "in one process"
+            where = f"on Ray with {args.ray} workers" if args.ray else "in one process"
             where += " on a GPU" if torch.cuda.is_available() else ""
             known = {name: value for name, value in figures.items() if not math.isnan(value)}
             device = "cuda" if torch.cuda.is_available() else "cpu"
