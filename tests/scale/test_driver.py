@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from scale.rayed import ON_RAY, largest_difference, train
+from scale.test_parts import write_large_model
 from scale.test_ray import assert_same_training, saved_model
 from trainer.worlds import Memory, small_config, small_model
 from turnwise.algo.choose import Algorithm
@@ -115,21 +115,10 @@ def growth():
         looking.join()
 
 
-def write_large_model(folder):
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=12,
-        num_attention_heads=4,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="1GB")
-    return (folder / "model.safetensors").stat().st_size
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
 def test_saving_takes_the_memory_of_a_tensor_and_loading_that_of_a_shard(tmp_path):
-    size = write_large_model(tmp_path / "large")
+    write_large_model(tmp_path / "large")
+    size = sum(path.stat().st_size for path in (tmp_path / "large").glob("*.safetensors"))
     config = small_config(
         tmp_path, *(*ON_RAY, f"model.local_path={tmp_path / 'large'}", "model.device=cpu")
     )

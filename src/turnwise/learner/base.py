@@ -93,14 +93,14 @@ class BaseLearner(ABC):
         """Load a state, of which each process that has a part of the model reads its shard."""
 
 
-def placed_weights(learner: BaseLearner) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Yield the shards of each weight, with the row at which a shard begins."""
-    rows: dict[str, int] = {}
+def placed_weights(learner: BaseLearner) -> Iterator[tuple[str, slice, torch.Tensor]]:
+    """Yield the shards of each weight, with their rows in it; those of a scalar mean nothing."""
+    ends: dict[str, int] = {}
     for shard in learner.state_shards():
         for name, tensor in shard.weights.items():
-            start = rows.get(name, 0)
-            yield name, start, tensor
-            rows[name] = start + (len(tensor) if tensor.dim() else 0)
+            start = ends.get(name, 0)
+            ends[name] = start + (len(tensor) if tensor.dim() else 0)
+            yield name, slice(start, ends[name]), tensor
 
 
 def trained_parameters(model: PolicyValueModel) -> dict[str, torch.nn.Parameter]:

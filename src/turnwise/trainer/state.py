@@ -227,8 +227,8 @@ def has_same_weights(checkpoint: Checkpoint, learner: BaseLearner) -> bool:
     if saved.shapes != {name: shape for name, (_, shape) in learner.state_layout().weights.items()}:
         return False
     return all(
-        torch.equal(tensor.cpu(), saved.read(name, start, start + len(tensor)))
-        for name, start, tensor in placed_weights(learner)
+        torch.equal(tensor.cpu(), saved.read(name, rows.start, rows.stop))
+        for name, rows, tensor in placed_weights(learner)
     )
 
 

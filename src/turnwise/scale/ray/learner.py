@@ -160,8 +160,8 @@ class RemoteLearner(BaseLearner):
         """Copy the workers' weights to the model of this process."""
         self._is_stale = False
         own = trained_parameters(self._model)
-        for name, start, tensor in placed_weights(self):
-            own[name][start : start + len(tensor)].copy_(tensor)
+        for name, rows, tensor in placed_weights(self):
+            (own[name][rows] if tensor.dim() else own[name]).copy_(tensor)
 
 
 def _joined_layout(shards: list[Layout]) -> Layout:
