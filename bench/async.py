@@ -2,7 +2,7 @@
 
     python bench/async.py                             # one seed, 100 s for each of 0, 1 and 4
     python bench/async.py --seeds 5 --updates 30      # one after the other
-    python bench/async.py --seeds 5 --updates 80 --pace 10 --plot docs/pictures/async.png
+    python bench/async.py --seeds 5 --updates 120 --pace 10 --learning-rate 2.5e-4 --plot docs/pictures/async.png
     python bench/async.py --ray 2                     # two episode workers on Ray
 
 Each step of an episode sleeps by a log-normal law with a median of 0.1 s and 99 % below 5 s, like
@@ -25,7 +25,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,12 +172,19 @@ def train(max_staleness: int, seed: int, args: argparse.Namespace) -> Trained:
         sum(metrics["num_episodes"] for metrics in history) / clock.ends[-1],
         statistics.fmean(last),
         statistics.fmean(metrics.get("staleness/mean", 0.0) for metrics in history),
-        statistics.fmean(metrics.get("idle/engine", math.nan) for metrics in history),
-        statistics.fmean(metrics.get("idle/learner", math.nan) for metrics in history),
+        share_of_time("idle/engine", history),
+        share_of_time("idle/learner", history),
         sum(max(sleeps_of(seed)) > SLOW for seed in seeds),
         len(seeds),
         clock.rewards,
     )
+
+
+def share_of_time(name: str, history: Sequence[Mapping[str, float]]) -> float:
+    """The share of the whole time, of shares that are recorded by step; NaN if they are not."""
+    seconds = [metrics["time/step"] for metrics in history]
+    shares = [metrics.get(name, math.nan) for metrics in history]
+    return statistics.fmean(shares, weights=seconds)
 
 
 def p_of_share(slow: int, number: int) -> float:
@@ -258,7 +265,8 @@ def main() -> None:
             if args.pace == 1.0:
                 record(f"async/max_staleness {max_staleness} {where}", known, device)
             else:
-                record(f"async_many/max_staleness {max_staleness}", known, device)
+                rate = f"learning rate {args.learning_rate:g}"
+                record(f"async_many/max_staleness {max_staleness}, {rate}", known, device)
     if args.plot:
         plot(runs, args.plot)
 
