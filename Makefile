@@ -136,7 +136,8 @@ bench-train:  ## time a training step, compared with TRL and AgileRL, each in it
 test-gpu:  ## the algorithms, the local engine and the learner on a GPU; run it where torch sees one
 	@$(PYTHON) bench/gpu/check.py
 	$(PYTHON) bench/gpu/local_check.py
-	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py tests/learner/test_gated_kernels.py \
+	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py tests/learner/test_adam_kernels.py \
+		tests/learner/test_gated_kernels.py tests/learner/test_prefix_kernels.py \
 		tests/learner/test_log_prob_kernels.py tests/learner/test_rotary.py tests/trainer/test_async_gpu.py
 
 .PHONY: figures

@@ -2,7 +2,7 @@
 
     python bench/async.py                             # one seed, 100 s for each of 0, 1 and 4
     python bench/async.py --seeds 5 --updates 30      # one after the other
-    python bench/async.py --seeds 5 --updates 120 --pace 10 --learning-rate 2.5e-4 --plot docs/pictures/async.png
+    python bench/async.py --seeds 5 --updates 120 --pace 10 --learning-rate 2.5e-4
     python bench/async.py --ray 2                     # two episode workers on Ray
 
 Each step of an episode sleeps by a log-normal law with a median of 0.1 s and 99 % below 5 s, like

@@ -53,6 +53,7 @@ QWEN: dict[str, Any] = {
 ADAPTERS_ONLY = {"engine.merged_lora", "learner.adapters"}
 GPU_ONLY = {
     "engine.sampling",
+    "learner.adam_kernels",
     "learner.gated_kernels",
     "learner.log_prob_kernels",
     "learner.rms_norm",

@@ -31,6 +31,7 @@ FORMS: dict[str, str] = {
     "engine.prompt_cache": "a prompt of several sessions is computed once",
     "engine.sampling": "sampling as one kernel on a GPU",
     "engine.transposed": "matrix products with the tokens as columns on a CPU",
+    "learner.adam_kernels": "a step of AdamW as one kernel on a GPU",
     "learner.adapters": "LoRA in fewer passes over memory",
     "learner.gated_kernels": "the inner part of gated MLPs as kernels on a GPU",
     "learner.gated_mlp": "MLPs that keep fewer activations for their gradient",

@@ -167,7 +167,7 @@ def test_memory_of_log_probs_does_not_grow_with_the_vocabulary_times_the_tokens(
 
 
 def test_kernels_are_used():
-    for name in ("log_prob_kernels", "gated_kernels"):
+    for name in ("adam_kernels", "gated_kernels", "log_prob_kernels", "prefix_kernels"):
         assert load_kernels(name, torch.bfloat16, torch.device("cuda", 0)) is not None
 
 

@@ -6,6 +6,8 @@ float32 already are their own masters. They are only written in place: an engine
 may hold views of them. The masters of a sharded model are the shards of this process.
 
 Offloaded, the masters and the moments of Adam are in the memory of the CPU, which makes the step.
+
+On a GPU a kernel steps the masters of parameters in half precision: torch's AdamW has their state.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import torch
 from torch import nn
 
 from turnwise.errors import ConfigError
+from turnwise.learner.fast.kernels import load_kernels
 from turnwise.learner.sharding import is_sharded, local_shard
+from turnwise.plain_mode import is_plain
 
 LearningRateSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
@@ -74,7 +78,9 @@ class MasterAdamW:
             raise ConfigError("there is nothing to train: no parameter requires a gradient")
         self._masters: dict[str, nn.Parameter] = {}
         self._sums: dict[str, nn.Parameter | _GradientSum] = {}
-        """Where the gradients are summed: the masters, unless these are offloaded."""
+        """Where the gradients are summed: in the masters, or for kernels and offloaded masters."""
+        self._kernels: dict[str, Any] = {}
+        """The kernels of the parameters that have any."""
         self._is_offloaded = offload
         self._half: list[str] = []
         hooks: list[Any] = []
@@ -83,8 +89,14 @@ class MasterAdamW:
             is_half = parameter.dtype in (torch.bfloat16, torch.float16)
             if is_half:
                 self._half.append(name)
+                if not offload and (kernels := _kernels_for(shard)) is not None:
+                    self._kernels[name] = kernels
                 shard = shard.float()
-            if offload:
+            if name in self._kernels:
+                self._masters[name] = nn.Parameter(shard)
+                # A gradient alone stays as it is: the kernel reads any precision.
+                self._sums[name] = _GradientSum(shard.dtype, may_be_narrow=True)
+            elif offload:
                 self._masters[name] = nn.Parameter(shard.to("cpu", copy=True))
                 self._sums[name] = _GradientSum(shard.dtype)
             elif is_half or is_sharded(parameter):
@@ -121,7 +133,7 @@ class MasterAdamW:
         return (1 if self._is_offloaded else 3) * sum(sizes)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients, in float32 or wider, of the parameters that have one."""
+        """Return the gradients of the parameters that have one."""
         return [total.grad for total in self._sums.values() if total.grad is not None]
 
     def zero_grad(self) -> None:
@@ -141,31 +153,64 @@ class MasterAdamW:
             if number and total.grad is None:
                 shard = local_shard(self._parameters[name].detach())
                 total.grad = torch.zeros_like(shard, dtype=total.dtype)
+            elif total.grad is not None:
+                total.grad = total.grad.to(total.dtype)
         all_reduce(self.gradients())
 
     @torch.no_grad()
     def gradient_norm(self) -> torch.Tensor:
         """Return the norm of all gradients together; not finite if one of them is not."""
-        norms = torch._foreach_norm(self.gradients())
-        total: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.double() for n in norms]))
+        norms = []
+        for dtype, gradients in _by_dtype(self.gradients()).items():
+            wide = torch.promote_types(dtype, torch.float32)
+            norms.append(torch.stack(torch._foreach_norm(gradients, dtype=wide)).double())
+        total: torch.Tensor = torch.linalg.vector_norm(torch.cat(norms))
         return total
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: float = 1.0) -> None:
         """Make one step of AdamW on the gradients, multiplied by a scale."""
-        if gradient_scale != 1.0:
-            torch._foreach_mul_(self.gradients(), gradient_scale)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+            self._step_by_kernels(group, gradient_scale)
+        if gradient_scale != 1.0:
+            torch._foreach_mul_(self.gradients(), gradient_scale)
         if not self._is_offloaded:
             self._adam.step()
-            self._copy_to_modules(self._half)
+            self._copy_to_modules(name for name in self._half if name not in self._kernels)
             return
         for names in self._chunks():
             self._fetch_gradients(names)
             self._adam.step()
             self._adam.zero_grad()
             self._copy_to_modules(names)
+
+    def _step_by_kernels(self, group: Mapping[str, Any], gradient_scale: float) -> None:
+        """Step those parameters of a group that have kernels; free their gradients."""
+        own = set(map(id, group["params"]))
+        for name, kernels in self._kernels.items():
+            master, gradient = self._masters[name], self._sums[name].grad
+            if id(master) not in own or gradient is None:
+                continue
+            state = self._adam.state[master]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"], state["exp_avg_sq"] = (
+                    torch.zeros_like(master),
+                    torch.zeros_like(master),
+                )
+            state["step"] += 1
+            kernels.step_(
+                local_shard(self._parameters[name].detach()),
+                *(master.detach(), gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"]),
+                scale=gradient_scale,
+                number=int(state["step"]),
+                learning_rate=group["lr"],
+                weight_decay=group["weight_decay"],
+                betas=group["betas"],
+                epsilon=group["eps"],
+            )
+            self._sums[name].grad = None
 
     def _chunks(self) -> Iterator[list[str]]:
         """Yield the names of the parameters, so that the gradients of each chunk are few."""
@@ -244,17 +289,37 @@ class MasterAdamW:
                     )
                 if value is not None:
                     dtype = torch.float32 if key == "step" else master.dtype
-                    state[key] = value.to(master.device, dtype, copy=True)
+                    is_count = key == "step" and name in self._kernels
+                    device = torch.device("cpu") if is_count else master.device
+                    state[key] = value.to(device, dtype, copy=True)
             if state:
                 self._adam.state[master] = state
 
 
 class _GradientSum:
-    """The summed gradient of a parameter whose master is on another device."""
+    """The summed gradient of a parameter, where its master cannot have it.
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    `may_be_narrow`: a gradient alone is not converted to `dtype`.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, may_be_narrow: bool = False) -> None:
         self.dtype = dtype
+        self.may_be_narrow = may_be_narrow
         self.grad: torch.Tensor | None = None
+
+
+def _kernels_for(weight: torch.Tensor) -> Any:
+    """Return the module of the kernels, or None where torch makes the step."""
+    if not weight.is_cuda or not weight.is_contiguous() or is_plain("learner.adam_kernels"):
+        return None
+    return load_kernels("adam_kernels", weight.dtype, weight.device)
+
+
+def _by_dtype(tensors: Iterable[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
+    groups: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return groups
 
 
 def _on_gradient(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
@@ -273,9 +338,10 @@ def _adder(total: nn.Parameter | _GradientSum) -> Callable[[torch.Tensor], None]
         assert parameter.grad is not None
         gradient = local_shard(parameter.grad)
         if total.grad is None:
-            total.grad = gradient.to(total.dtype)
+            is_kept = isinstance(total, _GradientSum) and total.may_be_narrow
+            total.grad = gradient if is_kept else gradient.to(total.dtype)
         else:
-            total.grad.add_(gradient)
+            total.grad = total.grad.to(total.dtype).add_(gradient)
         parameter.grad = None
 
     return add

@@ -4,7 +4,7 @@ The engine's thread calls this before each step. The rules:
 
 - A turn waits until it is admitted; at most `max_batch_size` turns run at once, in the order in
   which they came.
-- A forward computes one token of every turn that is decoding, and prompts in chunks: at most
+- A forward computes one token of every turn that is decoding, and prompts in chunks: about
   `prefill_tokens` of all prompts together, so that decoding turns do not wait for long.
 - A session keeps its KV cache between turns. When memory runs out, idle sessions are evicted, the
   least recently used first; if none is idle, the youngest running turn is preempted. Its tokens are
@@ -298,7 +298,7 @@ class Schedule:
             if session.num_pending > 1 and session.turn and _is_over(session.turn):
                 self.end(session)
             elif self._make_room(session, len(session.ids) + 1, preempt=True):
-                num_new = session.next_chunk(self._tile or max(budget, 1))
+                num_new = session.next_chunk(self._tile or self._chunk_limit(session, budget))
                 budget -= num_new if num_new > 1 else 0
                 work.append((session, num_new))
             elif len(session.ids) + 1 > self._kv_cache.largest:
@@ -313,6 +313,14 @@ class Schedule:
         if not work:
             return []
         return [work] if self._tile is None else _tiles(work, self._tile)
+
+    def _chunk_limit(self, session: Session, budget: int) -> int:
+        """Return how many tokens of a prompt to compute now: all, if few would be left.
+
+        A forward of a few tokens takes nearly as long as one of a thousand.
+        """
+        few = self._prefill_tokens // 16
+        return session.num_pending if session.num_pending <= budget + few else max(budget, 1)
 
 
 def _is_over(turn: EngineTurn) -> bool:

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
 
 from turnwise.learner.context import Context
+from turnwise.learner.fast.kernels import load_kernels
 from turnwise.models.attention import configs_of
 
 NAME = "turnwise_episodes"
@@ -47,6 +48,10 @@ class Spans:
     longest_key: int
     keys: torch.Tensor
     """The tokens that the segments attend to, those of one after those of another."""
+    copies: torch.Tensor
+    """Indices into `keys`, those of the first token first, then those of the next one."""
+    copy_offsets: torch.Tensor
+    """The start of each of the N tokens in `copies`, and the end of the last one."""
 
 
 @dataclass
@@ -73,12 +78,16 @@ class Episodes:
             if self.has_prefixes:
                 keys = [torch.cat(both) for both in zip(self.prefixes, keys, strict=True)]
             offsets = list(accumulate(map(len, keys), initial=0))
+            at = torch.cat(keys).to(device)
+            tokens, copies = at.sort(stable=True)
             self._spans[device] = Spans(
                 torch.tensor(starts, dtype=torch.int32).to(device),
                 torch.tensor(offsets, dtype=torch.int32).to(device),
                 max(self.lengths),
                 max(map(len, keys)),
-                torch.cat(keys).to(device),
+                at,
+                copies,
+                torch.searchsorted(tokens, torch.arange(starts[-1] + 1, device=device)),
             )
         return self._spans[device]
 
@@ -252,16 +261,31 @@ class _PrefixAttention(torch.autograd.Function):
         query, key, value, output, log_sums, seed, unused = ctx.saved_tensors
         spans, scale, left = ctx.settings
         at = spans.keys
-        to_query, *gathered = _flash_backward(
+        to_query, keys, values = _flash_backward(
             *(gradient, query, key[at], value[at], output, log_sums, seed, unused),
             *(spans, scale, left),
         )
-        # Several segments add to the keys of a prefix: in bfloat16 every sum would be rounded.
-        to_key, to_value = (
-            torch.zeros_like(x, dtype=torch.float32).index_add_(0, at, more.float()).to(x.dtype)
-            for x, more in zip((key, value), gathered, strict=True)
-        )
-        return to_query, to_key, to_value, None, None, None
+        return to_query, *_sum_copies(keys, values, spans), None, None, None
+
+
+def _sum_copies(
+    keys: torch.Tensor, values: torch.Tensor, spans: Spans
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum the gradients of gathered keys and values: [copies, K, D] -> [N, K, D], twice.
+
+    Several segments add to the keys of a prefix: in bfloat16 every sum would be rounded.
+    """
+    kernels = load_kernels("prefix_kernels", keys.dtype, keys.device) if keys.is_cuda else None
+    if kernels is not None:
+        found: tuple[torch.Tensor, torch.Tensor]
+        found = kernels.sum_copies(keys, values, spans.copies, spans.copy_offsets)
+        return found
+    shape = (len(spans.copy_offsets) - 1, *keys.shape[1:])
+    key_sums, value_sums = (
+        x.new_zeros(shape, dtype=torch.float32).index_add_(0, spans.keys, x.float()).to(x.dtype)
+        for x in (keys, values)
+    )
+    return key_sums, value_sums
 
 
 def _flash(

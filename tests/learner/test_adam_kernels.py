@@ -1,0 +1,112 @@
+"""AdamW as a kernel: the steps of torch, on a GPU or interpreted.
+
+    TRITON_INTERPRET=1 python -m pytest tests/learner/test_adam_kernels.py
+
+runs it on a CPU, where Triton is installed.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from turnwise.learner import MasterAdamW, optimizer as module
+from turnwise.learner.fast.kernels import load_kernels
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if IS_INTERPRETED else "cuda"
+if not IS_INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+pytest.importorskip("triton")
+
+SHAPES = ((5, 700), (33,), (1,), (64, 64))
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    from turnwise.learner.fast import adam_kernels
+
+    if IS_INTERPRETED:
+        monkeypatch.setattr(module, "_kernels_for", lambda weight: adam_kernels)
+    return adam_kernels
+
+
+def weights():
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(s, device=DEVICE).bfloat16()) for s in SHAPES]
+    parameters.append(nn.Parameter(torch.randn(3, 4, device=DEVICE)))  # its own master
+    return [(f"p{i}", p) for i, p in enumerate(parameters)]
+
+
+def made(monkeypatch, *, by_kernel, **options):
+    if by_kernel:
+        optimizer = MasterAdamW(parameters := weights(), **options)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_kernels_for", lambda weight: None)
+            optimizer = MasterAdamW(parameters := weights(), **options)
+    assert bool(optimizer._kernels) == by_kernel
+    return optimizer, parameters
+
+
+def steps(optimizer, parameters, numbers, num_packs=1):
+    for number in numbers:
+        generator = torch.Generator().manual_seed(number)
+        for _ in range(num_packs):
+            slopes = (torch.randn(p.shape, generator=generator).to(p) for _, p in parameters)
+            pairs = zip(parameters, slopes, strict=True)
+            sum((p * s).float().sum() for (_, p), s in pairs).backward()
+        norm = float(optimizer.gradient_norm())
+        optimizer.step(1e-2, 1.0 / norm)
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_pass_the_probe_that_switches_them_on(dtype, kernels):
+    assert kernels.is_exact(dtype, torch.device(DEVICE))
+    assert load_kernels("adam_kernels", dtype, torch.device(DEVICE)) is kernels
+
+
+@pytest.mark.parametrize("num_packs", [1, 3])
+def test_masters_moments_and_weights_are_those_of_torch(num_packs, monkeypatch):
+    found = []
+    for by_kernel in (False, True):
+        optimizer, parameters = made(monkeypatch, by_kernel=by_kernel, weight_decay=0.1)
+        steps(optimizer, parameters, range(4), num_packs)
+        found.append((optimizer.state_tensors(), dict(parameters)))
+    (plain, plain_weights), (fast, fast_weights) = found
+    assert list(plain) == list(fast)
+    for name, expected in plain.items():
+        torch.testing.assert_close(fast[name].cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
+    for name, expected in plain_weights.items():
+        torch.testing.assert_close(fast_weights[name], expected, rtol=1e-2, atol=1e-6)
+        if not IS_INTERPRETED and expected.dtype == torch.bfloat16:  # which rounds otherwise
+            assert torch.equal(fast_weights[name], fast[f"master.{name}"].bfloat16())
+
+
+@pytest.mark.parametrize("first_by_kernel", [False, True])
+def test_one_goes_on_from_the_state_of_the_other(first_by_kernel, monkeypatch):
+    whole, parameters = made(monkeypatch, by_kernel=True)
+    steps(whole, parameters, range(5))
+    first, parameters = made(monkeypatch, by_kernel=first_by_kernel)
+    steps(first, parameters, range(2))
+    second, others = made(monkeypatch, by_kernel=not first_by_kernel)
+    with torch.no_grad():
+        for (_, ours), (_, theirs) in zip(others, parameters, strict=True):
+            ours.copy_(theirs)
+    second.load_state_tensors({name: x.clone() for name, x in first.state_tensors().items()})
+    steps(second, others, range(2, 5))
+    for name, expected in whole.state_tensors().items():
+        got = second.state_tensors()[name]
+        torch.testing.assert_close(got.cpu(), expected.cpu(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_weight_without_a_gradient_stays(monkeypatch):
+    optimizer, parameters = made(monkeypatch, by_kernel=True, weight_decay=0.5)
+    before = parameters[0][1].detach().clone()
+    parameters[1][1].sum().backward()
+    optimizer.step(1e-2)
+    assert torch.equal(parameters[0][1], before)
+    assert "step.p0" not in optimizer.state_tensors()
+    assert float(optimizer.state_tensors()["step.p1"]) == 1.0
