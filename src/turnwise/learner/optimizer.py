@@ -173,8 +173,8 @@ class MasterAdamW:
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
             self._step_by_kernels(group, gradient_scale)
-        if gradient_scale != 1.0:
-            torch._foreach_mul_(self.gradients(), gradient_scale)
+        if gradient_scale != 1.0 and (others := self.gradients()):
+            torch._foreach_mul_(others, gradient_scale)
         if not self._is_offloaded:
             self._adam.step()
             self._copy_to_modules(name for name in self._half if name not in self._kernels)
