@@ -138,7 +138,8 @@ test-gpu:  ## the algorithms, the local engine and the learner on a GPU; run it 
 	$(PYTHON) bench/gpu/local_check.py
 	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py tests/learner/test_adam_kernels.py \
 		tests/learner/test_gated_kernels.py tests/learner/test_prefix_kernels.py \
-		tests/learner/test_log_prob_kernels.py tests/learner/test_rotary.py tests/trainer/test_async_gpu.py
+		tests/learner/test_log_prob_kernels.py tests/learner/test_rms_norm_kernels.py \
+		tests/learner/test_rotary.py tests/trainer/test_async_gpu.py
 
 .PHONY: figures
 figures:  ## write the figures of bench/results.jsonl into README.md and docs/

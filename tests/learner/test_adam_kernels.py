@@ -28,7 +28,7 @@ def kernels(monkeypatch):
     from turnwise.learner.fast import adam_kernels
 
     if IS_INTERPRETED:
-        monkeypatch.setattr(module, "_kernels_for", lambda weight: adam_kernels)
+        monkeypatch.setattr(module, "_kernels_for", lambda weights: adam_kernels)
     return adam_kernels
 
 
@@ -44,9 +44,9 @@ def made(monkeypatch, *, by_kernel, **options):
         optimizer = MasterAdamW(parameters := weights(), **options)
     else:
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_kernels_for", lambda weight: None)
+            patch.setattr(module, "_kernels_for", lambda weights: None)
             optimizer = MasterAdamW(parameters := weights(), **options)
-    assert bool(optimizer._kernels) == by_kernel
+    assert (optimizer._kernels is not None) == by_kernel
     return optimizer, parameters
 
 

@@ -79,20 +79,19 @@ class MasterAdamW:
         self._masters: dict[str, nn.Parameter] = {}
         self._sums: dict[str, nn.Parameter | _GradientSum] = {}
         """Where the gradients are summed: in the masters, or for kernels and offloaded masters."""
-        self._kernels: dict[str, Any] = {}
-        """The kernels of the parameters that have any."""
         self._is_offloaded = offload
+        halves = [p for p in self._parameters.values() if _is_half(p)]
+        self._kernels = None if offload else _kernels_for(halves)
+        """The kernels that step the parameters in half precision, where they can."""
         self._half: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
             shard = local_shard(parameter.detach())
-            is_half = parameter.dtype in (torch.bfloat16, torch.float16)
+            is_half = _is_half(parameter)
             if is_half:
                 self._half.append(name)
-                if not offload and (kernels := _kernels_for(shard)) is not None:
-                    self._kernels[name] = kernels
                 shard = shard.float()
-            if name in self._kernels:
+            if is_half and self._kernels is not None:
                 self._masters[name] = nn.Parameter(shard)
                 # A gradient alone stays as it is: the kernel reads any precision.
                 self._sums[name] = _GradientSum(shard.dtype, may_be_narrow=True)
@@ -172,12 +171,13 @@ class MasterAdamW:
         """Make one step of AdamW on the gradients, multiplied by a scale."""
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
-            self._step_by_kernels(group, gradient_scale)
+        self._step_by_kernels(learning_rate, gradient_scale)
         if gradient_scale != 1.0 and (others := self.gradients()):
             torch._foreach_mul_(others, gradient_scale)
         if not self._is_offloaded:
             self._adam.step()
-            self._copy_to_modules(name for name in self._half if name not in self._kernels)
+            if self._kernels is None:
+                self._copy_to_modules(self._half)
             return
         for names in self._chunks():
             self._fetch_gradients(names)
@@ -185,32 +185,38 @@ class MasterAdamW:
             self._adam.zero_grad()
             self._copy_to_modules(names)
 
-    def _step_by_kernels(self, group: Mapping[str, Any], gradient_scale: float) -> None:
-        """Step those parameters of a group that have kernels; free their gradients."""
-        own = set(map(id, group["params"]))
-        for name, kernels in self._kernels.items():
+    def _step_by_kernels(self, learning_rate: float, gradient_scale: float) -> None:
+        """Step the parameters in half precision, and free their gradients."""
+        if self._kernels is None:
+            return
+        decays = {
+            m: group["weight_decay"] for group in self._adam.param_groups for m in group["params"]
+        }
+        steps: dict[tuple[torch.dtype, torch.dtype], list[Any]] = {}
+        for name in self._half:
             master, gradient = self._masters[name], self._sums[name].grad
-            if id(master) not in own or gradient is None:
+            if gradient is None:
                 continue
             state = self._adam.state[master]
             if not state:
-                state["step"] = torch.tensor(0.0)
-                state["exp_avg"], state["exp_avg_sq"] = (
-                    torch.zeros_like(master),
-                    torch.zeros_like(master),
-                )
+                state["step"] = torch.tensor(0.0)  # on the CPU, which computes with it
+                state["exp_avg"] = torch.zeros_like(master)
+                state["exp_avg_sq"] = torch.zeros_like(master)
             state["step"] += 1
-            kernels.step_(
-                local_shard(self._parameters[name].detach()),
-                *(master.detach(), gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"]),
+            weight = local_shard(self._parameters[name].detach())
+            tensors = (weight, master, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"])
+            step = self._kernels.Step(*tensors, int(state["step"]), decays[master])
+            steps.setdefault((weight.dtype, gradient.dtype), []).append(step)
+            self._sums[name].grad = None
+        group = self._adam.param_groups[0]
+        for of_one_kind in steps.values():
+            self._kernels.step_(
+                of_one_kind,
                 scale=gradient_scale,
-                number=int(state["step"]),
-                learning_rate=group["lr"],
-                weight_decay=group["weight_decay"],
+                learning_rate=learning_rate,
                 betas=group["betas"],
                 epsilon=group["eps"],
             )
-            self._sums[name].grad = None
 
     def _chunks(self) -> Iterator[list[str]]:
         """Yield the names of the parameters, so that the gradients of each chunk are few."""
@@ -289,8 +295,9 @@ class MasterAdamW:
                     )
                 if value is not None:
                     dtype = torch.float32 if key == "step" else master.dtype
-                    is_count = key == "step" and name in self._kernels
-                    device = torch.device("cpu") if is_count else master.device
+                    by_kernel = self._kernels is not None and name in self._half
+                    is_on_cpu = key == "step" and by_kernel
+                    device = torch.device("cpu") if is_on_cpu else master.device
                     state[key] = value.to(device, dtype, copy=True)
             if state:
                 self._adam.state[master] = state
@@ -308,11 +315,18 @@ class _GradientSum:
         self.grad: torch.Tensor | None = None
 
 
-def _kernels_for(weight: torch.Tensor) -> Any:
-    """Return the module of the kernels, or None where torch makes the step."""
-    if not weight.is_cuda or not weight.is_contiguous() or is_plain("learner.adam_kernels"):
+def _is_half(parameter: torch.Tensor) -> bool:
+    return parameter.dtype in (torch.bfloat16, torch.float16)
+
+
+def _kernels_for(parameters: Sequence[torch.Tensor]) -> Any:
+    """Return the module of the kernels, or None where torch makes the steps."""
+    shards = [local_shard(parameter.detach()) for parameter in parameters]
+    if not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
         return None
-    return load_kernels("adam_kernels", weight.dtype, weight.device)
+    if not shards or is_plain("learner.adam_kernels"):
+        return None
+    return load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
 
 
 def _by_dtype(tensors: Iterable[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:

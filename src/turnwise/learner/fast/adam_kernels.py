@@ -1,4 +1,4 @@
-"""A step of AdamW for weights in half precision, as one pass over memory.
+"""A step of AdamW for weights in half precision, as one kernel and one pass over memory.
 
 Torch scales the gradient, steps in float32 and rounds to the module in passes of their own, and
 needs the gradient in float32. Imported on a GPU only. Triton interprets annotations, so the
@@ -8,81 +8,164 @@ kernel's arguments have none.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
-_SIZE = 2048
-"""Weights that a program computes."""
+_SIZE = 4096
+"""Numbers that a program computes."""
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Step `number`, from 1, of one parameter. The tensors are contiguous and of one shape."""
+
+    weight: torch.Tensor
+    """Where the new master is rounded to."""
+    master: torch.Tensor
+    """In float32, like the moments."""
+    gradient: torch.Tensor
+    mean: torch.Tensor
+    mean_square: torch.Tensor
+    number: int
+    weight_decay: float
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _step_block(  # type: ignore[no-untyped-def]
+    weight, master, gradient, mean, mean_square, inside, scale, decay, rate, root,
+    beta1, beta2, epsilon, is_whole: tl.constexpr,
+):  # fmt: skip
+    if is_whole:  # without a mask, several numbers are loaded at once
+        g = tl.load(gradient).to(tl.float32) * scale
+        w, m, v = tl.load(master), tl.load(mean), tl.load(mean_square)
+    else:
+        g = tl.load(gradient, mask=inside, other=0.0).to(tl.float32) * scale
+        w = tl.load(master, mask=inside, other=0.0)
+        m = tl.load(mean, mask=inside, other=0.0)
+        v = tl.load(mean_square, mask=inside, other=0.0)
+    m += (1.0 - beta1) * (g - m)
+    v = beta2 * v + (1.0 - beta2) * g * g
+    w = w * decay - rate * m / (tl.sqrt(v) / root + epsilon)
+    rounded = w.to(weight.dtype.element_ty)
+    if is_whole:
+        tl.store(mean, m)
+        tl.store(mean_square, v)
+        tl.store(master, w)
+        tl.store(weight, rounded)
+    else:
+        tl.store(mean, m, mask=inside)
+        tl.store(mean_square, v, mask=inside)
+        tl.store(master, w, mask=inside)
+        tl.store(weight, rounded, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _step_kernel(  # type: ignore[no-untyped-def]
-    weight, master, gradient, mean, mean_square,
-    scale, decay, rate, root, beta1, beta2, epsilon, number, size: tl.constexpr,
+    pointers, rates, sizes, starts, owners, scale, beta1, beta2, epsilon,
+    weight_type: tl.constexpr, gradient_type: tl.constexpr, is_aligned: tl.constexpr,
+    size: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
-    inside = at < number
-    g = tl.load(gradient + at, mask=inside).to(tl.float32) * scale
-    w = tl.load(master + at, mask=inside)
-    m = tl.load(mean + at, mask=inside)
-    v = tl.load(mean_square + at, mask=inside)
-    m += (1.0 - beta1) * (g - m)
-    v = beta2 * v + (1.0 - beta2) * g * g
-    w = w * decay - rate * m / (tl.sqrt(v) / root + epsilon)
-    tl.store(mean + at, m, mask=inside)
-    tl.store(mean_square + at, v, mask=inside)
-    tl.store(master + at, w, mask=inside)
-    tl.store(weight + at, w.to(weight.dtype.element_ty), mask=inside)
+    program = tl.program_id(0)
+    owner = tl.load(owners + program)
+    weight = tl.load(pointers + owner * 5).to(tl.pointer_type(weight_type))
+    master = tl.load(pointers + owner * 5 + 1).to(tl.pointer_type(tl.float32))
+    gradient = tl.load(pointers + owner * 5 + 2).to(tl.pointer_type(gradient_type))
+    mean = tl.load(pointers + owner * 5 + 3).to(tl.pointer_type(tl.float32))
+    mean_square = tl.load(pointers + owner * 5 + 4).to(tl.pointer_type(tl.float32))
+    if is_aligned:
+        weight, master = tl.multiple_of(weight, 16), tl.multiple_of(master, 16)
+        gradient, mean = tl.multiple_of(gradient, 16), tl.multiple_of(mean, 16)
+        mean_square = tl.multiple_of(mean_square, 16)
+    decay = tl.load(rates + owner * 3)
+    rate = tl.load(rates + owner * 3 + 1)
+    root = tl.load(rates + owner * 3 + 2)
+    number = tl.load(sizes + owner)
+    first = (program - tl.load(starts + owner)).to(tl.int64) * size
+    at = first + tl.arange(0, size)
+    if first + size <= number:
+        _step_block(
+            weight + at, master + at, gradient + at, mean + at, mean_square + at, at < number,
+            scale, decay, rate, root, beta1, beta2, epsilon, True,
+        )  # fmt: skip
+    else:
+        _step_block(
+            weight + at, master + at, gradient + at, mean + at, mean_square + at, at < number,
+            scale, decay, rate, root, beta1, beta2, epsilon, False,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Return the sizes, the first program of each parameter, and the parameter of each program."""
+    counts = torch.tensor([triton.cdiv(size, _SIZE) for size in sizes])
+    owners = torch.arange(len(sizes)).repeat_interleave(counts)
+    tables = (torch.tensor(sizes), (counts.cumsum(0) - counts).int(), owners.int())
+    return tuple(table.to(device) for table in tables)
 
 
 def step_(
-    weight: torch.Tensor,
-    master: torch.Tensor,
-    gradient: torch.Tensor,
-    mean: torch.Tensor,
-    mean_square: torch.Tensor,
+    steps: Sequence[Step],
     *,
     scale: float,
-    number: int,
     learning_rate: float,
-    weight_decay: float,
     betas: tuple[float, float],
     epsilon: float,
 ) -> None:
-    """Make step `number`, from 1, on a float32 master and its moments; round it to the weight.
+    """Make the steps of some parameters, with gradients multiplied by `scale`.
 
-    The tensors are contiguous; the gradient, of any precision, is multiplied by `scale`.
+    Weights are of one precision, and so are gradients.
     """
-    _step_kernel[(triton.cdiv(master.numel(), _SIZE),)](
-        weight, master, gradient, mean, mean_square,
-        scale, 1.0 - learning_rate * weight_decay, learning_rate / (1.0 - betas[0] ** number),
-        math.sqrt(1.0 - betas[1] ** number), *betas, epsilon, master.numel(), _SIZE, num_warps=8,
+    device = steps[0].master.device
+    tensors = [(s.weight, s.master, s.gradient, s.mean, s.mean_square) for s in steps]
+    pointers = torch.tensor([[x.data_ptr() for x in row] for row in tensors])
+    rates = [
+        (
+            1.0 - learning_rate * s.weight_decay,
+            learning_rate / (1.0 - betas[0] ** s.number),
+            math.sqrt(1.0 - betas[1] ** s.number),
+        )
+        for s in steps
+    ]
+    sizes, starts, owners = _programs(tuple(s.master.numel() for s in steps), device)
+    _step_kernel[(len(owners),)](
+        pointers.to(device), torch.tensor(rates, dtype=torch.float32).to(device),
+        sizes, starts, owners, scale, *betas, epsilon,
+        _TYPES[steps[0].weight.dtype], _TYPES[steps[0].gradient.dtype],
+        bool((pointers % 16 == 0).all()), _SIZE, num_warps=8,
     )  # fmt: skip
 
 
 def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether three steps are those of torch, up to rounding."""
+    """Return whether three steps of two parameters are those of torch, up to rounding."""
     generator = torch.Generator().manual_seed(0)
-    plain = torch.nn.Parameter(torch.randn(_SIZE + 7, generator=generator).to(device))
-    master = plain.detach().clone()
-    weight, moments = master.to(dtype), torch.zeros(2, len(master), device=device)
-    adam = torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95))
+    sizes = (_SIZE + 7, 5)
+    plain = [torch.nn.Parameter(torch.randn(n, generator=generator).to(device)) for n in sizes]
+    masters = [p.detach().clone() for p in plain]
+    weights = [master.to(dtype) for master in masters]
+    moments = [torch.zeros(2, n, device=device) for n in sizes]
+    adam = torch.optim.AdamW(plain, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95))
     for number in (1, 2, 3):
-        gradient = torch.randn(len(master), generator=generator).to(device, dtype)
-        plain.grad = gradient.float() * 0.5
+        slopes = [torch.randn(n, generator=generator).to(device, dtype) for n in sizes]
+        for parameter, slope in zip(plain, slopes, strict=True):
+            parameter.grad = slope.float() * 0.5
         adam.step()
+        rows = zip(weights, masters, slopes, moments, strict=True)
         step_(
-            *(weight, master, gradient, *moments),
+            [Step(w, master, slope, m, v, number, 0.1) for w, master, slope, (m, v) in rows],
             scale=0.5,
-            number=number,
             learning_rate=1e-2,
-            weight_decay=0.1,
             betas=(0.9, 0.95),
             epsilon=1e-8,
         )
     rounding = 1e-5 if dtype == torch.float32 else 1e-2
-    return torch.allclose(master, plain.detach(), rtol=1e-5, atol=1e-6) and torch.allclose(
-        weight.float(), master, rtol=rounding
+    return all(
+        torch.allclose(master, p.detach(), rtol=1e-5, atol=1e-6)
+        and torch.allclose(weight.float(), master, rtol=rounding)
+        for p, master, weight in zip(plain, masters, weights, strict=True)
     )
