@@ -29,9 +29,12 @@ class MetricAccumulator:
 
     def average(self, name: str, value: torch.Tensor | float, weight: float = 1.0) -> None:
         """Add a value to a weighted mean."""
-        total, weights = self._weighted.get(name, (torch.zeros((), dtype=torch.float64), 0.0))
-        value = torch.as_tensor(value, dtype=torch.float64).detach()
-        self._weighted[name] = (total.to(value.device) + value * weight, weights + weight)
+        total = torch.as_tensor(value, dtype=torch.float64).detach() * weight
+        known = self._weighted.get(name)
+        if known is not None:
+            total, weight = total + known[0].to(total.device), weight + known[1]
+        # Not a sum with a zero of the CPU: a copy to the device would wait for all it computes.
+        self._weighted[name] = (total, weight)
 
     def maximum(self, name: str, value: torch.Tensor) -> None:
         """Add a value to a maximum."""

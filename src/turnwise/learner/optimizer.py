@@ -83,6 +83,8 @@ class MasterAdamW:
         halves = [p for p in self._parameters.values() if _is_half(p)]
         self._kernels = None if offload else _kernels_for(halves)
         """The kernels that step the parameters in half precision, where they can."""
+        self._prepared: list[Any] | None = None
+        """What the kernels step, once all gradients are there."""
         self._half: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
@@ -136,6 +138,7 @@ class MasterAdamW:
         return [total.grad for total in self._sums.values() if total.grad is not None]
 
     def zero_grad(self) -> None:
+        self._prepared = None
         for parameter in self._parameters.values():
             parameter.grad = None
         for total in self._sums.values():
@@ -185,14 +188,13 @@ class MasterAdamW:
             self._adam.zero_grad()
             self._copy_to_modules(names)
 
-    def _step_by_kernels(self, learning_rate: float, gradient_scale: float) -> None:
-        """Step the parameters in half precision, and free their gradients."""
+    def prepare_step(self) -> None:
+        """Collect what kernels read in the next step, while the device may still compute."""
         if self._kernels is None:
             return
-        decays = {
-            m: group["weight_decay"] for group in self._adam.param_groups for m in group["params"]
-        }
-        steps: dict[tuple[torch.dtype, torch.dtype], list[Any]] = {}
+        groups = self._adam.param_groups
+        decays = {master: group["weight_decay"] for group in groups for master in group["params"]}
+        self._prepared = []
         for name in self._half:
             master, gradient = self._masters[name], self._sums[name].grad
             if gradient is None:
@@ -202,21 +204,31 @@ class MasterAdamW:
                 state["step"] = torch.tensor(0.0)  # on the CPU, which computes with it
                 state["exp_avg"] = torch.zeros_like(master)
                 state["exp_avg_sq"] = torch.zeros_like(master)
-            state["step"] += 1
             weight = local_shard(self._parameters[name].detach())
             tensors = (weight, master, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"])
-            step = self._kernels.Step(*tensors, int(state["step"]), decays[master])
-            steps.setdefault((weight.dtype, gradient.dtype), []).append(step)
-            self._sums[name].grad = None
-        group = self._adam.param_groups[0]
-        for of_one_kind in steps.values():
-            self._kernels.step_(
-                of_one_kind,
-                scale=gradient_scale,
-                learning_rate=learning_rate,
-                betas=group["betas"],
-                epsilon=group["eps"],
+            self._prepared.append(
+                self._kernels.Step(*tensors, int(state["step"]) + 1, decays[master])
             )
+
+    def _step_by_kernels(self, learning_rate: float, gradient_scale: float) -> None:
+        """Step the parameters in half precision, and free their gradients."""
+        if self._kernels is None:
+            return
+        if self._prepared is None:
+            self.prepare_step()
+        group = self._adam.param_groups[0]
+        self._kernels.step_(
+            self._prepared,
+            scale=gradient_scale,
+            learning_rate=learning_rate,
+            betas=group["betas"],
+            epsilon=group["eps"],
+        )
+        self._prepared = None
+        for name in self._half:
+            if self._sums[name].grad is not None:
+                self._adam.state[self._masters[name]]["step"] += 1
+                self._sums[name].grad = None
 
     def _chunks(self) -> Iterator[list[str]]:
         """Yield the names of the parameters, so that the gradients of each chunk are few."""

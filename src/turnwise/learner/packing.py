@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -141,11 +141,12 @@ class _Prompts:
     def of(cls, ids: Array, present: Array, sampled: Array) -> _Prompts:
         known: dict[bytes, int] = {}
         is_prompt = present & (sampled.cumsum(1) == 0) & sampled.any(1, keepdims=True)
-        prompts = [row[mask].tobytes() for row, mask in zip(ids, is_prompt, strict=True)]
-        names = [known.setdefault(prompt, len(known)) for prompt in prompts]
+        tokens, lengths = ids[is_prompt], is_prompt.sum(1).tolist()
+        ends = pairwise(accumulate(lengths, initial=0))
+        names = [known.setdefault(tokens[a:b].tobytes(), len(known)) for a, b in ends]
         numbers = Counter(names)
-        lengths = zip(names, is_prompt.sum(1).tolist(), strict=True)
-        return cls(tuple(names), tuple(n if numbers[name] > 1 else 0 for name, n in lengths))
+        each = zip(names, lengths, strict=True)
+        return cls(tuple(names), tuple(n if numbers[name] > 1 else 0 for name, n in each))
 
     def select(self, group: Sequence[int]) -> _Prompts:
         return _Prompts(tuple(self.names[i] for i in group), tuple(self.lengths[i] for i in group))

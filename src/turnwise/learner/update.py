@@ -322,6 +322,7 @@ class Learner(Scorer):
         if self.workers.num_workers > 1 and self.workers.reduces_gradients:
             self.optimizer.all_reduce_gradients(self.workers.all_reduce)
         norm = self.workers.global_norm(self.optimizer.gradient_norm())
+        self.optimizer.prepare_step()  # before the next line, which waits for the device
         norm_value, loss_value = torch.stack([norm, loss]).tolist()
         if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
             self.optimizer.zero_grad()

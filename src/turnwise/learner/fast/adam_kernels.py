@@ -117,28 +117,28 @@ def step_(
     betas: tuple[float, float],
     epsilon: float,
 ) -> None:
-    """Make the steps of some parameters, with gradients multiplied by `scale`.
-
-    Weights are of one precision, and so are gradients.
-    """
-    device = steps[0].master.device
-    tensors = [(s.weight, s.master, s.gradient, s.mean, s.mean_square) for s in steps]
-    pointers = torch.tensor([[x.data_ptr() for x in row] for row in tensors])
-    rates = [
-        (
-            1.0 - learning_rate * s.weight_decay,
-            learning_rate / (1.0 - betas[0] ** s.number),
-            math.sqrt(1.0 - betas[1] ** s.number),
-        )
-        for s in steps
-    ]
-    sizes, starts, owners = _programs(tuple(s.master.numel() for s in steps), device)
-    _step_kernel[(len(owners),)](
-        pointers.to(device), torch.tensor(rates, dtype=torch.float32).to(device),
-        sizes, starts, owners, scale, *betas, epsilon,
-        _TYPES[steps[0].weight.dtype], _TYPES[steps[0].gradient.dtype],
-        bool((pointers % 16 == 0).all()), _SIZE, num_warps=8,
-    )  # fmt: skip
+    """Make the steps of some parameters, with gradients multiplied by `scale`."""
+    kinds: dict[tuple[torch.dtype, torch.dtype], list[Step]] = {}
+    for step in steps:
+        kinds.setdefault((step.weight.dtype, step.gradient.dtype), []).append(step)
+    for types, of_one_kind in kinds.items():
+        device = of_one_kind[0].master.device
+        tensors = [(s.weight, s.master, s.gradient, s.mean, s.mean_square) for s in of_one_kind]
+        pointers = torch.tensor([[x.data_ptr() for x in row] for row in tensors])
+        rates = [
+            (
+                1.0 - learning_rate * s.weight_decay,
+                learning_rate / (1.0 - betas[0] ** s.number),
+                math.sqrt(1.0 - betas[1] ** s.number),
+            )
+            for s in of_one_kind
+        ]
+        sizes, starts, owners = _programs(tuple(s.master.numel() for s in of_one_kind), device)
+        _step_kernel[(len(owners),)](
+            pointers.to(device), torch.tensor(rates, dtype=torch.float32).to(device),
+            sizes, starts, owners, scale, *betas, epsilon, *(_TYPES[dtype] for dtype in types),
+            bool((pointers % 16 == 0).all()), _SIZE, num_warps=8,
+        )  # fmt: skip
 
 
 def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
