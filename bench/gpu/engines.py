@@ -34,7 +34,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from real_shapes import SHAPES, make_model
+from real_shapes import SHAPES, saved
 
 from results import add_record_option, record
 from turnwise import BaseEnvironment, ConfigStore, Trainer, create_inference_engine
@@ -147,7 +147,7 @@ class Recital(BaseEnvironment):
 def time_step(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> bool:
     """Time a GRPO step through the engine, in the process of the trainer."""
     backend, shape = arguments.backend, arguments.shape or "1.5B"
-    model = saved(shape, folder, tokenizer)
+    model = saved(shape, folder, tokenizer, DEVICE)
     sampled = 256 if shape != "tiny" else 8
     config = ConfigStore.load(
         overrides=[
@@ -176,20 +176,10 @@ def time_step(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> boo
     return DEVICE == "cpu" or seconds <= STEP_BAR
 
 
-def saved(shape: str, folder: str, tokenizer: Any) -> Any:
-    """Return a model, saved in the folder for the engine."""
-    model = make_model(shape, DEVICE)
-    if DEVICE == "cpu":
-        model = model.float()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model
-
-
 def time_syncs(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> bool:
     """Time new weights in an engine of this process, or in a server."""
     backend, shape = arguments.backend, arguments.shape or "7B"
-    model = saved(shape, folder, tokenizer)
+    model = saved(shape, folder, tokenizer, DEVICE)
     if arguments.server:
         with server(arguments, folder, tokenizer) as engine:
             return time_sync(engine, model, f"{backend}/{shape}/server")

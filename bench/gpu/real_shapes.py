@@ -9,6 +9,8 @@
     python bench/gpu/real_shapes.py --sample --groups 32               256 at once
     python bench/gpu/real_shapes.py --sample --turns 6 --sampled 64    with 256 tokens in between
     python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      merged and not
+    python bench/gpu/real_shapes.py --sample --backend vllm            vLLM instead
+    python bench/gpu/real_shapes.py --sample --backend sglang attention_backend=fa3
     python bench/gpu/real_shapes.py --shape tiny       to see that everything runs; any device
 
 An update is timed with each of the fast forms in turn left out: the shared prompts and the kernels.
@@ -24,6 +26,7 @@ import argparse
 import asyncio
 import gc
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -35,10 +38,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from results import add_record_option, record
-from turnwise.inference import GenerationRequest
+from turnwise.inference import GenerationRequest, create_inference_engine
 from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
 from turnwise.learner.lora import add_lora
+from turnwise.models import load_tokenizer
 from turnwise.plain_mode import plain_mode
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,6 +66,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "heads": (28, 4),
     },
 }
+NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 PEAK_FLOPS = 989e12
 """The peak of an H200 in bfloat16, without sparsity."""
 
@@ -171,39 +176,39 @@ def time_update(arguments: argparse.Namespace) -> None:
 
 
 def time_sampling(arguments: argparse.Namespace) -> None:
-    """Time the local engine with all weights, with merged adapters, and with unmerged ones."""
+    """Time the local engine with all weights, merged adapters and unmerged ones, or another."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     num_rows, rank = arguments.groups * arguments.members, arguments.lora
-    ways = {"full model": 0}
+    ways = {"full model" if arguments.backend == "local" else NAMES[arguments.backend]: 0}
     if rank:
         ways |= {"LoRA, merged": rank, "LoRA, not merged": rank}
+    work = f"{num_rows} x ({arguments.prompt} + {arguments.sampled})"
+    if arguments.turns > 1:
+        work += f", {arguments.turns} turns"
     seconds = {}
     for way, own_rank in ways.items():
-        model = make_model(arguments.shape, device)
-        model = add_lora(model, rank=own_rank) if own_rank else model
         forms = ("engine.merged_lora",) if way == "LoRA, not merged" else ()
         with plain_mode(forms):
-            engine = LocalEngine(model, deterministic=False)
-        # The first rounds capture graphs of the sizes that they meet.
-        found = [timed_sampling(engine, arguments) for _ in range(2 + arguments.repeats)]
-        seconds[way] = median(found[2:])
-        started = time.perf_counter()
-        engine.update_weights(None)
-        published = time.perf_counter() - started
-        speed = num_rows * arguments.turns * arguments.sampled / seconds[way]
-        work = f"{num_rows} x ({arguments.prompt} + {arguments.sampled})"
-        if arguments.turns > 1:
-            work += f", {arguments.turns} turns"
-        print(
-            f"sampling, {arguments.shape}, {work}, {way}: {speed:,.0f} tokens/s, "
-            f"weights published in {published:.3f} s",
-            flush=True,
-        )
+            started = time.perf_counter()
+            engine, vocab_size = make_engine(arguments, own_rank, device)
+            starting = time.perf_counter() - started
+        with engine:
+            # The first rounds capture graphs of the sizes that they meet.
+            rounds = range(2 + arguments.repeats)
+            found = [timed_sampling(engine, vocab_size, i, arguments) for i in rounds]
+            seconds[way] = median(found[2:])
+            figures = {"tokens/s": num_rows * arguments.turns * arguments.sampled / seconds[way]}
+            if arguments.backend == "local":
+                started = time.perf_counter()
+                engine.update_weights(None)
+                figures["publish s"] = time.perf_counter() - started
+            else:
+                figures["start s"] = starting
+        described = ", ".join(f"{name} {value:,.3g}" for name, value in figures.items())
+        print(f"sampling, {arguments.shape}, {work}, {way}: {described}", flush=True)
         if arguments.record:
-            figures = {"tokens/s": speed, "publish s": published}
             record(f"gpu/sampling/{arguments.shape}, {work}/{way}", figures, device)
-        engine.close()
-        del engine, model
+        del engine
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -212,24 +217,54 @@ def time_sampling(arguments: argparse.Namespace) -> None:
         print(f"merged adapters take {extra:+.0%} time, bar +5%")
 
 
-def timed_sampling(engine: LocalEngine, arguments: argparse.Namespace) -> float:
-    """Return the seconds of all conversations; prompts differ in their last token."""
-    vocab_size = engine.model.config.vocab_size
-    prompts = make_batch(
-        arguments.groups, arguments.members, arguments.prompt, 1, vocab_size
-    ).input_ids.tolist()
+def make_engine(arguments: argparse.Namespace, rank: int, device: str) -> tuple[Any, int]:
+    """Return an engine with random weights, and the size of its vocabulary."""
+    if arguments.backend == "local":
+        model = make_model(arguments.shape, device)
+        model = add_lora(model, rank=rank) if rank else model
+        return LocalEngine(model, deterministic=False), model.config.vocab_size
+    tokenizer = load_tokenizer("tiny")
+    with tempfile.TemporaryDirectory() as folder:
+        vocab_size = saved(arguments.shape, folder, tokenizer, device).config.vocab_size
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        options = dict(option.split("=", 1) for option in arguments.options)
+        backend = arguments.backend
+        return create_inference_engine(folder, backend, options, tokenizer=tokenizer), vocab_size
+
+
+def saved(shape: str, folder: str, tokenizer: Any, device: str) -> Any:
+    """Return a model, saved in a folder for an engine."""
+    model = make_model(shape, device)
+    if device == "cpu":
+        model = model.float()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def timed_sampling(
+    engine: Any, vocab_size: int, number: int, arguments: argparse.Namespace
+) -> float:
+    """Return the seconds of all conversations of a round.
+
+    Prompts differ in their last token; in another round in all, so that no cache has them.
+    """
+    prompts = make_batch(arguments.groups, arguments.members, arguments.prompt, 1, vocab_size)
     observed = [index % vocab_size for index in range(arguments.observed)]
 
     async def converse(row: int, ids: list[int]) -> None:
+        session = (number, row)
         for _ in range(arguments.turns):
-            request = GenerationRequest(ids, arguments.sampled, seed=row, session=row)
+            request = GenerationRequest(ids, arguments.sampled, seed=row, session=session)
             ids = [*ids, *(await engine.sample(request)).ids, *observed]
-        engine.end_session(row)
+        engine.end_session(session)
 
     async def converse_all() -> None:
-        await asyncio.gather(*(converse(row, ids) for row, ids in enumerate(prompts)))
+        rows = ((prompts.input_ids + number) % vocab_size).tolist()
+        await asyncio.gather(*(converse(row, ids) for row, ids in enumerate(rows)))
 
-    engine.update_weights(None)  # forgets the prompts of the last round
     started = time.perf_counter()
     asyncio.run(converse_all())
     return time.perf_counter() - started
@@ -239,6 +274,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="of another engine")
+    parser.add_argument("--backend", choices=("local", *NAMES), default="local")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK")
     parser.add_argument("--offload", action="store_true", help="the optimiser on the CPU")
@@ -251,7 +288,7 @@ def main() -> int:
     parser.add_argument("--observed", type=int, default=256, help="tokens between two turns")
     parser.add_argument("--repeats", type=int, default=4)
     add_record_option(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     (time_sampling if arguments.sample else time_update)(arguments)
     return 0
 
