@@ -100,6 +100,19 @@ def test_a_branch_computes_only_what_is_new(monkeypatch, deterministic):
     assert turn.ids == sampled_alone(turn.request, 3)
 
 
+@pytest.mark.parametrize(("length", "first"), [(64, 64), (68, 68), (69, 64), (200, 64)])
+def test_a_prompt_is_not_cut_for_a_few_tokens(monkeypatch, length, first):
+    engine = make_engine(
+        *(monkeypatch, SteppedEngine), cache_tokens=4096, prefill_tokens=64, deterministic=False
+    )
+    turn = make_turn(prompt_of(length, 1), 3, seed=1)
+    engine._schedule.admit(deque([turn]))
+    ((work,),) = engine._schedule.next_forwards()
+    assert work[1] == first
+    engine.finish()
+    assert turn.ids == sampled_alone(turn.request, 3)
+
+
 class Traffic(RuleBasedStateMachine):
     """Turns of many conversations over a small cache, aborted, overdue, ended and updated."""
 

@@ -110,6 +110,14 @@ def test_all_weights_may_have_kernels():
     assert not torch.equal(parameters[0][1], before)
 
 
+def test_shards_without_weights():
+    empty = nn.Parameter(torch.empty(0, 4, device=DEVICE, dtype=torch.bfloat16))
+    for parameters in ([("p0", empty)], [*weights()[:2], ("p2", empty)]):
+        optimizer = MasterAdamW(parameters)
+        sum(p.sum() for _, p in parameters).backward()
+        optimizer.step(1e-2)
+
+
 def test_a_weight_without_a_gradient_stays(monkeypatch):
     optimizer, parameters = made(monkeypatch, by_kernel=True, weight_decay=0.5)
     before = parameters[0][1].detach().clone()

@@ -1,5 +1,6 @@
 """A real Ray cluster whose machines come and go, and a worker that hangs."""
 
+import ctypes
 import os
 import signal
 import tempfile
@@ -209,6 +210,33 @@ def test_others_play_the_episodes_of_a_worker_that_does_not_answer(
     assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
     said = " ".join(record.getMessage() for record in caplog.records)
     assert said.count("has not answered for 5 s: others play its episodes") == 1
+    assert "was lost" not in said
+
+
+class Blocking(Memory):
+    """Blocks the first step in each process, so that it cannot answer."""
+
+    def step(self, action):
+        mark = Path(self.config["notes"]) / f"blocked-{os.getpid()}"
+        if str(os.getpid()) != TESTS and not mark.exists():
+            mark.touch()
+            ctypes.PyDLL(None).sleep(10)  # unlike time.sleep, with Python's lock
+        return super().step(action)
+
+
+def test_episodes_that_block_every_worker_are_left_once(tmp_path, cluster, monkeypatch, caplog):
+    with exported_python_path():
+        cluster.add_node(**NODE)
+    monkeypatch.setattr(episode_pool, "SECONDS_BETWEEN_CALLS", 0.5)
+    monkeypatch.setattr(episode_pool, "SECONDS_UNTIL_SILENT", 3.0)
+    settings = (*ELASTIC, "ray.num_actors=2", "ray.min_actors=2", "training.steps_per_epoch=3")
+    alone = train(tmp_path / "alone", Memory, *settings, "ray.use_ray=false")
+    run = train(tmp_path / "run", Blocking, *settings, f"environment.params.notes={tmp_path}")
+    assert_same_training(run, alone)
+    assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
+    assert len(list(tmp_path.glob("blocked-*"))) == 2
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert 1 <= said.count("has not answered for 3 s: others play its episodes") <= 2
     assert "was lost" not in said
 
 

@@ -134,6 +134,8 @@ def step_(
             for s in of_one_kind
         ]
         sizes, starts, owners = _programs(tuple(s.master.numel() for s in of_one_kind), device)
+        if not len(owners):  # shards of nothing
+            continue
         _step_kernel[(len(owners),)](
             pointers.to(device), torch.tensor(rates, dtype=torch.float32).to(device),
             sizes, starts, owners, scale, *betas, epsilon, *(_TYPES[dtype] for dtype in types),

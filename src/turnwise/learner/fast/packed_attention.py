@@ -159,7 +159,7 @@ def _by_torch(
     window: int | None,
 ) -> torch.Tensor:
     """[1, H, N, D], and keys and values [1, K, N, D] -> [1, N, H, D]."""
-    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    queries, keys, values = (_by_token(x) for x in (query, key, value))
     buckets, places = episodes.buckets(query.device)
     pieces = []
     for bucket in buckets:
@@ -172,6 +172,11 @@ def _by_torch(
         )
         pieces.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(pieces).index_select(0, places)[None]
+
+
+def _by_token(heads: torch.Tensor) -> torch.Tensor:
+    """[1, H, N, D] -> [N, H, D], not by `[0]`, whose backward fills a tensor and copies to it."""
+    return heads.squeeze(0).transpose(0, 1)
 
 
 def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -222,7 +227,7 @@ def _by_kernel(
     spans = episodes.spans(query.device)
     # The kernel counts the tokens before a token, a sliding window counts the token itself too.
     left = -1 if window is None or window >= spans.longest_key else window - 1
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    query, key, value = (_by_token(x) for x in (query, key, value))
     if not episodes.has_prefixes:
         return _flash(query, key, value, spans, scale, left)[0][None]
     output: torch.Tensor = _PrefixAttention.apply(  # type: ignore[no-untyped-call]
