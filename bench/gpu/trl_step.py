@@ -24,8 +24,8 @@ from datasets import Dataset  # type: ignore[import-not-found]
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from engines import Recital, saved
-from real_shapes import SHAPES
+from engines import Recital
+from real_shapes import SHAPES, saved
 
 from results import add_record_option, record
 from turnwise.models import load_tokenizer
@@ -63,7 +63,7 @@ def main() -> int:
     tokenizer, clock = load_tokenizer("tiny"), Clock()
     prompt = [{"role": "user", "content": Recital().reset()}]
     with tempfile.TemporaryDirectory() as folder:
-        saved(arguments.shape, folder, tokenizer)
+        saved(arguments.shape, folder, tokenizer, "cuda")
         torch.cuda.empty_cache()
         trainer = trl.GRPOTrainer(
             folder,
