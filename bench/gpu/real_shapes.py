@@ -189,9 +189,7 @@ def time_sampling(arguments: argparse.Namespace) -> None:
     for way, own_rank in ways.items():
         forms = ("engine.merged_lora",) if way == "LoRA, not merged" else ()
         with plain_mode(forms):
-            started = time.perf_counter()
-            engine, vocab_size = make_engine(arguments, own_rank, device)
-            starting = time.perf_counter() - started
+            engine, vocab_size, starting = make_engine(arguments, own_rank, device)
         with engine:
             # The first rounds capture graphs of the sizes that they meet.
             rounds = range(2 + arguments.repeats)
@@ -217,12 +215,14 @@ def time_sampling(arguments: argparse.Namespace) -> None:
         print(f"merged adapters take {extra:+.0%} time, bar +5%")
 
 
-def make_engine(arguments: argparse.Namespace, rank: int, device: str) -> tuple[Any, int]:
-    """Return an engine with random weights, and the size of its vocabulary."""
+def make_engine(arguments: argparse.Namespace, rank: int, device: str) -> tuple[Any, int, float]:
+    """Return an engine with random weights, the size of its vocabulary, and its starting time."""
     if arguments.backend == "local":
         model = make_model(arguments.shape, device)
         model = add_lora(model, rank=rank) if rank else model
-        return LocalEngine(model, deterministic=False), model.config.vocab_size
+        started = time.perf_counter()
+        local = LocalEngine(model, deterministic=False)
+        return local, model.config.vocab_size, time.perf_counter() - started
     tokenizer = load_tokenizer("tiny")
     with tempfile.TemporaryDirectory() as folder:
         vocab_size = saved(arguments.shape, folder, tokenizer, device).config.vocab_size
@@ -230,8 +230,9 @@ def make_engine(arguments: argparse.Namespace, rank: int, device: str) -> tuple[
         if device == "cuda":
             torch.cuda.empty_cache()
         options = dict(option.split("=", 1) for option in arguments.options)
-        backend = arguments.backend
-        return create_inference_engine(folder, backend, options, tokenizer=tokenizer), vocab_size
+        started = time.perf_counter()
+        engine = create_inference_engine(folder, arguments.backend, options, tokenizer=tokenizer)
+        return engine, vocab_size, time.perf_counter() - started
 
 
 def saved(shape: str, folder: str, tokenizer: Any, device: str) -> Any:
