@@ -81,9 +81,14 @@ test-verl:  ## with VERL installed: its functions, its configuration and its own
 	@py=$(call env,verl)
 	scripts/pytest_twice.sh $$py tests/beside_verl
 
-test-vllm:  ## real vLLM, CPU build, in its own environment
+# Tests of the learner's kernels, which run on a GPU or interpreted.
+KERNELS := $(wildcard tests/learner/test_*_kernels.py) tests/learner/test_rotary.py
+
+test-vllm:  ## real vLLM, CPU build, in its own environment; the learner's kernels, interpreted
 	@py=$(call env,vllm)
 	scripts/pytest_twice.sh $$py tests/beside_vllm
+	# Its environment has Triton.
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py $(KERNELS) --disable-warnings
 
 check:  ## lint, format and strict types; the viewer's JavaScript where there is npm
 	@py=$(call env,dev)
@@ -136,10 +141,8 @@ bench-train:  ## time a training step, compared with TRL and AgileRL, each in it
 test-gpu:  ## the algorithms, the local engine and the learner on a GPU; run it where torch sees one
 	@$(PYTHON) bench/gpu/check.py
 	$(PYTHON) bench/gpu/local_check.py
-	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py tests/learner/test_adam_kernels.py \
-		tests/learner/test_gated_kernels.py tests/learner/test_prefix_kernels.py \
-		tests/learner/test_log_prob_kernels.py tests/learner/test_rms_norm_kernels.py \
-		tests/learner/test_rotary.py tests/trainer/test_async_gpu.py
+	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py $(KERNELS) \
+		tests/trainer/test_async_gpu.py
 
 .PHONY: figures
 figures:  ## write the figures of bench/results.jsonl into README.md and docs/

@@ -57,8 +57,10 @@ def steps(optimizer, parameters, numbers, num_packs=1):
             slopes = (torch.randn(p.shape, generator=generator).to(p) for _, p in parameters)
             pairs = zip(parameters, slopes, strict=True)
             sum((p * s).float().sum() for (_, p), s in pairs).backward()
-        norm = float(optimizer.gradient_norm())
-        optimizer.step(1e-2, 1.0 / norm)
+        norm = optimizer.gradient_norm()
+        if number % 2:  # else the step does
+            optimizer.prepare_step()
+        optimizer.step(1e-2, 1.0 / float(norm))
         optimizer.zero_grad()
 
 
@@ -108,6 +110,19 @@ def test_all_weights_may_have_kernels():
     before = parameters[0][1].detach().clone()
     steps(optimizer, parameters, range(2))
     assert not torch.equal(parameters[0][1], before)
+
+
+def test_a_step_that_is_given_up_leaves_nothing():
+    parameters = weights()[:2]
+    optimizer = MasterAdamW(parameters)
+    before = [p.detach().clone() for _, p in parameters]
+    sum(p.sum() for _, p in parameters).backward()
+    optimizer.prepare_step()
+    optimizer.zero_grad()
+    optimizer.step(1e-2)
+    assert all(torch.equal(p, old) for (_, p), old in zip(parameters, before, strict=True))
+    steps(optimizer, parameters, range(1))
+    assert float(optimizer.state_tensors()["step.p0"]) == 1.0
 
 
 def test_shards_without_weights():

@@ -39,7 +39,7 @@ def test_they_pass_the_probe_that_switches_them_on(dtype, kernels):
     assert load_kernels("rms_norm_kernels", dtype, torch.device(DEVICE)) is kernels
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 3, 100), (1, 600, 40), (4, 5, 6, 24)])
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 3, 100), (1, 60, 40), (4, 5, 6, 24)])
 def test_values_and_gradients_are_those_of_torch(shape, kernels):
     torch.manual_seed(0)
     x, slope = (torch.randn(shape, device=DEVICE) for _ in range(2))

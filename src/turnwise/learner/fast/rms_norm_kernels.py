@@ -72,7 +72,7 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of contiguous x and of the weight."""
     width, num_rows = x.shape[-1], len(scales)
-    num_programs = min(_PROGRAMS, num_rows)
+    num_programs = min(_PROGRAMS, triton.cdiv(num_rows, 4))
     to_x, sums = torch.empty_like(x), torch.empty(num_programs, width, device=x.device)
     size = triton.next_power_of_2(width)
     _backward_kernel[(num_programs,)](
@@ -88,7 +88,7 @@ def _warps(size: int) -> int:
 def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether the kernels compute what torch does in float32, up to rounding."""
     generator = torch.Generator().manual_seed(0)
-    x, slope = torch.randn(2, _PROGRAMS + 5, 72, generator=generator).to(device, dtype)
+    x, slope = torch.randn(2, 11, 72, generator=generator).to(device, dtype)
     weight = torch.randn(72, generator=generator).to(device, dtype)
     exact = [given.float().requires_grad_() for given in (x, weight)]
     with torch.enable_grad():
