@@ -140,7 +140,8 @@ class _Prompts:
     @classmethod
     def of(cls, ids: Array, present: Array, sampled: Array) -> _Prompts:
         known: dict[bytes, int] = {}
-        is_prompt = present & (sampled.cumsum(1) == 0) & sampled.any(1, keepdims=True)
+        begun = np.logical_or.accumulate(sampled, 1)
+        is_prompt = present & ~begun & begun[:, -1:]
         tokens, lengths = ids[is_prompt], is_prompt.sum(1).tolist()
         ends = pairwise(accumulate(lengths, initial=0))
         names = [known.setdefault(tokens[a:b].tobytes(), len(known)) for a, b in ends]
@@ -186,7 +187,7 @@ def _pack(
         n if owner != row else 0
         for row, (owner, n) in enumerate(zip(owners, prompts.lengths, strict=True))
     ]
-    computed = present & (present.cumsum(1) > np.array(borrowed)[:, None])
+    computed = present & (present.cumsum(1, dtype=np.int32) > np.array(borrowed)[:, None])
     counts = computed.sum(1)
     starts = counts.cumsum() - counts
     lengths: list[int] = []
@@ -204,11 +205,12 @@ def _pack(
             lengths.append(end - begin - num_shared)
             prefixes.append(np.concatenate([places[:num_shared], *context]))
     # Row by row, so that the episodes come one after the other.
-    row_of, columns = computed.nonzero()
+    row_of = np.arange(len(rows)).repeat(counts)
+    columns = np.flatnonzero(computed) % computed.shape[1]
     positions = np.concatenate(
         [np.arange(n) + len(prefix) for n, prefix in zip(lengths, prefixes, strict=True)]
     )
-    (targets,) = sampled[rows][row_of, columns].nonzero()
+    targets = np.flatnonzero(sampled[rows][computed])
     if (positions[targets] == 0).any():
         raise ConfigError(
             "an episode begins with a token that the policy sampled: nothing comes before it that "
