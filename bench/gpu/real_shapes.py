@@ -202,7 +202,8 @@ def time_sampling(arguments: argparse.Namespace) -> None:
                 figures["publish s"] = time.perf_counter() - started
             else:
                 figures["start s"] = starting
-        described = ", ".join(f"{name} {value:,.3g}" for name, value in figures.items())
+        speed, (name, value) = figures["tokens/s"], list(figures.items())[1]
+        described = f"{speed:,.0f} tokens/s, {name} {value:.3g}"
         print(f"sampling, {arguments.shape}, {work}, {way}: {described}", flush=True)
         if arguments.record:
             record(f"gpu/sampling/{arguments.shape}, {work}/{way}", figures, device)
@@ -290,6 +291,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=4)
     add_record_option(parser)
     arguments = parser.parse_intermixed_args()
+    if arguments.backend != "local" and (arguments.lora or not arguments.sample):
+        parser.error("--backend is for --sample, without --lora")
     (time_sampling if arguments.sample else time_update)(arguments)
     return 0
 
