@@ -55,6 +55,7 @@ GPU_ONLY = {
     "engine.sampling",
     "learner.adam_kernels",
     "learner.gated_kernels",
+    "learner.kept_logits",
     "learner.log_prob_kernels",
     "learner.rms_norm",
     "learner.rotary",

@@ -139,6 +139,7 @@ def time_update(arguments: argparse.Namespace) -> None:
         "shared": (),
         "each": ("learner.shared_prefix",),
         "shared, log-probs by torch": ("learner.log_prob_kernels",),
+        "shared, logits computed twice": ("learner.kept_logits",),
         "shared, MLPs by torch": ("learner.gated_kernels",),
         "shared, rotation by torch": ("learner.rotary",),
         "shared, AdamW by torch": ("learner.adam_kernels",),

@@ -35,6 +35,7 @@ FORMS: dict[str, str] = {
     "learner.adapters": "LoRA in fewer passes over memory",
     "learner.gated_kernels": "the inner part of gated MLPs as kernels on a GPU",
     "learner.gated_mlp": "MLPs that keep fewer activations for their gradient",
+    "learner.kept_logits": "logits kept for their gradient where a GPU has memory to spare",
     "learner.last_mlp": "the last MLP computed only for tokens whose loss is needed",
     "learner.log_prob_kernels": "log-probs and their gradient as kernels on a GPU",
     "learner.log_probs": "log-probs a chunk of tokens at a time",

@@ -34,6 +34,7 @@ def use_kernels(monkeypatch):
             return None if is_plain or head.softcap is not None else log_prob_kernels
 
         monkeypatch.setattr(log_probs, "_kernels_for", kernels_for)
+        monkeypatch.setattr(log_probs, "free_memory", lambda device: 1 << 30)
     return log_prob_kernels
 
 
@@ -83,3 +84,28 @@ def test_tokens_that_cannot_be_sampled_have_no_gradient():
     assert torch.isfinite(entropy).all()
     assert torch.isfinite(gradient).all()
     assert not gradient[100:4900].any()
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_kept_logits_give_the_same_gradients_and_also_a_second_time(chunk, monkeypatch):
+    torch.manual_seed(0)
+    hidden = torch.randn(13, 32, device=DEVICE, requires_grad=True)
+    weight = torch.randn(5000, 32, device=DEVICE, requires_grad=True)
+    targets = torch.randint(0, 5000, (13,), device=DEVICE)
+    found = []
+    for share in (log_probs._KEPT_SHARE, 0.0):
+        monkeypatch.setattr(log_probs, "_KEPT_SHARE", share)
+        chosen, entropy = chosen_log_probs(hidden, Head(weight), targets, chunk_tokens=chunk)
+        loss = (chosen * torch.linspace(-1, 1, 13, device=DEVICE)).sum() + entropy.sum()
+        found += [torch.autograd.grad(loss, [hidden, weight], retain_graph=True) for _ in range(2)]
+    for got in found[:-1]:
+        torch.testing.assert_close(got, found[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_without_tokens_the_gradient_of_the_head_is_zero():
+    hidden = torch.randn(0, 32, device=DEVICE, requires_grad=True)
+    weight = torch.randn(50, 32, device=DEVICE, requires_grad=True)
+    targets = torch.zeros(0, dtype=torch.long, device=DEVICE)
+    chosen, _ = chosen_log_probs(hidden, Head(weight), targets, chunk_tokens=4)
+    (gradient,) = torch.autograd.grad(chosen.sum(), [weight])
+    assert not gradient.any()

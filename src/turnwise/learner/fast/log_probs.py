@@ -1,9 +1,12 @@
-"""Log-probs and entropy of chosen tokens, without ever holding [tokens × vocabulary].
+"""Log-probs and entropy of chosen tokens, without holding [tokens × vocabulary].
 
 The logits are computed a chunk of tokens at a time, and again in the backward. A custom backward
 takes less memory than checkpointing each chunk: it saves one number per token, works in place, and
 accumulates the gradient of the head in one tensor instead of one [vocabulary × width] per chunk.
+
 On a GPU two kernels replace the passes over a float32 copy of the logits (`log_prob_kernels.py`).
+Where it has memory to spare, the logits are one chunk that is kept for the backward: the numbers
+are the same, and a matrix product of three is saved.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from turnwise.learner.fast.kernels import load_kernels
 from turnwise.learner.head import Head
+from turnwise.learner.memory import free_memory
 from turnwise.plain_mode import is_plain
 
 # Logits in one chunk: on a CPU about the size of a cache, on a GPU enough to keep it busy. Kernels
@@ -23,6 +27,8 @@ from turnwise.plain_mode import is_plain
 _CPU_CHUNK = 1 << 22
 _GPU_CHUNK = 1 << 25
 _KERNEL_CHUNK = 1 << 27
+_KEPT_SHARE = 0.25
+"""Most of the free memory that kept logits may take."""
 
 
 def chosen_log_probs(
@@ -35,9 +41,13 @@ def chosen_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`log_probs.chosen_log_probs`, a chunk of tokens at a time."""
     kernels = _kernels_for(head, hidden)
-    chunk = chunk_tokens or _chunk_tokens(head, hidden, has_kernels=kernels is not None)
+    has_kernels = kernels is not None
+    keeps_logits = has_kernels and torch.is_grad_enabled() and _can_keep_logits(head, hidden)
+    all_at_once = len(hidden) if keeps_logits else None
+    chunk = chunk_tokens or all_at_once or _chunk_tokens(head, hidden, has_kernels=has_kernels)
     both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, targets, head, temperature, with_entropy, kernels, chunk
+        *(hidden, head.weight, head.bias, targets),
+        *(head, temperature, with_entropy, kernels, chunk, keeps_logits),
     )
     return both
 
@@ -58,6 +68,13 @@ def _chunk_tokens(head: Head, hidden: torch.Tensor, *, has_kernels: bool) -> int
     return max(1, size // len(head.weight))
 
 
+def _can_keep_logits(head: Head, hidden: torch.Tensor) -> bool:
+    if is_plain("learner.kept_logits"):
+        return False
+    size = len(hidden) * len(head.weight) * hidden.element_size()
+    return size <= _KEPT_SHARE * free_memory(hidden.device)
+
+
 class _ChosenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -71,15 +88,20 @@ class _ChosenLogProbs(torch.autograd.Function):
         with_entropy: bool,
         kernels: Any,
         chunk: int,
+        keeps_logits: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.kept = []
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             if kernels is not None:
+                raw = F.linear(hidden[rows], weight, bias)
                 chosen[rows], totals[rows], entropy[rows] = kernels.forward(
-                    F.linear(hidden[rows], weight, bias), targets[rows], head.scale / temperature
+                    raw, targets[rows], head.scale / temperature
                 )
+                if keeps_logits:
+                    ctx.kept.append(raw)
                 continue
             logits = head.logits(hidden[rows], temperature)
             totals[rows] = logits.logsumexp(1)
@@ -105,25 +127,29 @@ class _ChosenLogProbs(torch.autograd.Function):
         head = Head(weight, bias, scale, softcap)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight) if wants_weight else None
+        make_weight = torch.empty_like if len(hidden) else torch.zeros_like
+        grad_weight = make_weight(weight) if wants_weight else None
         grad_bias = torch.zeros_like(bias) if wants_bias else None
+        kept, ctx.kept = ctx.kept[::-1], []  # overwritten below, so a second backward has none
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             to_entropy = None if grad_entropy is None else grad_entropy[rows]
             given = targets[rows], totals[rows], entropy[rows], grad_chosen[rows], to_entropy
             if ctx.kernels is not None:
-                grads = F.linear(hidden[rows], weight, bias)  # the logits
+                # The logits, which the kernel replaces by their gradients.
+                grads = kept.pop() if kept else F.linear(hidden[rows], weight, bias)
                 ctx.kernels.backward_(grads, *given, scale / temperature)
             else:
                 grads = _logit_gradients(head, hidden[rows], temperature, *given)
             if grad_hidden is not None:
                 torch.mm(grads, weight, out=grad_hidden[rows])
             if grad_weight is not None:
-                grad_weight.addmm_(grads.T, hidden[rows])
+                # With a `beta` of 0, what is in the empty tensor has no effect, not even a NaN.
+                grad_weight.addmm_(grads.T, hidden[rows], beta=int(start > 0))
             if grad_bias is not None:
                 grad_bias += grads.sum(0)
             del grads  # before the next chunk
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, *[None] * 7
 
 
 def _logit_gradients(
