@@ -28,7 +28,7 @@ FORMS: dict[str, str] = {
     "engine.fused_forward": "a forward of fewer and larger operations",
     "engine.merged_lora": "LoRA adapters merged into a copy of the weights",
     "engine.openmp": "an idle thread releases its OpenMP threads",
-    "engine.prompt_cache": "a prompt of several sessions is computed once",
+    "engine.prompt_cache": "what prompts of several sessions begin with is computed once",
     "engine.sampling": "sampling as one kernel on a GPU",
     "engine.transposed": "matrix products with the tokens as columns on a CPU",
     "learner.adam_kernels": "a step of AdamW as one kernel on a GPU",

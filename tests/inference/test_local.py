@@ -194,6 +194,31 @@ def test_a_prompt_that_a_group_shares_is_computed_once(monkeypatch):
         assert same(alone, result)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_prompts_begin_with_is_computed_once(monkeypatch, deterministic):
+    model, common = make_model(), random_prompt(80, 1)
+    requests = [
+        GenerationRequest([*common, *random_prompt(10, seed)], 8, seed=seed, session=seed)
+        for seed in range(2, 10)
+    ]
+
+    def made():
+        engine = LocalEngine(model, deterministic=deterministic)
+        if deterministic:
+            engine._schedule._tile = 32  # of the sizes that it measured; whole chunks are copied
+        return engine
+
+    engine = made()
+    computed = count_computed(engine, monkeypatch)
+    together = run_all(engine, requests)
+    num_copied = 7 * (64 if deterministic else 80)
+    num_fed_back = sum(len(result.ids) - 1 for result in together)
+    assert sum(computed) == 8 * 90 - num_copied + num_fed_back
+    for request, result in zip(requests, together, strict=True):
+        (alone,) = run_all(made(), [request])
+        assert same(alone, result) if deterministic else alone.ids == result.ids
+
+
 def test_a_long_prompt_is_computed_in_chunks_while_others_go_on():
     model = make_model()
     engine = LocalEngine(model, prefill_tokens=8, deterministic=False)

@@ -113,6 +113,50 @@ def test_a_prompt_is_not_cut_for_a_few_tokens(monkeypatch, length, first):
     assert turn.ids == sampled_alone(turn.request, 3)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_prompts_that_begin_alike_compute_the_beginning_once(monkeypatch, deterministic):
+    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=deterministic)
+    common = prompt_of(100, 1)
+    turns = [make_turn([*common, *prompt_of(10, seed)], 3, seed, seed) for seed in range(2, 6)]
+    engine.waiting.extend(turns)
+    engine.step()
+    assert len(engine._schedule.running) == 1  # the others wait for it
+    while len(engine._schedule.running) == 1:
+        engine._schedule.admit(engine.waiting)
+        copied = [session.num_cached for session in engine._schedule.running[1:]]
+        engine.step(may_admit=False)
+    assert copied == [96 if deterministic else 100] * 3  # whole chunks of 16 tokens
+    engine.finish()
+    for turn in turns:
+        assert turn.ids == sampled_alone(turn.request, 3)
+
+
+def test_a_short_common_beginning_is_copied_but_not_waited_for(monkeypatch):
+    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=False)
+    common = prompt_of(70, 1)
+    first, second, late = (
+        make_turn([*common, *prompt_of(200, seed)], 20, seed, seed) for seed in (2, 3, 4)
+    )
+    engine.waiting.extend([first, second])
+    engine.step()
+    assert len(engine._schedule.running) == 2
+    engine._schedule.admit(deque([late]))
+    assert engine._schedule.running[-1].num_cached == 70
+    engine.finish()
+    assert late.ids == sampled_alone(late.request, 20)
+
+
+def test_a_beginning_computed_with_old_weights_is_not_copied(monkeypatch):
+    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=False)
+    common = prompt_of(100, 1)
+    engine.waiting.append(make_turn([*common, 1], 50, 0, "old"))
+    engine.step()
+    engine._schedule.renew(keeps_cache=True)
+    engine._schedule.admit(deque([make_turn([*common, 2], 3, 0, "new")]))
+    assert [session.num_cached for session in engine._schedule.running] == [101, 0]
+    engine.finish()
+
+
 class Traffic(RuleBasedStateMachine):
     """Turns of many conversations over a small cache, aborted, overdue, ended and updated."""
 
@@ -148,6 +192,16 @@ class Traffic(RuleBasedStateMachine):
     def begin_a_group_with_a_shared_prompt(self, which, keys, max_tokens):
         for key in keys:
             self.submit(prompt_of([100, 50][which], which), max_tokens, key)
+
+    @rule(
+        keys=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
+        num_common=st.integers(60, 100),
+        length=st.integers(1, 40),
+    )
+    def begin_with_the_same_tokens_as_others(self, keys, num_common, length):
+        for key in keys:
+            own = prompt_of(length, self.number)
+            self.submit([*prompt_of(100, 0)[:num_common], *own], 5, key)
 
     @rule(length=st.integers(1, 150), key=st.none() | st.integers(0, 5), late=st.booleans())
     def begin_with_a_prompt_of_its_own(self, length, key, late):

@@ -10,7 +10,8 @@ The engine's thread calls this before each step. The rules:
   least recently used first; if none is idle, the youngest running turn is preempted. Its tokens are
   computed again later, before any new turn is admitted, so the oldest turn always makes progress.
 - A session that branches off another one copies the KV cache of the tokens before the branch.
-- Turns with the same prompt wait while the first of them computes it, then copy its cache.
+- Turns with the same prompt wait while the first of them computes it, then copy its cache. Turns
+  whose prompts begin alike do so with the common part, if it is at least half of the prompt.
 - In batch-invariant mode a forward holds at most `tile` tokens, and an evicted session is computed
   again in the same chunks, so that a turn's bits do not depend on the rest of the batch.
 """
@@ -22,6 +23,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from turnwise.errors import ConfigError
 from turnwise.inference.local.kv_cache import KVCache
+from turnwise.inference.local.prefix_index import PrefixIndex
 from turnwise.inference.local.prompt_cache import PromptCache, prompt_key
 from turnwise.inference.local.session import Session
 from turnwise.inference.turns import EngineTurn
@@ -55,6 +57,7 @@ class Schedule:
         self.preempted: deque[Session] = deque()
         """Sessions whose cache was taken for older turns; they resume before new turns."""
         self.prompt_cache = PromptCache()
+        self._prefixes = PrefixIndex()
         self._kv_cache = kv_cache
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
@@ -107,7 +110,11 @@ class Schedule:
                     continue
                 elif turn.request.branch_of is not None:
                     self._begin_branch(session, *turn.request.branch_of)
+                elif not self._begin_with_prefix(session):
+                    index += 1
+                    continue
                 computing.add(session.prompt_key)
+                self._prefixes.add(session)
             del waiting[index]
             session.turn = turn
             if session.key is not None:
@@ -164,6 +171,28 @@ class Schedule:
         if num_cached >= 1:
             self._copy_cache(source, session, num_cached)
 
+    def _begin_with_prefix(self, session: Session) -> bool:
+        """Copy the KV cache of a beginning that a new session has in common with another one.
+
+        Returns False while the other one still computes it, and it is worth waiting for. In
+        batch-invariant mode whole chunks are copied: those that the session would compute itself.
+        """
+        found = self._prefixes.find(session)
+        if found is None:
+            return True
+        source, num_tokens = found
+        cuts = [] if self._tile is None else list(range(self._tile, num_tokens + 1, self._tile))
+        if self._tile is not None:
+            num_tokens = len(cuts) * self._tile
+        if not num_tokens:
+            return True
+        if source.num_cached < num_tokens:
+            is_computing = source.turn is not None and source not in self.preempted
+            return not is_computing or 2 * num_tokens < len(session.ids)
+        if source.chunk_ends[: len(cuts)] == cuts and self._copy_cache(source, session, num_tokens):
+            session.chunk_ends = cuts
+        return True
+
     def _copy_cache(self, source: Session, session: Session, num_tokens: int) -> bool:
         """Copy the first tokens of a cached session to a new one, if there is memory for it."""
         source.last_used = self._time
@@ -209,6 +238,7 @@ class Schedule:
         cache, or computes it again.
         """
         self.prompt_cache.clear()
+        self._prefixes.clear()
         for session in {*self._sessions.values(), *self.running, *self.preempted}:
             in_prompt = session.turn is not None and not session.turn.ids
             if in_prompt or not keeps_cache:
@@ -272,6 +302,7 @@ class Schedule:
         if session.region is not None:
             self._kv_cache.free(session.region)
         self.prompt_cache.forget(session)
+        self._prefixes.forget(session)
         session.region = None
         session.num_cached = 0
 
