@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,8 +166,11 @@ class PPOBatch:
         )
 
     def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PPOBatch:
-        changed: dict[str, Any] = {name: change(x) for name, x in self._tensors()}
-        return dataclasses.replace(self, **changed)
+        # Not checked again: on a GPU that would wait for what it computes.
+        changed = copy.copy(self)
+        for name, tensor in self._tensors():
+            setattr(changed, name, change(tensor))
+        return changed
 
     @property
     def behaviour_log_probs(self) -> torch.Tensor:

@@ -83,8 +83,8 @@ class MasterAdamW:
         halves = [p for p in self._parameters.values() if _is_half(p)]
         self._kernels = None if offload else _kernels_for(halves)
         """The kernels that step the parameters in half precision, where they can."""
-        self._prepared: list[Any] | None = None
-        """What the kernels step, once all gradients are there."""
+        self._prepared: tuple[float, Any] | None = None
+        """The learning rate and what the kernels step, once all gradients are there."""
         self._half: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
@@ -188,13 +188,13 @@ class MasterAdamW:
             self._adam.zero_grad()
             self._copy_to_modules(names)
 
-    def prepare_step(self) -> None:
+    def prepare_step(self, learning_rate: float) -> None:
         """Collect what kernels read in the next step, while the device may still compute."""
         if self._kernels is None:
             return
+        steps = []
         groups = self._adam.param_groups
         decays = {master: group["weight_decay"] for group in groups for master in group["params"]}
-        self._prepared = []
         for name in self._half:
             master, gradient = self._masters[name], self._sums[name].grad
             if gradient is None:
@@ -206,23 +206,22 @@ class MasterAdamW:
                 state["exp_avg_sq"] = torch.zeros_like(master)
             weight = local_shard(self._parameters[name].detach())
             tensors = (weight, master, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"])
-            self._prepared.append(
-                self._kernels.Step(*tensors, int(state["step"]) + 1, decays[master])
-            )
+            steps.append(self._kernels.Step(*tensors, int(state["step"]) + 1, decays[master]))
+        prepared = self._kernels.prepare(
+            steps, learning_rate=learning_rate, betas=groups[0]["betas"]
+        )
+        self._prepared = learning_rate, prepared
 
     def _step_by_kernels(self, learning_rate: float, gradient_scale: float) -> None:
         """Step the parameters in half precision, and free their gradients."""
         if self._kernels is None:
             return
-        if self._prepared is None:
-            self.prepare_step()
+        if self._prepared is None or self._prepared[0] != learning_rate:
+            self.prepare_step(learning_rate)
+        assert self._prepared is not None
         group = self._adam.param_groups[0]
         self._kernels.step_(
-            self._prepared,
-            scale=gradient_scale,
-            learning_rate=learning_rate,
-            betas=group["betas"],
-            epsilon=group["eps"],
+            self._prepared[1], scale=gradient_scale, betas=group["betas"], epsilon=group["eps"]
         )
         self._prepared = None
         for name in self._half:

@@ -196,8 +196,12 @@ def _pack(
         # Where the tokens of this episode are among the N; those of its prompt may be another's.
         prompt_start = starts[owners[row]]
         prompt = np.arange(prompt_start, prompt_start + borrowed[row])
-        places = np.concatenate([prompt, np.arange(start, start + count)])
         own = () if branches is None else branches[rows[row]]
+        if not own:
+            lengths.append(count)
+            prefixes.append(prompt)
+            continue
+        places = np.concatenate([prompt, np.arange(start, start + count)])
         begins = [0, *(begin for begin, _ in own)]
         for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
             num_shared = borrowed[row] if begin == 0 else 0
@@ -206,10 +210,10 @@ def _pack(
             prefixes.append(np.concatenate([places[:num_shared], *context]))
     # Row by row, so that the episodes come one after the other.
     row_of = np.arange(len(rows)).repeat(counts)
-    columns = np.flatnonzero(computed) % computed.shape[1]
-    positions = np.concatenate(
-        [np.arange(n) + len(prefix) for n, prefix in zip(lengths, prefixes, strict=True)]
-    )
+    columns = np.broadcast_to(np.arange(computed.shape[1]), computed.shape)[computed]
+    firsts = list(accumulate(lengths, initial=0))
+    shifts = [len(prefix) - first for prefix, first in zip(prefixes, firsts, strict=False)]
+    positions = np.arange(len(columns)) + np.repeat(shifts, lengths)
     targets = np.flatnonzero(sampled[rows][computed])
     if (positions[targets] == 0).any():
         raise ConfigError(
@@ -218,7 +222,7 @@ def _pack(
         )
     # The token before the first one of a segment is the last of its prefix.
     before = np.arange(-1, len(columns) - 1)
-    for first, prefix in zip(accumulate(lengths, initial=0), prefixes, strict=False):
+    for first, prefix in zip(firsts, prefixes, strict=False):
         if len(prefix):
             before[first] = prefix[-1]
     return Pack(

@@ -97,8 +97,8 @@ class Learner(Scorer):
         A minibatch whose loss or gradient is not finite is counted in `num_skipped_steps` and in no
         other metric; where all were skipped, the metrics of the loss are missing.
         """
-        batch = batch.to(self.model.device)
-        run, options, num_tokens = _Update(batch), self.options, batch.num_policy_tokens
+        num_tokens, batch = batch.num_policy_tokens, batch.to(self.model.device)
+        run, options = _Update(batch), self.options
         before = self._log_probs_before(batch)
         if before is None:
             run.first_pass = torch.zeros(batch.input_ids.shape, device=self.model.device)
@@ -322,7 +322,8 @@ class Learner(Scorer):
         if self.workers.num_workers > 1 and self.workers.reduces_gradients:
             self.optimizer.all_reduce_gradients(self.workers.all_reduce)
         norm = self.workers.global_norm(self.optimizer.gradient_norm())
-        self.optimizer.prepare_step()  # before the next line, which waits for the device
+        # Before the next line, which waits for the device.
+        self.optimizer.prepare_step(self.learning_rate)
         norm_value, loss_value = torch.stack([norm, loss]).tolist()
         if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
             self.optimizer.zero_grad()

@@ -109,19 +109,26 @@ def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[torch.Tenso
     return tuple(table.to(device) for table in tables)
 
 
-def step_(
-    steps: Sequence[Step],
-    *,
-    scale: float,
-    learning_rate: float,
-    betas: tuple[float, float],
-    epsilon: float,
-) -> None:
-    """Make the steps of some parameters, with gradients multiplied by `scale`."""
+@dataclass(frozen=True)
+class PreparedSteps:
+    """The steps of parameters of one precision, as the kernel reads them."""
+
+    steps: Sequence[Step]
+    """Keeps the tensors alive, of which the kernel gets the addresses."""
+    pointers: torch.Tensor
+    rates: torch.Tensor
+    is_aligned: bool
+
+
+def prepare(
+    steps: Sequence[Step], *, learning_rate: float, betas: tuple[float, float]
+) -> list[PreparedSteps]:
+    """Return what `step_` takes, without waiting for the device."""
     kinds: dict[tuple[torch.dtype, torch.dtype], list[Step]] = {}
     for step in steps:
         kinds.setdefault((step.weight.dtype, step.gradient.dtype), []).append(step)
-    for types, of_one_kind in kinds.items():
+    found = []
+    for of_one_kind in kinds.values():
         device = of_one_kind[0].master.device
         tensors = [(s.weight, s.master, s.gradient, s.mean, s.mean_square) for s in of_one_kind]
         pointers = torch.tensor([[x.data_ptr() for x in row] for row in tensors])
@@ -133,13 +140,31 @@ def step_(
             )
             for s in of_one_kind
         ]
-        sizes, starts, owners = _programs(tuple(s.master.numel() for s in of_one_kind), device)
+        found.append(
+            PreparedSteps(
+                of_one_kind,
+                pointers.to(device, non_blocking=True),
+                torch.tensor(rates, dtype=torch.float32).to(device, non_blocking=True),
+                bool((pointers % 16 == 0).all()),
+            )
+        )
+    return found
+
+
+def step_(
+    prepared: Sequence[PreparedSteps], *, scale: float, betas: tuple[float, float], epsilon: float
+) -> None:
+    """Make the steps of some parameters, with gradients multiplied by `scale`."""
+    for kind in prepared:
+        first = kind.steps[0]
+        numbers = tuple(step.master.numel() for step in kind.steps)
+        sizes, starts, owners = _programs(numbers, first.master.device)
         if not len(owners):  # shards of nothing
             continue
         _step_kernel[(len(owners),)](
-            pointers.to(device), torch.tensor(rates, dtype=torch.float32).to(device),
-            sizes, starts, owners, scale, *betas, epsilon, *(_TYPES[dtype] for dtype in types),
-            bool((pointers % 16 == 0).all()), _SIZE, num_warps=8,
+            kind.pointers, kind.rates, sizes, starts, owners, scale, *betas, epsilon,
+            _TYPES[first.weight.dtype], _TYPES[first.gradient.dtype], kind.is_aligned, _SIZE,
+            num_warps=8,
         )  # fmt: skip
 
 
@@ -158,13 +183,9 @@ def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
             parameter.grad = slope.float() * 0.5
         adam.step()
         rows = zip(weights, masters, slopes, moments, strict=True)
-        step_(
-            [Step(w, master, slope, m, v, number, 0.1) for w, master, slope, (m, v) in rows],
-            scale=0.5,
-            learning_rate=1e-2,
-            betas=(0.9, 0.95),
-            epsilon=1e-8,
-        )
+        steps = [Step(w, master, slope, m, v, number, 0.1) for w, master, slope, (m, v) in rows]
+        prepared = prepare(steps, learning_rate=1e-2, betas=(0.9, 0.95))
+        step_(prepared, scale=0.5, betas=(0.9, 0.95), epsilon=1e-8)
     rounding = 1e-5 if dtype == torch.float32 else 1e-2
     return all(
         torch.allclose(master, p.detach(), rtol=1e-5, atol=1e-6)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
@@ -74,17 +75,21 @@ class Episodes:
         """Return where each segment and what it attends to are."""
         if device not in self._spans:
             starts = list(accumulate(self.lengths, initial=0))
-            keys = [torch.arange(a, b) for a, b in pairwise(starts)]
-            if self.has_prefixes:
-                keys = [torch.cat(both) for both in zip(self.prefixes, keys, strict=True)]
-            offsets = list(accumulate(map(len, keys), initial=0))
-            at = torch.cat(keys).to(device)
+            before = [x.numpy() for x in self.prefixes] or [np.arange(0)] * len(self.lengths)
+            own = [np.arange(a, b) for a, b in pairwise(starts)]
+            both = list(zip(before, own, strict=True))
+            numbers = [len(prefix) + len(segment) for prefix, segment in both]
+            # By numpy, and without waiting for copies: the device has nothing to do meanwhile.
+            at = torch.from_numpy(np.concatenate([part for each in both for part in each]))
+            at = at.to(device, non_blocking=True)
+            offsets = torch.tensor([starts, list(accumulate(numbers, initial=0))]).int()
+            offsets = offsets.to(device, non_blocking=True)
             tokens, copies = at.sort(stable=True)
             self._spans[device] = Spans(
-                torch.tensor(starts, dtype=torch.int32).to(device),
-                torch.tensor(offsets, dtype=torch.int32).to(device),
+                offsets[0],
+                offsets[1],
                 max(self.lengths),
-                max(map(len, keys)),
+                max(numbers),
                 at,
                 copies,
                 torch.searchsorted(tokens, torch.arange(starts[-1] + 1, device=device)),
