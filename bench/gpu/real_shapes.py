@@ -66,7 +66,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "heads": (28, 4),
     },
 }
-NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+NAMES = {"local": "local", "vllm": "vLLM", "sglang": "SGLang"}
 PEAK_FLOPS = 989e12
 """The peak of an H200 in bfloat16, without sparsity."""
 
@@ -180,9 +180,9 @@ def time_sampling(arguments: argparse.Namespace) -> None:
     """Time the local engine with all weights, merged adapters and unmerged ones, or another."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     num_rows, rank = arguments.groups * arguments.members, arguments.lora
-    ways = {"full model" if arguments.backend == "local" else NAMES[arguments.backend]: 0}
+    ways = {NAMES[arguments.backend]: 0}
     if rank:
-        ways |= {"LoRA, merged": rank, "LoRA, not merged": rank}
+        ways = {"all weights": 0, "LoRA, merged": rank, "LoRA, not merged": rank}
     work = f"{num_rows} x ({arguments.prompt} + {arguments.sampled})"
     if arguments.turns > 1:
         work += f", {arguments.turns} turns"
@@ -207,13 +207,14 @@ def time_sampling(arguments: argparse.Namespace) -> None:
         described = f"{speed:,.0f} tokens/s, {name} {value:.3g}"
         print(f"sampling, {arguments.shape}, {work}, {way}: {described}", flush=True)
         if arguments.record:
-            record(f"gpu/sampling/{arguments.shape}, {work}/{way}", figures, device)
+            kind = "lora_sampling" if rank else "sampling"
+            record(f"gpu/{kind}/{arguments.shape}, {work}/{way}", figures, device)
         del engine
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
     if rank:
-        extra = seconds["LoRA, merged"] / seconds["full model"] - 1
+        extra = seconds["LoRA, merged"] / seconds["all weights"] - 1
         print(f"merged adapters take {extra:+.0%} time, bar +5%")
 
 
@@ -278,7 +279,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="of another engine")
-    parser.add_argument("--backend", choices=("local", *NAMES), default="local")
+    parser.add_argument("--backend", choices=NAMES, default="local")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK")
     parser.add_argument("--offload", action="store_true", help="the optimiser on the CPU")
