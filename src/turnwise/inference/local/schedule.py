@@ -92,8 +92,13 @@ class Schedule:
         """
         ready: list[tuple[Session, int]] = []
         computing = {s.prompt_key for s in self.running if s.turn is not None and not s.turn.ids}
-        index = 0  # of the next turn to look at; those before it are postponed
-        while index < len(waiting) and len(self.running) < self._max_batch_size:
+        # Of the next turn to look at; those before it are postponed. Thousands may wait for a
+        # prompt: looking at all of them would take too long.
+        index = 0
+        while (
+            index < min(len(waiting), self._max_batch_size)
+            and len(self.running) < self._max_batch_size
+        ):
             turn = waiting[index]
             if _is_over(turn):
                 del waiting[index]
