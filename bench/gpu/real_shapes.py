@@ -8,9 +8,10 @@
     python bench/gpu/real_shapes.py --sample --shape 7B                the local engine instead
     python bench/gpu/real_shapes.py --sample --groups 32               256 at once
     python bench/gpu/real_shapes.py --sample --turns 6 --sampled 64    with 256 tokens in between
+    python bench/gpu/real_shapes.py --sample --all                     these three on one engine
     python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      merged and not
-    python bench/gpu/real_shapes.py --sample --backend vllm            vLLM instead
-    python bench/gpu/real_shapes.py --sample --backend sglang attention_backend=fa3
+    python bench/gpu/real_shapes.py --sample --all --backend vllm      vLLM instead
+    python bench/gpu/real_shapes.py --sample --all --backend sglang attention_backend=fa3
     python bench/gpu/real_shapes.py --shape tiny       to see that everything runs; any device
 
 An update is timed with each of the fast forms in turn left out: the shared prompts and the kernels.
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -67,6 +69,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 NAMES = {"local": "local", "vllm": "vLLM", "sglang": "SGLang"}
+WORKS: list[dict[str, int]] = [{}, {"groups": 32}, {"turns": 6, "sampled": 64}]
+"""What `--all` samples: 64 and 256 at once, and 64 conversations of several turns."""
 PEAK_FLOPS = 989e12
 """The peak of an H200 in bfloat16, without sparsity."""
 
@@ -179,36 +183,31 @@ def time_update(arguments: argparse.Namespace) -> None:
 def time_sampling(arguments: argparse.Namespace) -> None:
     """Time the local engine with all weights, merged adapters and unmerged ones, or another."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    num_rows, rank = arguments.groups * arguments.members, arguments.lora
+    rank, works = arguments.lora, [arguments]
     ways = {NAMES[arguments.backend]: 0}
     if rank:
         ways = {"all weights": 0, "LoRA, merged": rank, "LoRA, not merged": rank}
-    work = f"{num_rows} x ({arguments.prompt} + {arguments.sampled})"
-    if arguments.turns > 1:
-        work += f", {arguments.turns} turns"
+    if arguments.all:
+        works = [argparse.Namespace(**(vars(arguments) | changes)) for changes in WORKS]
     seconds = {}
     for way, own_rank in ways.items():
         forms = ("engine.merged_lora",) if way == "LoRA, not merged" else ()
         with plain_mode(forms):
             engine, vocab_size, starting = make_engine(arguments, own_rank, device)
         with engine:
-            # The first rounds capture graphs of the sizes that they meet.
-            rounds = range(2 + arguments.repeats)
-            found = [timed_sampling(engine, vocab_size, i, arguments) for i in rounds]
-            seconds[way] = median(found[2:])
-            figures = {"tokens/s": num_rows * arguments.turns * arguments.sampled / seconds[way]}
-            if arguments.backend == "local":
-                started = time.perf_counter()
-                engine.update_weights(None)
-                figures["publish s"] = time.perf_counter() - started
-            else:
-                figures["start s"] = starting
-        speed, (name, value) = figures["tokens/s"], list(figures.items())[1]
-        described = f"{speed:,.0f} tokens/s, {name} {value:.3g}"
-        print(f"sampling, {arguments.shape}, {work}, {way}: {described}", flush=True)
-        if arguments.record:
-            kind = "lora_sampling" if rank else "sampling"
-            record(f"gpu/{kind}/{arguments.shape}, {work}/{way}", figures, device)
+            numbers = count()
+            for work in works:
+                # The first rounds capture graphs of the sizes that they meet.
+                rounds = islice(numbers, 2 + work.repeats)
+                found = [timed_sampling(engine, vocab_size, i, work) for i in rounds]
+                seconds[way] = median(found[2:])
+                num_tokens = work.groups * work.members * work.turns * work.sampled
+                figures = {"tokens/s": num_tokens / seconds[way], "start s": starting}
+                if arguments.backend == "local":
+                    started = time.perf_counter()
+                    engine.update_weights(None)
+                    figures["publish s"] = time.perf_counter() - started
+                report(work, way, figures, device)
         del engine
         gc.collect()
         if device == "cuda":
@@ -216,6 +215,19 @@ def time_sampling(arguments: argparse.Namespace) -> None:
     if rank:
         extra = seconds["LoRA, merged"] / seconds["all weights"] - 1
         print(f"merged adapters take {extra:+.0%} time, bar +5%")
+
+
+def report(work: argparse.Namespace, way: str, figures: dict[str, float], device: str) -> None:
+    """Print the figures of a work, and record them if that was asked for."""
+    name = f"{work.shape}, {work.groups * work.members} x ({work.prompt} + {work.sampled})"
+    if work.turns > 1:
+        name += f", {work.turns} turns"
+    speed, *others = figures.items()
+    described = ", ".join(f"{what} {value:.3g}" for what, value in others)
+    print(f"sampling, {name}, {way}: {speed[1]:,.0f} {speed[0]}, {described}", flush=True)
+    if work.record:
+        kind = "lora_sampling" if work.lora else "sampling"
+        record(f"gpu/{kind}/{name}/{way}", figures, device)
 
 
 def make_engine(arguments: argparse.Namespace, rank: int, device: str) -> tuple[Any, int, float]:
@@ -284,6 +296,7 @@ def main() -> int:
     parser.add_argument("--lora", type=int, default=0, metavar="RANK")
     parser.add_argument("--offload", action="store_true", help="the optimiser on the CPU")
     parser.add_argument("--sample", action="store_true", help="time sampling, not the update")
+    parser.add_argument("--all", action="store_true", help="sample 64, 256 and six turns")
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=512)
