@@ -7,7 +7,7 @@ beginning is found without comparing prompts with each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
 from turnwise.inference.local.session import Session
 
@@ -47,7 +47,9 @@ class PrefixIndex:
         if not owners:
             return None
         source = max(owners, key=lambda owner: owner.num_cached)
-        return source, _num_common(source.ids, session.ids[:-1])
+        assert source.prompt_key is not None
+        num_tokens = _num_common(source.prompt_key, session.prompt_key)
+        return source, min(num_tokens, len(session.ids) - 1)
 
     def forget(self, session: Session) -> None:
         """Drop a session whose KV cache was evicted."""
@@ -73,13 +75,9 @@ def _hashes(key: bytes) -> list[int]:
     return numbers
 
 
-def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _num_common(*keys: bytes) -> int:
+    """Return how many tokens two prompts have in common at their beginning."""
+    length = min(map(len, keys)) // _TOKEN_BYTES
+    first, second = (np.frombuffer(key, np.int64, length) for key in keys)
+    differs = np.flatnonzero(first != second)
+    return int(differs[0]) if len(differs) else length
