@@ -28,22 +28,27 @@ class Uneven(BaseEnvironment):
         return "?"
 
 
+def history_of(folder, *overrides):
+    """The metrics of twelve asynchronous steps with these settings."""
+    own = [
+        f"checkpoint.output_dir={folder}",
+        "training.adv_estimator=grpo",
+        "training.group_size=4",
+        "training.batch_size=16",
+    ]
+    with Trainer(ConfigStore.load(overrides=[*own, *overrides]), Uneven) as trainer:
+        trainer.fit(1, 12)
+        return trainer.metrics_history
+
+
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_episodes_are_played_while_the_learner_computes(tmp_path, lora_rank):
-    config = ConfigStore.load(
-        overrides=[
-            f"checkpoint.output_dir={tmp_path}",
-            "training.adv_estimator=grpo",
-            "training.group_size=4",
-            "training.batch_size=16",
-            "training.max_staleness=4",
-            f"training.lora_rank={lora_rank}",
-            "inference.max_tokens=8",
-        ]
+    history = history_of(
+        tmp_path,
+        "training.max_staleness=4",
+        f"training.lora_rank={lora_rank}",
+        "inference.max_tokens=8",
     )
-    with Trainer(config, Uneven) as trainer:
-        trainer.fit(1, 12)
-        history = trainer.metrics_history
     assert [metrics["num_steps"] for metrics in history] == [1] * 12
     assert any("weights_behind" in metrics for metrics in history)
     assert all(metrics.get("weights_behind", 0) <= 4 for metrics in history)
@@ -52,20 +57,12 @@ def test_episodes_are_played_while_the_learner_computes(tmp_path, lora_rank):
 
 def test_what_is_sampled_during_an_update_has_the_log_probs_of_the_learner(tmp_path):
     """Engine and learner compute at once: neither may read memory that the other writes."""
-    config = ConfigStore.load(
-        overrides=[
-            f"checkpoint.output_dir={tmp_path}",
-            "training.adv_estimator=grpo",
-            "training.group_size=4",
-            "training.batch_size=16",
-            "training.max_staleness=2",
-            "training.learning_rate=1e-12",
-            "model.dtype=float32",
-            "inference.max_tokens=64",
-        ]
+    history = history_of(
+        tmp_path,
+        "training.max_staleness=2",
+        "training.learning_rate=1e-12",
+        "model.dtype=float32",
+        "inference.max_tokens=64",
     )
-    with Trainer(config, Uneven) as trainer:
-        trainer.fit(1, 12)
-        history = trainer.metrics_history
     assert any("weights_behind" in metrics for metrics in history)
     assert all(metrics["gap_max"] < 1e-3 for metrics in history)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from turnwise.learner.model import PolicyValueModel
+from turnwise.learner.tensor_file import rows_of_shard
 from turnwise.models.empty import device_of, is_empty, stored_names
 
 
@@ -63,10 +64,8 @@ def _read_shards(model: Any) -> None:
     stored = stored_names(model)
     for name, parameter in model.named_parameters():
         if name in stored:
-            size = -(-len(parameter) // number)
-            start = min(rank * size, len(parameter))
-            own = local_shard(parameter)
-            own.copy_(model.weight_files.read(stored[name], start, start + len(own)))
+            rows = rows_of_shard(len(parameter), rank, number)
+            local_shard(parameter).copy_(model.weight_files.read(stored[name], *rows))
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
