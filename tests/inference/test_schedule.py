@@ -43,6 +43,7 @@ class SteppedEngine(LocalEngine):
         known = {*schedule._sessions.values(), *schedule.running, *schedule.preempted}
         regions = [session.region for session in known if session.region is not None]
         assert len(set(regions)) == len(regions)
+        assert schedule._prefixes._entries.keys() <= known
         return sum(self._runner.kv_cache.capacity(region) for region in regions)
 
 
@@ -246,6 +247,7 @@ class Traffic(RuleBasedStateMachine):
             self.engine.step(may_admit=False)
         assert not self.engine._active_turns()
         self.engine._schedule.forget_all()
+        assert not self.engine._schedule._prefixes._entries  # nothing of the old weights is found
 
     @rule(number=st.integers(1, 4))
     def step(self, number):
