@@ -186,9 +186,10 @@ class Schedule:
         if found is None:
             return True
         source, num_tokens = found
-        cuts = [] if self._tile is None else list(range(self._tile, num_tokens + 1, self._tile))
+        cuts: list[int] = []
         if self._tile is not None:
-            num_tokens = len(cuts) * self._tile
+            num_tokens -= num_tokens % self._tile
+            cuts = list(range(self._tile, num_tokens + 1, self._tile))
         if not num_tokens:
             return True
         if source.num_cached < num_tokens:

@@ -6,7 +6,7 @@ accumulates the gradient of the head in one tensor instead of one [vocabulary ×
 
 On a GPU two kernels replace the passes over a float32 copy of the logits (`log_prob_kernels.py`).
 Where it has memory to spare, the logits are one chunk that is kept for the backward: the numbers
-are the same, and a matrix product of three is saved.
+are the same, and one matrix product of four is saved.
 """
 
 from __future__ import annotations
