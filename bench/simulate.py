@@ -226,7 +226,7 @@ def recorded_model(name: str) -> Model:
 
 
 def recorded_sampling(name: str, num_sequences: int) -> float:
-    work = f"gpu/sampling/{name}, {num_sequences} x (512 + 256)/full model"
+    work = f"gpu/sampling/{name}, {num_sequences} x (512 + 256)/local"
     return recorded(work, "tokens/s")
 
 

@@ -1,6 +1,7 @@
 """Every measured figure in README.md and docs/ comes from bench/results.jsonl, and is marked so."""
 
 import datetime
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -105,3 +106,10 @@ def test_a_benchmark_replaces_the_line_of_its_work(tmp_path, monkeypatch):
     assert results["x/a"]["figures"] == {"ms": 2.0}
     assert results["x/b"]["figures"] == {"ms": [0.1, 2]}
     assert results["x/a"]["command"] == "python bench/algo.py --quick"
+
+
+def test_the_simulation_finds_the_figures_that_it_starts_from(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    simulate = importlib.import_module("simulate")
+    for name in simulate.MODELS:
+        assert simulate.recorded_model(name).sampling > 0
