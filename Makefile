@@ -54,7 +54,7 @@ test-examples:  ## examples/ in quick mode, the docs, a notebook, SmolLM2, runs 
 	scripts/pytest_twice.sh $$py tests/examples $(LENGTHY) -n 2
 
 .PHONY: test-faults
-test-faults:  ## kill training runs and workers on Ray with kill -9; TURNWISE_THOROUGH=1: more often
+test-faults:  ## signals, kill -9, user code that hangs or fails; TURNWISE_THOROUGH=1: more kills
 	@py=$(call env,dev)
 	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests/faults -n 2 --dist loadfile
 
