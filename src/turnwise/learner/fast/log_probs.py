@@ -5,8 +5,8 @@ takes less memory than checkpointing each chunk: it saves one number per token, 
 accumulates the gradient of the head in one tensor instead of one [vocabulary × width] per chunk.
 
 On a GPU two kernels replace the passes over a float32 copy of the logits (`log_prob_kernels.py`).
-Where it has memory to spare, the logits are one chunk that is kept for the backward: the numbers
-are the same, and one matrix product of four is saved.
+Where it has memory to spare, the logits are one chunk that is kept for the backward, which saves
+one matrix product of four.
 """
 
 from __future__ import annotations
