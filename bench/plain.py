@@ -214,6 +214,8 @@ def measure(form: str, work: Work, options: argparse.Namespace) -> tuple[float, 
                 step()
                 if repeat:  # the first one warms up
                     taken.append(now(options) - start)
+        if repeat and times[0][-1] > 5 * times[1][-1]:
+            break  # so large a gain needs no median
     memory = None
     if work.measures_memory:
         held = []

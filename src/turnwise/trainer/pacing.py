@@ -78,10 +78,6 @@ class Pacer:
         """Groups that have started and are not trained on."""
         return len(self._started)
 
-    @property
-    def num_finished(self) -> int:
-        return sum(group.is_finished for group in self._started.values())
-
     def start(self) -> Draw | None:
         """Start the next group; return None if none may start now."""
         # The update that is being computed has its batch already.
