@@ -51,6 +51,26 @@ def test_a_request_gets_the_same_bits_alone_and_among_63_others(name):
         assert same(alone, together[i])
 
 
+@pytest.mark.parametrize("inner", [64, 97])
+@pytest.mark.parametrize("name", ["llama", "wide-llama"])
+def test_a_turn_that_decodes_beside_long_prompts_gets_the_bits_that_it_gets_alone(name, inner):
+    """Its row is one of many in a forward then, of which only some have logits."""
+    model = make_model(name, max_position_embeddings=1500, intermediate_size=inner)
+    lengths = [600, 700, 1100, 1103, 1106]
+    requests = [GenerationRequest(random_prompt(n, n), 6, seed=n) for n in lengths]
+    together = run_all(LocalEngine(model, prefill_tokens=500), requests)
+    for request, result in zip(requests, together, strict=True):
+        (alone,) = run_all(LocalEngine(model), [request])
+        assert same(alone, result)
+
+
+def test_tokens_as_columns_are_as_many_as_leave_no_remainder():
+    """Torch computes the last elements of a tensor by other code, and with it their rounding."""
+    sizes = LocalEngine(make_model("wide-llama", intermediate_size=97))._runner.sizes
+    assert all(97 * size % 64 == 0 for size in sizes) or sizes == [1]
+    assert 1 not in LocalEngine(make_model("wide-llama"))._runner.sizes[:-1]
+
+
 @pytest.mark.parametrize("name", ["wide-llama", "wide-qwen3"])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_tokens_as_columns_have_the_log_probs_of_a_plain_forward(name, deterministic):
@@ -196,27 +216,55 @@ def test_a_prompt_that_a_group_shares_is_computed_once(monkeypatch):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_what_prompts_begin_with_is_computed_once(monkeypatch, deterministic):
-    model, common = make_model(), random_prompt(80, 1)
+    model, common = make_model(max_position_embeddings=512), random_prompt(300, 1)
     requests = [
         GenerationRequest([*common, *random_prompt(10, seed)], 8, seed=seed, session=seed)
         for seed in range(2, 10)
     ]
-
-    def made():
-        engine = LocalEngine(model, deterministic=deterministic)
-        if deterministic:
-            engine._schedule._tile = 32  # of the sizes that it measured; whole chunks are copied
-        return engine
-
-    engine = made()
+    engine = LocalEngine(model, deterministic=deterministic)
     computed = count_computed(engine, monkeypatch)
     together = run_all(engine, requests)
-    num_copied = 7 * (64 if deterministic else 80)
+    num_copied = 7 * (300 - 300 % engine._schedule._block)
     num_fed_back = sum(len(result.ids) - 1 for result in together)
-    assert sum(computed) == 8 * 90 - num_copied + num_fed_back
+    assert sum(computed) == 8 * 310 - num_copied + num_fed_back
     for request, result in zip(requests, together, strict=True):
-        (alone,) = run_all(made(), [request])
+        (alone,) = run_all(LocalEngine(model, deterministic=deterministic), [request])
         assert same(alone, result) if deterministic else alone.ids == result.ids
+
+
+@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("wide-qwen3", 1), ("mistral", 2)])
+def test_copied_blocks_have_the_bits_of_a_conversation_alone(monkeypatch, name, seed, block):
+    """Prompts begin alike for a while, in a cache that holds few of them; each has two turns."""
+    monkeypatch.setattr("turnwise.inference.local.runner._CPU_BLOCK", block)
+    model = make_model(name, max_position_embeddings=2048)
+    if name == "mistral":
+        model.config.sliding_window = 200
+    rng = random.Random(seed)
+    trunk = random_prompt(700, seed)
+    prompts = [
+        [*trunk[: rng.randrange(1, 700)], *random_prompt(rng.randrange(1, 300), 100 + row)]
+        for row in range(12)
+    ]
+
+    async def converse(engine, row):
+        found, ids = [], prompts[row]
+        for turn in range(2):
+            request = GenerationRequest(ids, 6, seed=row + 100 * turn, session=row)
+            found.append(await engine.sample(request))
+            ids = [*ids, *found[-1].ids, *random_prompt(150, row)]
+        return found
+
+    async def converse_all(engine, rows):
+        return await asyncio.gather(*(converse(engine, row) for row in rows))
+
+    with LocalEngine(model, cache_tokens=4096, max_batch_size=5) as engine:
+        together = asyncio.run(converse_all(engine, range(12)))
+    for row, turns in enumerate(together):
+        with LocalEngine(model) as engine:
+            ((first, second),) = asyncio.run(converse_all(engine, [row]))
+        assert same(first, turns[0])
+        assert same(second, turns[1])
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_others_go_on():

@@ -117,7 +117,7 @@ def test_a_prompt_is_not_cut_for_a_few_tokens(monkeypatch, length, first):
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_prompts_that_begin_alike_compute_the_beginning_once(monkeypatch, deterministic):
     engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=deterministic)
-    common = prompt_of(100, 1)
+    common = prompt_of(108, 1)
     turns = [make_turn([*common, *prompt_of(10, seed)], 3, seed, seed) for seed in range(2, 6)]
     engine.waiting.extend(turns)
     engine.step()
@@ -126,7 +126,7 @@ def test_prompts_that_begin_alike_compute_the_beginning_once(monkeypatch, determ
         engine._schedule.admit(engine.waiting)
         copied = [session.num_cached for session in engine._schedule.running[1:]]
         engine.step(may_admit=False)
-    assert copied == [96 if deterministic else 100] * 3  # whole chunks of 16 tokens
+    assert copied == [104 if deterministic else 108] * 3  # whole blocks of 8 tokens
     engine.finish()
     for turn in turns:
         assert turn.ids == sampled_alone(turn.request, 3)

@@ -37,9 +37,11 @@ CONFIGS = {
 }
 
 
-def make_model(name="llama"):
+def make_model(name="llama", **changes):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]))
+    config = copy.deepcopy(CONFIGS[name])
+    config.update(changes)
+    model = AutoModelForCausalLM.from_config(config)
     scale = 4.0 * (32 / model.config.hidden_size) ** 0.5
     for label, parameter in model.named_parameters():
         if label.endswith("_proj.bias"):

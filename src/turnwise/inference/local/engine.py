@@ -78,6 +78,7 @@ class LocalEngine(ModelEngine):
             max_batch_size=max_batch_size,
             prefill_tokens=prefill_tokens or _prefill_tokens(model),
             tile=self._runner.max_forward_tokens,
+            block=self._runner.block,
             on_finished=self._on_finished,
         )
         self._max_batch_size = max_batch_size

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ _BUDGET = 2 * 2**30
 """Default bytes of the cache on a CPU; the system allocates pages when they are first used."""
 _FIRST_ON_GPU = 2**29
 """Initial bytes on a GPU, where the cache grows."""
+_CPU_BLOCK = 128
+"""Tokens of a block on a CPU; the forwards of a small model hold 16 times as many."""
 _LONGEST_WINDOW = 2**14
 """Longest sliding window that is probed past its end when an engine is made."""
 
@@ -42,6 +44,10 @@ class Chunk:
     region: int
     wants_logits: bool
     """Whether the logits after its last token are needed."""
+
+
+Piece: TypeAlias = tuple[Segment, Sequence[int], int | None]
+"""A segment, its tokens, and the number of the chunk that ends with it."""
 
 
 class Runner:
@@ -88,32 +94,55 @@ class Runner:
         """Maximum number of tokens of one forward; None: any number."""
         return None if self.sizes is None else self.sizes[-1]
 
+    @property
+    def block(self) -> int | None:
+        """The tokens of a sequence that attention computes together; None: those of a chunk.
+
+        In batch-invariant mode a token's bits depend on the tokens before it, and on where its
+        segment begins and ends. With segments that end where a block does, whole blocks at the
+        beginning of two prompts have the same bits: one prompt can copy them from the other.
+        """
+        tile = self.max_forward_tokens
+        if tile is None or self.device.type != "cpu":
+            return None
+        # A chunk of `tile` tokens must end where a block does.
+        return _CPU_BLOCK if tile % _CPU_BLOCK == 0 else None
+
     @torch.no_grad()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Compute chunks of several sequences; return logits [chunks that want them, V]."""
-        segments = [Segment(c.region, c.past, len(c.ids)) for c in chunks]
-        num_tokens = sum(segment.num_new for segment in segments)
+        pieces = [piece for i, chunk in enumerate(chunks) for piece in self._pieces(i, chunk)]
+        num_tokens = sum(len(chunk.ids) for chunk in chunks)
         fill = self.padded_size(num_tokens) - num_tokens
-        segments += [Segment(self.kv_cache.scratch, 0, 1)] * fill
-        order = sorted(range(len(segments)), key=lambda i: packing_order(segments[i]))
+        pieces += [(Segment(self.kv_cache.scratch, 0, 1), [0], None)] * fill
+        pieces.sort(key=lambda piece: packing_order(piece[0]))
         ids: list[int] = []
         slots: list[int] = []
         positions: list[int] = []
-        kept: dict[int, int] = {}
-        for i in order:
-            segment = segments[i]
+        last_rows: dict[int | None, int] = {}
+        for segment, new_ids, chunk_that_ends in pieces:
             end = segment.past + segment.num_new
-            ids += chunks[i].ids if i < len(chunks) else [0]
+            ids += new_ids
             positions += range(segment.past, end)
             slots += range(segment.region + segment.past, segment.region + end)
-            kept[i] = len(ids) - 1
+            last_rows[chunk_that_ends] = len(ids) - 1
         table = torch.tensor([ids, positions, slots]).to(self.device, non_blocking=True)
-        packed = Packed([segments[i] for i in order], self.kv_cache, table[2])
-        wanted = [kept[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
+        packed = Packed([segment for segment, _, _ in pieces], self.kv_cache, table[2])
+        wanted = [last_rows[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
         rows = wanted or [0]
         fill = self.padded_size(len(rows)) - len(rows)
         at = torch.tensor(rows + [0] * fill).to(self.device, non_blocking=True)
         return self.forward_packed(table[0], table[1], packed, at)[: len(wanted)]
+
+    def _pieces(self, number: int, chunk: Chunk) -> Iterator[Piece]:
+        """Yield the segments of a chunk, cut where a block of its sequence ends."""
+        start, length = chunk.past, chunk.past + len(chunk.ids)
+        block = self.block or length
+        while start < length:
+            end = min(start - start % block + block, length)
+            ids = chunk.ids[start - chunk.past : end - chunk.past]
+            yield Segment(chunk.region, start, end - start), ids, number if end == length else None
+            start = end
 
     def forward_packed(
         self,
@@ -174,10 +203,11 @@ class Runner:
             return None
         if self._fused is not None:
             way = self._fused.can_be_transposed
-            return batch_invariant_sizes(
+            sizes = batch_invariant_sizes(
                 (partial(product, transposed=way), product.weight, product.weight.shape[1])
                 for product in self._fused.products
             )
+            return [size for size in sizes if self._fused.is_invariant_at(size)] or [1]
         from transformers.pytorch_utils import Conv1D
 
         layers: list[tuple[Any, torch.Tensor, int]] = []

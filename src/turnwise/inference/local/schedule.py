@@ -13,7 +13,8 @@ The engine's thread calls this before each step. The rules:
 - Turns with the same prompt wait while the first of them computes it, then copy its cache. Turns
   whose prompts begin alike do so with the common part, if it is at least half of the prompt.
 - In batch-invariant mode a forward holds at most `tile` tokens, and an evicted session is computed
-  again in the same chunks, so that a turn's bits do not depend on the rest of the batch.
+  again in the same chunks, so that a turn's bits do not depend on the rest of the batch. Common
+  beginnings are shared in whole blocks (`Runner.block`).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Schedule:
         max_batch_size: int,
         prefill_tokens: int,
         tile: int | None,
+        block: int | None = None,
         on_finished: Callable[[EngineTurn, Exception | None], None],
     ) -> None:
         self.running: list[Session] = []
@@ -62,6 +64,7 @@ class Schedule:
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
         self._tile = tile
+        self._block = block or tile or 1
         """Most tokens of one forward in batch-invariant mode; None: any number."""
         self._on_finished = on_finished
         self._sessions: dict[Hashable, Session] = {}
@@ -105,7 +108,11 @@ class Schedule:
                 self._on_finished(turn, None)
                 continue
             session = self._session_of(turn)
-            if session.num_cached == 0 and not is_plain("engine.prompt_cache"):
+            if session.chunk_ends and session.num_cached == 0:
+                # It was evicted, and is computed again in its own chunks, which are not those of
+                # the same tokens as a new prompt: nothing is copied to it or from it.
+                session.prompt_key = None
+            elif session.num_cached == 0 and not is_plain("engine.prompt_cache"):
                 session.prompt_key = prompt_key(session.ids)
                 known = self.prompt_cache.find(session.prompt_key)
                 if known is not None and self._copy_prompt(session, known[0]):
@@ -180,7 +187,8 @@ class Schedule:
         """Copy the KV cache of a beginning that a new session has in common with another one.
 
         Returns False while the other one still computes it, and it is worth waiting for. In
-        batch-invariant mode whole chunks are copied: those that the session would compute itself.
+        batch-invariant mode whole blocks are copied, which have the bits that the session would
+        compute itself.
         """
         found = self._prefixes.find(session)
         if found is None:
@@ -188,14 +196,15 @@ class Schedule:
         source, num_tokens = found
         cuts: list[int] = []
         if self._tile is not None:
-            num_tokens -= num_tokens % self._tile
-            cuts = list(range(self._tile, num_tokens + 1, self._tile))
+            num_tokens -= num_tokens % self._block
+            cuts = [*range(self._tile, num_tokens, self._tile), num_tokens]
         if not num_tokens:
             return True
         if source.num_cached < num_tokens:
             is_computing = source.turn is not None and source not in self.preempted
             return not is_computing or 2 * num_tokens < len(session.ids)
-        if source.chunk_ends[: len(cuts)] == cuts and self._copy_cache(source, session, num_tokens):
+        in_blocks = all(cut % self._block == 0 for cut in source.chunk_ends if cut < num_tokens)
+        if in_blocks and self._copy_cache(source, session, num_tokens):
             session.chunk_ends = cuts
         return True
 

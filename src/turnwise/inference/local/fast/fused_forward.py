@@ -22,6 +22,8 @@ from turnwise.inference.local.fast.fused_linear import FusedLinear
 from turnwise.models.adapters import is_mergeable
 from turnwise.plain_mode import is_plain
 
+_VECTOR = 64
+"""A multiple of the elements that torch computes at once on any processor, in any data type."""
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
@@ -136,7 +138,7 @@ class FusedForward:
         stream = F.embedding(ids, self._body.embed_tokens.weight)
         cos, sin = self._rotation(stream, positions)
         if transposed:
-            stream = stream.t().contiguous().t()
+            stream = _as_columns(stream)
         change: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             hidden = ops.add_and_norm(stream, change, layer.attention_norm, epsilon)
@@ -144,6 +146,8 @@ class FusedForward:
             if rows is not None and index == len(self.layers) - 1:
                 # After the last attention, only the requested rows are needed.
                 stream, change = stream[rows], change[rows]
+                if transposed:  # selected rows are rows, and a norm of rows rounds differently
+                    stream, change = _as_columns(stream), _as_columns(change)
             hidden = ops.add_and_norm(stream, change, layer.mlp_norm, epsilon)
             wide = self._wide(layer.mlp_inputs, hidden, transposed)
             change = layer.mlp_output(ops.gate(wide), transposed)
@@ -162,6 +166,17 @@ class FusedForward:
             return False
         weight = self._head.weight
         return weight.device.type == "cpu" and weight.shape[1] >= 256
+
+    def is_invariant_at(self, num_tokens: int) -> bool:
+        """Whether the operations between the products give a token the same bits in any batch.
+
+        They do with tokens as rows. As columns, a single one is stored like a row; and torch has
+        other code for the last few elements of a tensor, which rounds a `silu` differently.
+        """
+        if not self.can_be_transposed:
+            return True
+        inner = len(self.layers[0].mlp_inputs.weight) // 2
+        return num_tokens > 1 and num_tokens * inner % _VECTOR == 0
 
     def _wide(self, product: FusedLinear, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
         """Compute the widest product into a reused buffer: fresh pages for every layer are slow.
@@ -212,6 +227,11 @@ class FusedForward:
         query = ops.rotate_and_store(heads, num_kv, cos, sin, packed, index)
         attended = packed.attend(index, query, self._scale, layer.window)
         return layer.attention_output(attended.reshape(len(hidden), -1), transposed)
+
+
+def _as_columns(rows: torch.Tensor) -> torch.Tensor:
+    """Return the same [N, width], stored as [width, N]."""
+    return rows.t().contiguous().t()
 
 
 class _TorchOps:
