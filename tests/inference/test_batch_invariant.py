@@ -1,10 +1,14 @@
 """Batch sizes that leave a row's bits alone are found by measuring, not believed."""
 
+import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from turnwise.inference.local import batch_invariant
 from turnwise.inference.local.batch_invariant import batch_invariant_sizes
+from turnwise.inference.local.elements import has_remainder
+from turnwise.inference.local.fast.fused_forward import _as_columns, _TorchOps
 
 
 def sizes_of(layer, width=8, num_out=8):
@@ -64,3 +68,35 @@ def test_a_kernel_is_measured_once_and_another_one_again(monkeypatch):
 def test_a_large_model_is_not_tried_with_thousands_of_rows():
     sizes = batch_invariant_sizes([(lambda rows: rows, torch.empty(50_000, 600), 600)])
     assert sizes[-1] == 256
+
+
+@pytest.fixture
+def use_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 6])
+def test_an_activation_without_a_remainder_has_the_same_bits_in_any_batch(use_threads, num_threads):
+    rows = 3 * torch.randn(1024, 200)
+    use_threads(1)
+    expected = torch.cat([F.gelu(piece) for piece in rows.split(8)])
+    use_threads(num_threads)
+    sizes = [n for n in range(8, 1025, 8) if not has_remainder(n * 200)]
+    assert len(sizes) > 20
+    assert all(torch.equal(F.gelu(rows[:n]), expected[:n]) for n in sizes)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 6])
+@pytest.mark.parametrize("has_columns", [True, False])
+def test_a_gate_has_the_same_bits_in_any_batch(use_threads, num_threads, has_columns):
+    def gate(rows):
+        return _TorchOps.gate(_as_columns(rows) if has_columns else rows.clone())
+
+    rows = 3 * torch.randn(512, 2 * 1216)
+    use_threads(1)
+    expected = torch.cat([gate(piece) for piece in rows.split(64)])
+    use_threads(num_threads)
+    for number in (2, 16, 24, 32, 64, 96, 200, 512):
+        assert torch.equal(gate(rows[:number]), expected[:number])

@@ -13,6 +13,7 @@ from torch import nn
 
 from turnwise.inference.local.attention import NAME, Packed, packed_attention
 from turnwise.inference.local.batch_invariant import batch_invariant_sizes
+from turnwise.inference.local.elements import has_remainder
 from turnwise.inference.local.fast.cpu_attention import packing_order
 from turnwise.inference.local.fast.fused_forward import FusedForward, is_supported
 from turnwise.inference.local.kv_cache import KVCache, Segment
@@ -226,7 +227,12 @@ class Runner:
                     type(module).__name__,
                 )
                 return [1]
-        return batch_invariant_sizes(layers)
+        sizes = batch_invariant_sizes(layers)
+        if self.device.type != "cpu":
+            return sizes
+        # The activation functions, of which we know only that a layer follows them.
+        widths = {width for _, _, width in layers}
+        return [n for n in sizes if not any(has_remainder(n * width) for width in widths)] or [1]
 
     def _probe_error(self) -> str | None:
         """Return why forwards over the cache differ from the model's; None if they do not."""

@@ -18,12 +18,11 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from turnwise.inference.local.attention import Packed
+from turnwise.inference.local.elements import GRAIN, VECTOR
 from turnwise.inference.local.fast.fused_linear import FusedLinear
 from turnwise.models.adapters import is_mergeable
 from turnwise.plain_mode import is_plain
 
-_VECTOR = 64
-"""A multiple of the elements that torch computes at once on any processor, in any data type."""
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
@@ -170,13 +169,13 @@ class FusedForward:
     def is_invariant_at(self, num_tokens: int) -> bool:
         """Whether the operations between the products give a token the same bits in any batch.
 
-        They do with tokens as rows. As columns, a single one is stored like a row; and torch has
-        other code for the last few elements of a tensor, which rounds a `silu` differently.
+        They do with tokens as rows. As columns, a single one is stored like a row, and all of them
+        must leave no remainder.
         """
         if not self.can_be_transposed:
             return True
         inner = len(self.layers[0].mlp_inputs.weight) // 2
-        return num_tokens > 1 and num_tokens * inner % _VECTOR == 0
+        return num_tokens > 1 and num_tokens * inner % VECTOR == 0
 
     def _wide(self, product: FusedLinear, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
         """Compute the widest product into a reused buffer: fresh pages for every layer are slow.
@@ -234,6 +233,18 @@ def _as_columns(rows: torch.Tensor) -> torch.Tensor:
     return rows.t().contiguous().t()
 
 
+def _unsplit(hidden: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return [N, width] in pieces that torch does not split among its threads.
+
+    Where it splits a tensor depends on N, and the elements before a split are a remainder.
+    """
+    if hidden.numel() <= GRAIN or torch.get_num_threads() == 1:
+        return [hidden]
+    if hidden.stride(0) == 1:  # columns, which lie one after the other
+        return torch.split(hidden.t().reshape(-1), GRAIN)
+    return torch.split(hidden, max(1, GRAIN // hidden.shape[1]))
+
+
 class _TorchOps:
     """The operations between the products, in torch."""
 
@@ -260,7 +271,9 @@ class _TorchOps:
     @staticmethod
     def gate(gate_and_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_and_up.chunk(2, -1)
-        return F.silu(gate, inplace=True).mul_(up)
+        for piece in _unsplit(gate):
+            F.silu(piece, inplace=True)
+        return gate.mul_(up)
 
     @staticmethod
     def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
