@@ -64,8 +64,9 @@ class Schedule:
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
         self._tile = tile
-        self._block = block or tile or 1
         """Most tokens of one forward in batch-invariant mode; None: any number."""
+        self._block = block or tile or 1
+        """Common beginnings are copied in multiples of so many tokens."""
         self._on_finished = on_finished
         self._sessions: dict[Hashable, Session] = {}
         self._time = 0
