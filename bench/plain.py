@@ -84,7 +84,6 @@ class Work:
 
 def algo_works(device: str) -> Iterator[Work]:
     estimators = {
-        "gae": ("algo.gae",),
         "grpo": ("algo.masking",),
         "reinforce_plus_plus": ("algo.masking", "algo.recurrence"),
     }

@@ -16,7 +16,6 @@ from turnwise.errors import ConfigError, did_you_mean
 
 _VARIABLE = "TURNWISE_PLAIN"
 FORMS: dict[str, str] = {
-    "algo.gae": "GAE without a loop over time",
     "algo.masking": "masked sums and whitening in one pass over memory",
     "algo.ppo": "the gradient of the PPO loss written by hand; one kernel on a GPU",
     "algo.recurrence": "discounted sums without a loop over time",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hypothesis import example, given, settings, strategies as st
 
 from algo.batches import (
     MASKS,
@@ -70,6 +71,44 @@ def test_gae_is_accurate_on_long_rows(gamma: float, lam: float) -> None:
     result = compute_gae_advantage_return(**batch, **options)
     expected = reference_of("compute_gae_advantage_return")(**as_lists(batch), **options)
     assert_close(result, expected, 1e-5)
+
+
+@given(
+    numbers=st.lists(
+        st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0), st.booleans()),
+        min_size=1,
+        max_size=40,
+    ),
+    sizes=st.tuples(st.integers(-3, 6), st.integers(-3, 6)),
+    gamma=st.floats(0.0, 1.0),
+    lam=st.sampled_from([0.0, 1e-3, 0.1, 0.95, 1.0]) | st.floats(0.0, 1.0),
+    bootstrap=st.floats(-1.0, 1.0),
+)
+@example([(0.001, 0.9, True), (0.0, 0.90044, True)] * 9, (0, 4), 0.99, 0.1, 0.9)
+@settings(deadline=None, max_examples=60)
+def test_gae_keeps_the_digits_of_large_values(
+    numbers: list[tuple[float, float, bool]],
+    sizes: tuple[int, int],
+    gamma: float,
+    lam: float,
+    bootstrap: float,
+) -> None:
+    """An advantage is as accurate as float32 can be, however large the values around it are."""
+    rewards, values, mask = (torch.tensor([column]) for column in zip(*numbers, strict=True))
+    batch = {
+        "token_level_rewards": rewards * 10.0 ** sizes[0],
+        "values": values * 10.0 ** sizes[1],
+        "response_mask": mask,
+        "bootstrap_values": torch.tensor([bootstrap * 10.0 ** sizes[1]]),
+    }
+    options = {"gamma": gamma, "lam": lam, "whiten": False}
+    result = compute_gae_advantage_return(**batch, **options)
+    exact = {name: x if x.dtype is torch.bool else x.double() for name, x in batch.items()}
+    expected = reference_of("compute_gae_advantage_return")(**as_lists(exact), **options)
+    for got, wanted in zip(result, expected, strict=True):
+        torch.testing.assert_close(
+            got.double(), torch.tensor(wanted, dtype=torch.float64), rtol=1e-6, atol=1e-7
+        )
 
 
 def test_gae_of_many_rows_equals_that_of_few() -> None:

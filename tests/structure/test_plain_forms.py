@@ -27,7 +27,7 @@ def test_one_form_alone_can_be_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TURNWISE_PLAIN", raising=False)
     with plain_mode(False), plain_mode(["algo.ppo"]):
         assert is_plain("algo.ppo")
-        assert not is_plain("algo.gae")
+        assert not is_plain("algo.tiles")
         with plain_mode():
             assert all(map(is_plain, FORMS))
     with pytest.raises(ConfigError, match=r"Did you mean 'algo\.ppo'\?"), plain_mode(["algo.pppo"]):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from turnwise.algo.fast import gae as fast
+from torch.nn.functional import pad
+
 from turnwise.algo.masked import as_mask, masked_whiten, wide
-from turnwise.plain_mode import is_plain
+from turnwise.algo.recurrence import discounted_suffix_sum
 
 
 @torch.no_grad()
@@ -41,11 +42,19 @@ def compute_gae_advantage_return(
         values there; nothing may use them.)
     """
     mask = as_mask(response_mask)
-    rewards, values = wide(token_level_rewards), wide(values)
-    if lam >= fast.MIN_LAMBDA and not is_plain("algo.gae"):
-        return fast.gae(rewards, values, mask, gamma, lam, bootstrap_values, whiten)
-    ends = torch.zeros_like(mask)
-    advantages, returns = _gae(rewards, values, mask, ends, gamma, lam, bootstrap_values)
+    # In float64: values may be many times as large as the differences of which advantages consist.
+    rewards, exact = token_level_rewards.double(), values.double()
+    num_rows, length = mask.shape
+    after_last = exact.new_zeros(num_rows) if bootstrap_values is None else bootstrap_values.double()
+    # For each token the column of the next policy token; `length` stands for the state after the
+    # last one, whose value is appended.
+    columns = torch.arange(length, device=mask.device).expand_as(mask).masked_fill(~mask, length)
+    following = pad(columns.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=length)
+    next_values = torch.cat([exact, after_last[:, None]], 1).gather(1, following)
+    deltas = rewards + gamma * next_values - exact
+    sums = discounted_suffix_sum(deltas, mask, gamma * lam)
+    dtype = wide(values).dtype
+    advantages, returns = sums.to(dtype), torch.where(mask, sums + exact, 0.0).to(dtype)
     if whiten:
         # An advantage is a difference of return and value, and rounded as these are.
         advantages = masked_whiten(advantages, mask, minuends=returns)
@@ -66,25 +75,13 @@ def estimate_advantages(
     The steps up to each done are one episode; the value after the last step of a row is 0. Steps
     outside of `response_mask` are skipped. Returns advantages and returns [B, T], not whitened.
     """
-    ends = as_mask(dones)
+    rewards, values, ends = wide(rewards), wide(values), as_mask(dones)
     mask = torch.ones_like(ends) if response_mask is None else as_mask(response_mask)
-    return _gae(wide(rewards), wide(values), mask, ends & mask, gamma, lam)
-
-
-def _gae(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    ends: torch.Tensor,
-    gamma: float,
-    lam: float,
-    bootstrap_values: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return advantages and returns [B, T]; an episode ends after each token in `ends`."""
+    ends = ends & mask
     advantages = torch.zeros_like(values)
     # In float64: over thousands of tokens float32 would lose digits.
     next_advantage = torch.zeros(len(values), dtype=torch.float64, device=values.device)
-    next_value = next_advantage if bootstrap_values is None else bootstrap_values.double()
+    next_value = next_advantage
     for t in reversed(range(values.shape[1])):
         here, value = mask[:, t], values[:, t].double()
         next_value = next_value.masked_fill(ends[:, t], 0.0)
