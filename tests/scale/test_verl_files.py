@@ -38,6 +38,12 @@ def test_a_half_line_of_verls_logger_is_left_out(tmp_path, caplog):
     assert not path.exists()
 
 
+def test_a_line_of_verls_logger_ends_with_a_line_feed_alone(tmp_path):
+    path = tmp_path / "verl-metrics.jsonl"
+    path.write_text('{"step": 1, "data": {"text": "a\u2028b"}}\n', encoding="utf-8")
+    assert take_metrics(tmp_path) == [(1, {"text": "a\u2028b"})]
+
+
 def test_a_damaged_number_of_verls_newest_checkpoint_is_named(tmp_path):
     assert newest_step(tmp_path) == 0
     folder = tmp_path / "verl"

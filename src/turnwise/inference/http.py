@@ -41,9 +41,15 @@ class JsonClient:
 
     async def post_lines(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
         """Yield the lines of the response as they arrive."""
+        begun = b""
         async with self._open("POST", path, body) as response:
-            async for line in response.aiter_lines():
-                yield line
+            # `aiter_lines` would also end a line at U+2028 and the like, which JSON may contain.
+            async for chunk in response.aiter_bytes():
+                *lines, begun = (begun + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode().removesuffix("\r")
+            if begun:
+                yield begun.decode()
 
     async def close(self) -> None:
         await self._client.aclose()

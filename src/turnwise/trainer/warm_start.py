@@ -99,7 +99,8 @@ def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
         )
     streams = []
     try:
-        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+        # Not by `splitlines`, which also cuts at U+2028 and the like: JSON may contain these.
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

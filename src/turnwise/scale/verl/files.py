@@ -22,7 +22,8 @@ def take_metrics(run_folder: Path) -> list[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return []
     entries = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+    # In bytes, whose lines end with line feeds alone: JSON may contain U+2028 and the like.
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             entry = json.loads(line)
             entries.append((int(entry["step"]), dict(entry["data"])))
