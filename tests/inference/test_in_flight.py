@@ -141,14 +141,18 @@ def test_a_paused_engine_computes_nothing():
     engine = LocalEngine(make_model(), halts)
     request = GenerationRequest(PROMPT, 100, stop_strings=("never",))
     with engine, ThreadPoolExecutor() as pool:
-        with engine.paused():
-            turn = pool.submit(asyncio.run, engine.sample(request))
-            while engine._arrivals.empty():
-                time.sleep(0.001)
-            assert halts.num_seen == 0
+        engine.pause()
+        engine.pause()  # before each step of an update
+        turn = pool.submit(asyncio.run, engine.sample(request))
+        asyncio.run(engine.score(PROMPT, 1))  # tasks of its thread still run
+        while not engine._waiting:
+            time.sleep(0.001)
+        assert halts.num_seen == 0
+        engine.update_weights(None)
         assert len(turn.result().ids) == 100
-    with pytest.raises(RuntimeError, match="closed"), engine.paused():
-        pass
+        assert turn.result().weight_version == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.pause()
 
 
 def test_threads_get_a_models_lock_in_their_order():

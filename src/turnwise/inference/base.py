@@ -82,6 +82,8 @@ class BaseInferenceEngine(ABC):
         self.in_flight: StaleCache | None = None
         """Set to load new weights while turns are sampled, where the engine can: what happens to
         the KV cache of their tokens. None: an update waits until the running turns have ended."""
+        self.is_paused = False
+        """Whether no turn is sampled, since shared weights are being changed (`pause`)."""
         self._overflow = overflow
 
     @property
@@ -120,13 +122,11 @@ class BaseInferenceEngine(ABC):
         version = self._coming_version
         return self.weight_version + 1 if version is None else version
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Hold the engine between two steps inside the block, if it computes with shared weights.
+    def pause(self) -> None:
+        """Hold the engine between two steps until `update_weights`, if it shares the weights.
 
         An optimizer changes them in place. By default an engine has weights of its own.
         """
-        yield
 
     def _updated(self, version: Future[int]) -> int:
         """Wait for the new version; raise `DeadlineExceeded` if it takes too long."""

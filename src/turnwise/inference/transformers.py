@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,33 +73,23 @@ class ModelEngine(WorkerEngine):
             before, self.weight_version = self.weight_version, self._next_version
             for turn in self._active_turns():
                 turn.weights_changed(before, self.weight_version)
+            self.is_paused = False
             return self.weight_version
 
-        is_in_flight = self.in_flight is not None
-        return self._updated(self._in_thread(update, wait_for_idle=not is_in_flight))
+        waits = self.in_flight is None and not self.is_paused
+        return self._updated(self._in_thread(update, wait_for_idle=waits))
 
     def _on_new_weights(self) -> None:
         """Drop what was computed with the old weights. Called in the engine's thread."""
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        is_paused, goes_on = threading.Event(), threading.Event()
-
-        def wait() -> None:
+    def pause(self) -> None:
+        def hold() -> int:
             self._synchronize()  # a step that is still running reads the weights
-            is_paused.set()
-            goes_on.wait()
+            self.is_paused = True
+            return self.weight_version
 
-        pause = self._in_thread(wait, wait_for_idle=False)
-        pause.add_done_callback(lambda _: is_paused.set())  # also if the engine has failed
-        is_paused.wait()
-        if pause.done():
-            pause.result()
-        try:
-            yield
-            self._synchronize()
-        finally:
-            goes_on.set()
+        if not self.is_paused:
+            self._updated(self._in_thread(hold, wait_for_idle=False))
 
 
 class TransformersEngine(ModelEngine):

@@ -117,13 +117,15 @@ class WorkerEngine(BaseInferenceEngine):
     def _work(self) -> None:
         try:
             while not self._is_closed:
-                self._read_arrivals(wait=not (self._active_turns() or self._waiting or self._tasks))
+                has_turns = bool(self._active_turns() or self._waiting) and not self.is_paused
+                self._read_arrivals(wait=not (has_turns or self._tasks))
                 while self._tasks and not (self._tasks[0].wait_for_idle and self._active_turns()):
                     task = self._tasks.popleft()
                     resolve_future(task.future, task.function)
-                self._advance(may_admit=not self._tasks)
-                for turn in self._active_turns():
-                    turn.report()
+                if not self.is_paused:
+                    self._advance(may_admit=not self._tasks)
+                    for turn in self._active_turns():
+                        turn.report()
         except BaseException as error:  # otherwise every caller would wait for ever
             failure = RuntimeError(f"the engine broke down: {describe_error(error)}")
             failure.__cause__ = error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +46,9 @@ class BaseLearner(ABC):
         """Called when memory runs out, to free what others hold on the device."""
         self.log_probs_before_update: torch.Tensor | None = None
         """[B, T], the learner's log-probs before the first step of the last update."""
-        self.exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Enters a block in which the weights change; an engine that samples from the same weights
-        pauses in it."""
+        self.before_step: Callable[[], None] = lambda: None
+        """Called before the optimiser changes the weights; pauses an engine that samples from the
+        same ones."""
 
     @property
     @abstractmethod

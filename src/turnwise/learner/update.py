@@ -331,8 +331,8 @@ class Learner(Scorer):
             return
         limit = self.options.max_grad_norm
         scale = 1.0 if limit is None or norm_value <= limit else limit / norm_value
-        with self.exclusive():
-            self.optimizer.step(self.learning_rate, scale)
+        self.before_step()
+        self.optimizer.step(self.learning_rate, scale)
         self.optimizer.zero_grad()
         metrics.add_minibatch(minibatch, num_tokens)
         metrics.average("grad_norm", norm_value)

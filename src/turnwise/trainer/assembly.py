@@ -55,14 +55,21 @@ class RunComponents:
 
     @contextlib.contextmanager
     def updates_in_flight(self, stale_kv: StaleCache) -> Iterator[None]:
-        """Let the engine take new weights while it samples, inside the block."""
+        """Let the engine take new weights while it samples, inside the block.
+
+        If it samples from the learner's weights, it pauses from the first step of an update until
+        they are published: weights between two optimiser steps have no version.
+        """
         self.engine.in_flight = stale_kv
         if self.shares_weights:
-            self.learner.exclusive = self.engine.paused
+            self.learner.before_step = self.engine.pause
         try:
             yield
         finally:
-            self.engine.in_flight, self.learner.exclusive = None, contextlib.nullcontext
+            self.learner.before_step = lambda: None
+            if self.engine.is_paused:  # the update did not end
+                self.publish_weights()
+            self.engine.in_flight = None
 
     def close(self) -> None:
         with self.closing:

@@ -84,12 +84,12 @@ def learn_from(
             metrics |= components.advantages.fill(batch, rows, step.baselines)
         with clock.timing("update"):
             metrics |= components.learner.update(batch)
-            limit = GapLimit.of(
-                config.training.max_log_prob_gap, components.advantages.sampler_is_exact
-            )
-            if limit is not None:
-                limit.check(metrics, components.collector.setup.sampling)
             components.publish_weights()
+        limit = GapLimit.of(
+            config.training.max_log_prob_gap, components.advantages.sampler_is_exact
+        )
+        if limit is not None:
+            limit.check(metrics, components.collector.setup.sampling)
         all_episodes = [*episodes, *episodes.dropped]
         log_probs = components.learner.log_probs_before_update
         columns = token_columns(all_episodes, rows, batch, log_probs)
