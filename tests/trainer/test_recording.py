@@ -1,6 +1,5 @@
 """What a script gave, as names and hashes in the run's own files."""
 
-import dataclasses
 import functools
 import json
 import random
@@ -21,6 +20,7 @@ from turnwise import (
 )
 from turnwise.config import RewardItem
 from turnwise.data import PromptDataset
+from turnwise.episode import episode_limits
 from turnwise.errors import ConfigError
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.tools.by_name import parser_by_name, tools_by_name
@@ -29,7 +29,6 @@ from turnwise.tools.server_entries import server_words, with_variables
 from turnwise.trainer import recorded_rows
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.recording import identity, recorded
-from turnwise.trainer.rollout import limits_of
 from turnwise.trainer.run_record import record_run
 
 
@@ -107,9 +106,8 @@ def test_parsers_and_models_are_named_or_said_to_be_lost(tmp_path):
 
 def test_limits_come_back_as_they_were_given():
     for limits in (EpisodeLimits(max_turns=3, step_timeout=None), EpisodeLimits(max_turns=None)):
-        again = limits_of(names(limits=limits).validate())
-        assert again.max_turns == (limits.max_turns or 2**31 - 1)
-        assert dataclasses.replace(again, max_turns=limits.max_turns) == limits
+        again = episode_limits(names(limits=limits).validate())
+        assert again == limits
 
 
 def test_tools_that_the_settings_name_count_by_what_they_do(tmp_path, monkeypatch):

@@ -7,8 +7,9 @@ import pytest
 from trainer.runs import Listener, episodes
 from trainer.worlds import LETTERS, Echo, small_config, small_trainer
 from turnwise import ConfigError, CustomEnvDataset
+from turnwise.episode import episode_limits
 from turnwise.trainer.curriculum import Levels
-from turnwise.trainer.rollout import Rollout, limits_of
+from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.stopping import StopRequest
 
 QUICK = (
@@ -240,4 +241,4 @@ class TestCurriculum:
 
 def test_the_settings_are_those_of_the_trainer(tmp_path):
     config = small_config(tmp_path, *QUICK, "inference.multi_turn=false", "inference.max_turns=7")
-    assert (limits_of(config).max_turns, limits_of(config).max_tokens_per_turn) == (1, 2)
+    assert (episode_limits(config).max_turns, episode_limits(config).max_tokens_per_turn) == (1, 2)

@@ -127,10 +127,10 @@ class AgentSession:
         if self._is_closed:
             raise ApiError("the episode has ended", status=401, code="invalid_api_key")
         _check_messages(request.messages)
-        most = limits.max_turns
+        most = limits.turn_limit(None)
         # A request that was refused or cancelled has no turn, and costs none.
         num_turns = len(self.tree.turns) + self._num_under_way + request.num_replies
-        if most is not None and num_turns > most:
+        if num_turns > most:
             self.exhausted = EpisodeStatus.TRUNCATED_BY_TURNS
             raise ApiError(
                 f"You exceeded your current quota: this episode may have {most} turns "

@@ -14,11 +14,11 @@ from turnwise.cli.chat_session import ChatTools
 from turnwise.cli.run_paths import run_of
 from turnwise.cli.run_settings import Supplied, which_checkpoint
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
+from turnwise.episode import episode_limits
 from turnwise.inference import BaseInferenceEngine, SamplingParams
 from turnwise.runs.places import places_of
 from turnwise.tools import ActionParser, ToolRegistry
 from turnwise.tools.by_name import parser_by_name, tools_by_name
-from turnwise.trainer.rollout import limits_of
 from turnwise.trainer.state import find_checkpoint, load_trained_model
 from turnwise.user_code import settings_from
 
@@ -91,7 +91,7 @@ class ChatSetup:
             settings.find_code(config, places_of(run), run=run)
             registry = tools_by_name(config.tools, closing) if config.tools else None
             parser = parser_by_name(config.parser)
-        limits = limits_of(config)
+        limits = episode_limits(config)
         return cls(
             inference.create_inference_engine(loaded.model, backend, tokenizer=loaded.tokenizer),
             config.system_prompt,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli import completion, options as opt
-from turnwise.cli.common import legible, make_console, working
+from turnwise.cli.common import legible, make_console, say, working
 from turnwise.cli.run_settings import Supplied, load_player, restore, settings_of, source_of
 from turnwise.errors import ConfigError
 
@@ -146,12 +146,14 @@ def evaluate(
         if seed is not None:
             config.training.seed = seed
         chosen, parts = _play_parts(player, config, split, plan)
+    from turnwise.trainer.failures import cut_below_own_limit, described
+
     for name, played in parts.items():
         first = played[plan.who]
+        if (note := cut_below_own_limit(first)) is not None:
+            say(note, err=True)
         if all(result.status.is_error for result in first):
             where = f" of {name}" if name else ""
-            from turnwise.trainer.failures import described
-
             why = legible(described(first[0]))
             raise ConfigError(f"every episode{where} failed, the first one with: {why}")
     facts: dict[str, Any] = {

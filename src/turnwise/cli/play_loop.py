@@ -59,10 +59,11 @@ class Rules:
 
     def max_turns(self, env: BaseEnvironment) -> int | None:
         """Return the limit of turns; None: no limit. A turn that calls tools is not a step."""
-        limit = None if self.limits is None else self.limits.max_turns
-        if self.tools is not None or marked_tools(env):
-            return limit
-        return env.max_steps if limit is None else min(env.max_steps, limit)
+        has_tools = self.tools is not None or bool(marked_tools(env))
+        if self.limits is None:
+            return None if has_tools else env.max_steps
+        limit = self.limits.turn_limit(env.max_steps, has_tools=has_tools)
+        return limit if has_tools else min(env.max_steps, limit)
 
 
 @dataclass
@@ -94,8 +95,8 @@ def play_episode(
         prefix = "\n\n".join(filter(None, [rules.system_prompt, env.get_prompt_prefix().strip()]))
         trajectory.prompts = [prefix, observation]
         screen.moves = moves
-        screen.start(played, prefix, observation, rules.max_turns(env))
-        most_turns = None if rules.limits is None else rules.limits.max_turns
+        max_turns = rules.max_turns(env)
+        screen.start(played, prefix, observation, max_turns)
         status = None
         while status is None:
             action = choose(env)
@@ -103,7 +104,7 @@ def play_episode(
             _record(played, action, moved)
             screen.turn(moved.step, moved.calls)
             status = moved.status
-            if status is None and trajectory.num_turns == most_turns:
+            if status is None and trajectory.num_turns == max_turns:
                 status = EpisodeStatus.TRUNCATED_BY_TURNS
         trajectory.status = status
         played.score = loop.run_until_complete(_score(trajectory, env, rules))

@@ -9,6 +9,7 @@ import json
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -178,7 +179,7 @@ def _session(
                 setup.engine.tokenizer, model, template or setup.template, setup.enable_thinking
             ),
             # A request says how long its reply may be; otherwise the context is the limit.
-            limits=EpisodeLimits(max_turns=None, max_tokens_per_turn=None, max_seconds=None),
+            limits=EpisodeLimits(max_turns=sys.maxsize, max_tokens_per_turn=None, max_seconds=None),
             sampling=setup.sampling(None, None) if is_run else None,
             parser=setup.parser,
         ),

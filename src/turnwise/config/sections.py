@@ -60,7 +60,11 @@ class InferenceConfig(Section):
         "default text.",
     )
     multi_turn: bool = setting(True, "False ends every episode after its first action.")
-    max_turns: Positive = setting(10, "Maximum turns of the model in one episode.")
+    max_turns: Positive | None = setting(
+        None,
+        "Maximum turns of the model in one episode; null: the environment's own limit, max_steps. "
+        "With tools or an agent at least 64.",
+    )
     stale_kv: Literal["keep", "recompute"] = setting(
         "keep",
         "The KV cache of conversations under way when new weights arrive (training.max_staleness): "

@@ -115,6 +115,14 @@ def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
     return found
 
 
+def declared_max_steps(source: EnvironmentSource, config: EnvironmentConfig) -> int:
+    """Return `max_steps` as the settings, the object or the class have it, without creating one."""
+    if config.max_steps is not None and not isinstance(source, BaseEnvironment):
+        return config.max_steps
+    source = source_by_name(source) if isinstance(source, str) else source
+    return int(getattr(source, "max_steps", BaseEnvironment.max_steps))
+
+
 def _check_class(source: type) -> None:
     """Raises an error for a class that cannot be instantiated."""
     name = source.__qualname__.rpartition(".")[2]

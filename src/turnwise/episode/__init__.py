@@ -12,7 +12,13 @@ from turnwise.episode.multi_turn import (
     MultiTurnChatHarness,
     MultiTurnInferenceEngine,
 )
-from turnwise.episode.options import CollectorOptions, EpisodeLimits, EpisodeOptions, ErrorPolicy
+from turnwise.episode.options import (
+    CollectorOptions,
+    EpisodeLimits,
+    EpisodeOptions,
+    ErrorPolicy,
+    episode_limits,
+)
 from turnwise.episode.run import collect, collect_async, run_episode, run_episode_async
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
@@ -42,6 +48,7 @@ __all__ = [
     "collect",
     "collect_async",
     "derive_seed",
+    "episode_limits",
     "make_setup",
     "run_episode",
     "run_episode_async",

@@ -74,6 +74,9 @@ class Episode:
         self._players: Sequence[str] = ()
         """In the environment's order."""
         self._num_turns = 0
+        self._max_turns = setup.limits.turn_limit(None)
+        self._max_steps: int | None = None
+        """The environment's own limit."""
         self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
         self._session: EnvironmentSession | None = None
         if source is not None:
@@ -137,8 +140,13 @@ class Episode:
         with self._timer.component("environment"):
             timeout = self._timer.within(self._setup.limits.reset_timeout)
             begun = await self._session.start(self.result.seed, timeout)
+            environment = self._session.environment
+            self._max_steps = None if environment is None else environment.max_steps
         with self._timer.component("tools"):
             self._actions.begin()
+        self._max_turns = self._setup.limits.turn_limit(
+            self._max_steps, has_tools=self._actions.parser is not None
+        )
         return begun
 
     async def _agent_to_move(self, prefix: str) -> Agent:
@@ -266,8 +274,15 @@ class Episode:
             self._end(outcome.status)
         elif turn.finish_reason is FinishReason.CONTEXT or agent.tokens_left < 1:
             self._end(EpisodeStatus.TRUNCATED_BY_TOKENS)
-        elif (limit := self._setup.limits.max_turns) is not None and self._num_turns >= limit:
-            self._end(EpisodeStatus.TRUNCATED_BY_TURNS)
+        elif self._num_turns >= self._max_turns:
+            why = None
+            if self._max_steps is not None and self._max_turns < self._max_steps:
+                why = (
+                    f"cut after {self._max_turns} turns, and the environment has max_steps = "
+                    f"{self._max_steps}. Raise inference.max_turns (or limits.max_turns), or leave "
+                    "it out: the environment's own limit is the default."
+                )
+            self._end(EpisodeStatus.TRUNCATED_BY_TURNS, why)
 
     def _share_rewards(self, actor: Agent, turn: TurnRecord, outcome: Outcome) -> None:
         """Gives each player its share of `info["rewards"]`, on its last turn."""

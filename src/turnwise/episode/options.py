@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from turnwise.chat import ChatFormat
+from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.reward import RewardFn
@@ -28,6 +29,8 @@ ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
 """What to do with an episode that failed: play it again with a fresh environment (and keep the
 failure if it fails each time), leave out its whole group, or stop."""
 
+_TURNS_WITHOUT_LIMIT = 64
+"""Turns of an episode that no environment limits: an agent's, and one with tools."""
 
 SUMMARY_PROMPT = (
     "The conversation has become too long to continue. Write a summary with which you can go on: "
@@ -38,15 +41,15 @@ SUMMARY_PROMPT = (
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """The limits of one episode; None means no limit.
+    """The limits of one episode; None means no limit, except for `max_turns`.
 
     >>> EpisodeLimits(max_turns=5).max_tokens_per_turn
     512
     """
 
-    max_turns: int | None = 64
-    """Turns of all agents together, summaries not counted. The environment's `max_steps` is a limit
-    as well."""
+    max_turns: int | None = None
+    """Turns of all agents together, summaries not counted. None: see `turn_limit`. The
+    environment's `max_steps` is a limit as well."""
     max_tokens_per_turn: int | None = 512
     """A turn that it cuts is an action like any other, and the episode continues."""
     max_thinking_tokens: int | None = None
@@ -74,6 +77,21 @@ class EpisodeLimits:
     reward_timeout: float | None = 60.0
     close_timeout: float | None = 10.0
 
+    def turn_limit(self, max_steps: int | None, *, has_tools: bool = False) -> int:
+        """Return the turns after which an episode is truncated.
+
+        `max_steps` is the environment's own limit; None for an agent, which has none. A turn that
+        calls tools is no step, so with tools `max_steps` does not bound the turns.
+
+        >>> EpisodeLimits().turn_limit(15), EpisodeLimits(max_turns=10).turn_limit(15)
+        (15, 10)
+        """
+        if self.max_turns is not None:
+            return self.max_turns
+        if max_steps is None:
+            return _TURNS_WITHOUT_LIMIT
+        return max(max_steps, _TURNS_WITHOUT_LIMIT) if has_tools else max_steps
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -92,6 +110,20 @@ class EpisodeLimits:
                 f"max_thinking_tokens got {thinking}, expected less than the {per_turn} tokens of "
                 "a turn (max_tokens_per_turn): otherwise no tokens are left for the answer"
             )
+
+
+def episode_limits(config: ConfigStore) -> EpisodeLimits:
+    """Return the limits that the settings give to an episode.
+
+    Those of the section `limits` come first; null of the first two means the section `inference`.
+    """
+    inference, limits = config.inference, dataclasses.asdict(config.limits)
+    max_turns = limits.pop("max_turns") or inference.max_turns
+    return EpisodeLimits(
+        max_turns=max_turns if inference.multi_turn else 1,
+        max_tokens_per_turn=limits.pop("max_tokens_per_turn") or inference.max_tokens,
+        **limits,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

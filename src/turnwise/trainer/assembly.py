@@ -80,9 +80,7 @@ def assemble(
     config: ConfigStore, user: UserComponents, total_steps: int | None = None
 ) -> RunComponents:
     """Build everything that a run needs in this process, in the order of the dependencies."""
-    check_settings(config)
-    check_components(user)
-    check_resampling(config, user)
+    check_run(config, user)
     algorithm = user.algorithm(config)
     closing = contextlib.ExitStack()
     source = user.episode_source(config, closing)
@@ -161,6 +159,24 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
         options | inference.options,
         tokenizer=tokenizer,
     )
+
+
+def check_run(config: ConfigStore, user: UserComponents) -> None:
+    """Raise for what cannot be trained with, before a model is loaded or a folder created."""
+    check_settings(config)
+    check_components(user)
+    check_resampling(config, user)
+    _check_turn_limits(config, user)
+
+
+def _check_turn_limits(config: ConfigStore, user: UserComponents) -> None:
+    limits = user.limits or config.limits
+    of_inference, of_limits = config.inference.max_turns, limits.max_turns
+    if None not in (of_inference, of_limits) and of_inference != of_limits:
+        raise ConfigError(
+            f"inference.max_turns got {of_inference} and limits.max_turns got {of_limits}, and "
+            "both limit the turns of an episode. Set one of them."
+        )
 
 
 def check_settings(config: ConfigStore) -> None:

@@ -18,7 +18,7 @@ from turnwise.data.by_name import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
-from turnwise.episode import CollectorOptions, EpisodeLimits
+from turnwise.episode import CollectorOptions, EpisodeLimits, episode_limits
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.options import SUMMARY_PROMPT, ParserChoice
 from turnwise.errors import ConfigError
@@ -37,7 +37,7 @@ from turnwise.trainer.agents import (
     no_environment,
 )
 from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.rollout import Rows, TaskSource, limits_of
+from turnwise.trainer.rollout import Rows, TaskSource
 from turnwise.trainer.state import (
     load_configured_model,
     load_configured_model_in_parts,
@@ -97,7 +97,7 @@ class UserComponents:
             system_prompt=config.system_prompt
             if self.system_prompt is None
             else self.system_prompt,
-            limits=self.limits or limits_of(config),
+            limits=self.limits or episode_limits(config),
             eval_fraction=config.training.eval_fraction,
         )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from turnwise.episode import Collection, EpisodeResult
+from turnwise.types import EpisodeStatus
 
 FailureKind: TypeAlias = tuple[str, str]
 """How an episode failed: its status, and where in the user's code."""
@@ -37,6 +38,7 @@ class FailureReport:
     def __init__(self, say: Callable[[str], None], *, is_agent: bool = False) -> None:
         self._say = say
         self._reported: set[FailureKind] = set()
+        self._notes: set[str] = set()
         self._first_steps = FirstSteps(say, is_agent=is_agent)
         self._is_new_run = False
         self._in_a_row: dict[str, tuple[FailureKind, int]] = {}
@@ -52,6 +54,10 @@ class FailureReport:
             own = [result for result in episodes if result.part == environment]
             if (why := self._why_stop(environment, own, is_first_step=is_first_step)) is not None:
                 return f"{why}\n{described(own[0])}"
+        note = cut_below_own_limit(episodes)
+        if note is not None and note not in self._notes:
+            self._notes.add(note)
+            self._say(note)
         failed = [result for result in episodes if result.status.is_error]
         kinds = {_kind(result): result for result in reversed(failed)}
         for kind, result in kinds.items():
@@ -99,6 +105,14 @@ def described(result: EpisodeResult) -> str:
     text = f"{result.status.value.replace('_', ' ')}: {result.error}"
     lines = (result.traceback or "").removesuffix(str(result.error)).rstrip()  # said already
     return f"{text}\n{lines}" if lines else text
+
+
+def cut_below_own_limit(episodes: Iterable[EpisodeResult]) -> str | None:
+    """Return a note on the first episode with fewer turns than its environment allows, or None."""
+    for result in episodes:
+        if result.status is EpisodeStatus.TRUNCATED_BY_TURNS and result.error:
+            return f"an episode was {result.error}"
+    return None
 
 
 class FirstSteps:

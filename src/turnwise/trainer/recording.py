@@ -89,6 +89,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         found.system_prompt = given.system_prompt
     if given.limits is not None:
         found.limits = _limits(given.limits)
+        found.inference.max_turns = None  # these limits replace those of the section
     if given.adv_estimator is not None:
         estimator = get_advantage_estimator(given.adv_estimator)
         name = _algorithm(given.adv_estimator, estimator, ADVANTAGE_ESTIMATORS)
@@ -124,9 +125,8 @@ def _record_environment(item: EnvironmentItem, environment: MixEnvironment) -> N
 
 
 def _limits(limits: EpisodeLimits) -> LimitsConfig:
-    """Return the limits as settings, where null of these two would mean the section inference."""
+    """Return the limits as settings, where null would mean `inference.max_tokens`."""
     found = LimitsConfig(**dataclasses.asdict(limits))
-    found.max_turns = limits.max_turns or _UNLIMITED
     found.max_tokens_per_turn = limits.max_tokens_per_turn or _UNLIMITED
     return found
 

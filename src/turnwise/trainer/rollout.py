@@ -14,7 +14,7 @@ from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
 from turnwise.data.order import Draw, parts_for_step, rows_for_step
-from turnwise.episode import Collection, EpisodeCollector, EpisodeLimits, EpisodeResult
+from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
 from turnwise.episode.seeds import derive_seed, training_seed
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
@@ -202,17 +202,6 @@ def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None)
             "training.group_size is 1: nothing would be learned. Set it to 4 or more."
         )
     return size
-
-
-def limits_of(config: ConfigStore) -> EpisodeLimits:
-    """Return the episode limits of the settings."""
-    inference, limits = config.inference, dataclasses.asdict(config.limits)
-    turns = limits.pop("max_turns") or inference.max_turns
-    return EpisodeLimits(
-        max_turns=turns if inference.multi_turn else 1,
-        max_tokens_per_turn=limits.pop("max_tokens_per_turn") or inference.max_tokens,
-        **limits,
-    )
 
 
 def run_tasks(

@@ -27,13 +27,12 @@ from turnwise.scale.ray.learner_group import LearnerGroup
 from turnwise.trainer.assembly import (
     SHARED_MODEL_BACKENDS,
     RunComponents,
-    check_resampling,
-    check_settings,
+    check_run,
     make_collector,
     samples_exactly,
 )
 from turnwise.trainer.batches import Advantages
-from turnwise.trainer.components import UserComponents, check_components
+from turnwise.trainer.components import UserComponents
 from turnwise.user_code import require_use
 
 __all__ = ["assemble"]
@@ -43,9 +42,7 @@ def assemble(
     config: ConfigStore, user: UserComponents, total_steps: int | None = None
 ) -> RunComponents:
     """Start the workers, and build their proxies in this process."""
-    check_settings(config)
-    check_components(user)
-    check_resampling(config, user)
+    check_run(config, user)
     if config.ray.address is not None:
         require_use(f"the Ray cluster {config.ray.address}")
     algorithm = user.algorithm(config)

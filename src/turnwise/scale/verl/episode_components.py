@@ -16,12 +16,16 @@ from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.episode import EpisodeLimits, ErrorPolicy, MultiTurnInferenceEngine
+from turnwise.episode import (
+    EpisodeLimits,
+    ErrorPolicy,
+    MultiTurnInferenceEngine,
+    episode_limits,
+)
 from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import RewardFn
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.rollout import limits_of
 from turnwise.user_code import is_installed
 
 
@@ -49,7 +53,7 @@ def components_of(
     scores_batches: bool = False,
 ) -> EpisodeComponents:
     """Return the components that a user gave, with the turns and tools of a multi-turn engine."""
-    limits = user.limits or limits_of(config)
+    limits = user.limits or episode_limits(config)
     tools: Any = user.registry(config)
     parser, system_prompt = user.parser or "auto", user.system_prompt
     if engine is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.config import ConfigStore
-from turnwise.episode import EpisodeLimits
+from turnwise.env import BaseEnvironment
+from turnwise.episode import EpisodeLimits, episode_limits
 from turnwise.errors import ConfigError
 from turnwise.learner.lora import default_alpha, refuse_lora_settings
 from turnwise.scale.verl.resources import Resources
@@ -25,7 +26,7 @@ from turnwise.scale.verl.targets import (
     ROLLOUT,
     UNSUPPORTED,
 )
-from turnwise.trainer.rollout import group_size, limits_of
+from turnwise.trainer.rollout import group_size
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -52,7 +53,7 @@ def to_verl_config(
     training = config.training
     per_epoch = per_epoch or training.steps_per_epoch
     num_steps = num_steps or training.num_epochs * per_epoch
-    rollout = _rollout(config, resources, limits or limits_of(config))
+    rollout = _rollout(config, resources, limits or episode_limits(config))
     longest = rollout["data.max_prompt_length"] + rollout["data.max_response_length"]
     values = dict(config.settings())
     return {
@@ -141,7 +142,7 @@ def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
 
 def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -> dict[str, Any]:
     inference = config.inference
-    turns = limits.max_turns or inference.max_turns
+    turns = limits.turn_limit(config.environment.max_steps or BaseEnvironment.max_steps)
     prompt = min(_MAX_PROMPT, resources.context_length // 2)
     a_turn = limits.max_tokens_per_turn or inference.max_tokens
     wanted = turns * a_turn + (turns - 1) * _MAX_OBSERVATION

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from turnwise.config import ConfigStore
-from turnwise.env.catalog import EnvironmentSource
+from turnwise.env.catalog import EnvironmentSource, declared_max_steps
 from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
 from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, import_extra
@@ -135,7 +135,11 @@ class CustomRayPPOTrainer:
         """Return VERL's whole config; `extra` overrides the user's overrides."""
         resources = find_resources(self.config, self.run_folder or self._folder().path)
         prepare_process(resources.on_cpu)
-        limits = components_of(self._user, self.config, self._multi_turn).limits
+        components = components_of(self._user, self.config, self._multi_turn)
+        assert self._user.environment is not None  # VERL takes no agent and no mix
+        max_steps = declared_max_steps(self._user.environment, self.config.environment)
+        max_turns = components.limits.turn_limit(max_steps, has_tools=components.tools is not None)
+        limits = dataclasses.replace(components.limits, max_turns=max_turns)
         per_epoch = self._steps_per_epoch()
         settings = to_verl_config(self.config, resources, num_steps, per_epoch, limits)
         config = compose(settings | self._own_settings(), [*self._overrides, *extra])

@@ -1,0 +1,103 @@
+"""How many turns an episode has: the environment's own limit, or an explicit one."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from trainer.runs import Listener
+from turnwise import BaseEnvironment, ConfigStore, EpisodeLimits, Trainer
+from turnwise.episode import EpisodeCollector, episode_limits
+from turnwise.errors import ConfigError
+from turnwise.inference import ScriptedEngine
+from turnwise.models import load_tokenizer
+from turnwise.types import EpisodeStatus
+
+
+class Long(BaseEnvironment):
+    """Ends by itself after 15 steps, like many games with more than ten moves."""
+
+    quick = True
+    max_steps = 15
+
+    def reset(self):
+        return "Begin."
+
+    def step(self, action):
+        is_over = self.step_count == 14
+        return "Go on.", float(is_over), is_over, {}
+
+    def get_state_description(self):
+        return str(self.step_count)
+
+
+class LongBySettings(Long):
+    """Sets its limit in the constructor, which the class does not show."""
+
+    max_steps = 10
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.max_steps = 15
+
+
+def play(environment, limits):
+    engine = ScriptedEngine(load_tokenizer("tiny"), "go")
+    (result,) = asyncio.run(EpisodeCollector(engine, environment, limits=limits).collect(1))
+    return result
+
+
+@pytest.mark.parametrize("environment", [Long, LongBySettings])
+def test_the_default_is_the_environments_own_limit(environment):
+    result = play(environment, episode_limits(ConfigStore()))
+    assert result.status is EpisodeStatus.DONE
+    assert result.trajectory.num_turns == 15
+
+
+def test_an_environment_that_never_ends_is_cut_at_its_own_limit():
+    class Endless(Long):
+        max_steps = 70
+
+        def step(self, action):
+            return "Go on.", 0.0, False, {}
+
+    result = play(Endless, EpisodeLimits())
+    assert (result.status, result.trajectory.num_turns) == (EpisodeStatus.TRUNCATED_BY_TURNS, 70)
+    assert result.error is None
+
+
+@pytest.mark.parametrize("environment", [Long, LongBySettings, Long()])
+def test_a_limit_below_the_environments_own_is_reported_once(environment):
+    config = ConfigStore.load(overrides=["inference.max_turns=3", "inference.max_tokens=2"])
+    config.training.batch_size = 2
+    listener = Listener()
+    with Trainer(config, environment, reporter=listener) as trainer:
+        for _ in range(2):
+            trainer.train_step()
+    assert [text for text in listener.said if "max_steps" in text] == [
+        "an episode was cut after 3 turns, and the environment has max_steps = 15. Raise "
+        "inference.max_turns (or limits.max_turns), or leave it out: the environment's own limit "
+        "is the default."
+    ]
+
+
+def test_tools_and_agents_are_bounded_without_a_limit():
+    limits = EpisodeLimits()
+    assert limits.turn_limit(None) == 64
+    assert limits.turn_limit(1, has_tools=True) == 64
+    assert limits.turn_limit(100, has_tools=True) == 100
+    assert dataclasses.replace(limits, max_turns=3).turn_limit(100, has_tools=True) == 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"config": {"inference": {"max_turns": 5}, "limits": {"max_turns": 7}}},
+        {"config": {"inference": {"max_turns": 5}}, "limits": EpisodeLimits(max_turns=7)},
+    ],
+)
+def test_two_different_turn_limits_are_refused(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"inference.max_turns got 5 and limits.max_turns got 7"):
+        Trainer(environment=Long, **given).fit()
+    assert list(tmp_path.iterdir()) == []
