@@ -37,7 +37,7 @@ class EngineError(TurnwiseError, RuntimeError):
 
 
 class EngineStalled(EngineError):
-    """No result arrived from an engine within `inference.stall_timeout`."""
+    """No result arrived from an engine, or user code blocked, for `inference.stall_timeout`."""
 
 
 class CheckpointError(TurnwiseError, RuntimeError):

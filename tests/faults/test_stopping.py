@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import random
+import re
 import signal
 import threading
 import time
@@ -84,6 +85,23 @@ class TestSignals:
         assert newest_files(tmp_path / "killed")[0] == 1
         assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
 
+    @pytest.mark.parametrize(
+        ("number", "world"), [(signal.SIGINT, "gil"), (signal.SIGTERM, "gil in a thread")]
+    )
+    def test_while_user_code_holds_the_gil(self, tmp_path, undisturbed, number, world):
+        """No signal is handled then, and nothing can be saved: another process ends this one."""
+        child = Child(tmp_path, slow_at="step 2", world=world)
+        child.hear("blocked")
+        child.send(number)
+        started = time.monotonic()
+        assert child.end() == 128 + signal.SIGKILL, "\n".join(child.lines)
+        assert time.monotonic() - started < PROMISED_SECONDS
+        assert f"{signal.Signals(number).name} could not be handled" in child.lines[-1]
+        assert re.search(r"step \(.*/training_child.py:\d+\)", child.lines[-1])
+        assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+        finish(tmp_path, world=world, slow_at="nowhere", resume="always")
+        assert_same_run(undisturbed, tmp_path / "killed")
+
     def test_the_first_one_waits_for_the_save(self, tmp_path, undisturbed):
         """Longer than any fixed time; in between it says where it is."""
         child = Child(tmp_path, slow_save="reminded", wait_at="evaluation 1")
@@ -118,6 +136,44 @@ class TestSignals:
         # Not always the last line: other episodes may block, and say so, while the process ends.
         assert "KeyboardInterrupt" in child.lines, "\n".join(child.lines)
         assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+
+
+class TestHangs:
+    """No signal comes: `inference.stall_timeout` ends the run, and it can be resumed."""
+
+    def test_code_that_holds_the_gil(self, tmp_path, undisturbed):
+        child = Child(
+            tmp_path, slow_at="step 2", world="gil", settings=["inference.stall_timeout=6"]
+        )
+        assert child.end() == 128 + signal.SIGKILL, "\n".join(child.lines)
+        said = re.compile(r"a call has held Python's interpreter lock for .* step \(.*child.py:\d+")
+        assert said.search(child.lines[-1])
+        folder = RunFolder(tmp_path / "killed")
+        assert said.search(folder.log_file.read_text())
+        assert said.search(folder.status["status"])
+        finish(tmp_path, world="gil", slow_at="nowhere", resume="always")
+        assert_same_run(undisturbed, tmp_path / "killed")
+
+    @pytest.mark.parametrize("world", ["quick", "async"])
+    def test_code_that_blocks_the_loop(self, tmp_path, undisturbed, world):
+        child = Child(
+            tmp_path, slow_at="step 2", world=world, settings=["inference.stall_timeout=6"]
+        )
+        assert child.end() == 1, "\n".join(child.lines)
+        folder = RunFolder(tmp_path / "killed")
+        assert folder.status["status"].startswith("stopped: ")
+        assert "code that should be quick or awaited: step (" in folder.status["status"]
+        assert newest_files(tmp_path / "killed")[0] == 1  # it was saved
+        finish(tmp_path, world=world, slow_at="nowhere", resume="always")
+        assert_same_run(undisturbed, tmp_path / "killed")
+
+    def test_code_that_blocks_the_loop_of_an_asynchronous_run(self, tmp_path):
+        settings = ["inference.stall_timeout=6", "training.max_staleness=1"]
+        child = Child(tmp_path, slow_at="step 3", world="quick", settings=settings)
+        assert child.end() == 1, "\n".join(child.lines)
+        status = RunFolder(tmp_path / "killed").status["status"]
+        assert "code that should be quick or awaited: step (" in status
+        finish(tmp_path, world="quick", slow_at="nowhere", resume="always", settings=settings)
 
 
 def ignore_second_signal(said):

@@ -6,6 +6,7 @@ within milliseconds.
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -63,6 +64,20 @@ class BlockingQuick(Blocking):
     quick = True
 
 
+class HoldingGil(Memory):
+    """Matches a regular expression that backtracks for years, and does not release the GIL."""
+
+    def step(self, action):
+        if now["place"] == now["slow"]:
+            say("blocked")
+            re.match(r"(a+)+$", "a" * 40 + "b")
+        return super().step(action)
+
+
+class HoldingGilInThread(HoldingGil):
+    quick = False
+
+
 class BlockingAsync(Blocking):
     """Blocks the event loop from a coroutine."""
 
@@ -107,6 +122,8 @@ WORLDS = {
     "thread": Blocking,
     "quick": BlockingQuick,
     "async": BlockingAsync,
+    "gil": HoldingGil,
+    "gil in a thread": HoldingGilInThread,
     "stubborn": Stubborn,
     "executor": InExecutor,
 }
@@ -190,6 +207,7 @@ def train(
     slow_save=None,
     wait_at=None,
     settings=(),
+    resume="auto",
 ):
     """Train in `folder`, and say on standard output how far it is.
 
@@ -197,7 +215,7 @@ def train(
     the disk. `slow_at`: where steps of the environment block, "warm start" or "step 2"; `world` is
     how, or "uneven" for steps of varying length. `slow_save`: how long the save of a run that is to
     stop takes, until it is "reminded" or for "ever". `wait_at`: where it waits until it is to stop,
-    such as "episodes 2". `settings` are settings in addition to `SMALL`.
+    such as "episodes 2". `settings` are settings in addition to `SMALL`. `resume` is the trainer's.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -209,7 +227,8 @@ def train(
         delay_saves(slow_save)
     now["slow"], now["wait_at"] = slow_at, wait_at
     environment = Memory if slow_at is None and world != "uneven" else WORLDS[world]
-    with small_trainer(folder, environment, *SMALL, *settings, reporter=Teller()) as trainer:
+    given = {"reporter": Teller(), "resume": resume}
+    with small_trainer(folder, environment, *SMALL, *settings, **given) as trainer:
         trainer.fit()
 
 

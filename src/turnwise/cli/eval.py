@@ -291,7 +291,7 @@ def _played(
         status.update(f"{who}: {done:,} of {total:,} episodes")
 
     try:
-        with status, stop.listening():
+        with status, stop.listening(config.inference.stall_timeout):
             played = play_held_out(player, config, parts, chosen, plan, stop, progress)
         if stop.is_requested:
             raise Interrupted

@@ -56,7 +56,7 @@ def play_model(
             options = dataclasses.replace(options, sampling=GREEDY)
         collector = EpisodeCollector(engine, factory, options)
         rules = dataclasses.replace(rules, tools=collector.setup.tools)
-        closing.enter_context(stop.listening())
+        closing.enter_context(stop.listening(config.inference.stall_timeout))
         for seed in seeds:
             row = rules.row_of(seed)
             task = None if row is None or rules.rows is None else rules.rows[row]

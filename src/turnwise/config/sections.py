@@ -75,8 +75,8 @@ class InferenceConfig(Section):
     )
     stall_timeout: Seconds | None = setting(
         900.0,
-        "Seconds without any result from the engine, while episodes wait for it, after which the "
-        "run is saved and stops; null disables it.",
+        "Seconds without any result from the engine, while episodes wait for it, or in which code "
+        "of yours blocks all episodes, after which the run stops; null disables it.",
     )
 
 

@@ -26,6 +26,7 @@ from turnwise.deadlines.running import (
     run_in,
     run_sync,
 )
+from turnwise.deadlines.unresponsive import ended_if_unresponsive
 
 __all__ = [
     "Abandonable",
@@ -34,6 +35,7 @@ __all__ = [
     "cancel_or_abandon",
     "close_loop",
     "contained",
+    "ended_if_unresponsive",
     "ending_forked_copies",
     "in_daemon_thread",
     "is_async",

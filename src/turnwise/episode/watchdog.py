@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +21,22 @@ ENGINE = "the engine"
 _BEAT_SECONDS = 1.0
 """An event loop that runs no callback for so long is blocked."""
 _LOG = logging.getLogger("turnwise")
+_on_blocked: contextvars.ContextVar[Callable[[EngineStalled], object] | None] = (
+    contextvars.ContextVar("on_blocked", default=None)
+)
+
+
+@contextlib.contextmanager
+def giving_up_blocked_loops(on_blocked: Callable[[EngineStalled], object]) -> Iterator[None]:
+    """Call `on_blocked` when a loop that is started inside the block is blocked for too long.
+
+    Only another thread can give it up; the watchdog's thread calls this.
+    """
+    token = _on_blocked.set(on_blocked)
+    try:
+        yield
+    finally:
+        _on_blocked.reset(token)
 
 
 class EngineSilence:
@@ -96,13 +115,17 @@ class Watchdog:
     """A thread that watches the episodes of one event loop while they are played.
 
     When nothing has moved for `report_after` seconds it logs what is waited for, and where the loop
-    is if user code blocks it. When nothing has arrived from the engine for `stall_timeout` seconds
-    it logs where every thread is and cancels the watched task, which then raises `stalled`.
+    is if user code blocks it. When nothing has arrived from the engine for `stall_timeout` seconds,
+    or the loop was blocked for so long, it logs where every thread is and cancels the watched task,
+    which then raises `stalled`. A blocked loop cancels nothing: `giving_up_blocked_loops`.
     """
 
     def __init__(self, waits: Waits, report_after: float, stall_timeout: float | None) -> None:
         self.stalled: EngineStalled | None = None
         self._has_cancelled = False
+        self._on_blocked = _on_blocked.get()
+        self._beat = time.monotonic()
+        """When the loop last ran a callback."""
         self._waits = waits
         self._report_after = report_after
         self._stall_timeout = stall_timeout
@@ -138,9 +161,16 @@ class Watchdog:
         while not self._over.wait(self._pause()):
             now, silent = time.monotonic(), self._waits.silence.seconds
             is_awaited = self._waits.counts[ENGINE] > 0
-            if is_awaited and self._stall_timeout is not None and silent >= self._stall_timeout:
-                self._stop(silent)
-                return
+            if self._stall_timeout is not None:
+                if is_awaited and silent >= self._stall_timeout:
+                    self._stop(f"nothing arrived from the engine for {silent:.0f} s")
+                    return
+                # Asked once more: after Ctrl-Z and fg the beat is old, and the loop runs.
+                if now - self._beat >= self._stall_timeout and self._is_blocked():
+                    self._stop(f"the event loop did not run for {now - self._beat:.0f} s")
+                    return
+                with contextlib.suppress(RuntimeError):  # it has ended
+                    self._loop.call_soon_threadsafe(self._note_beat)
             quiet = now - self._waits.moved
             if quiet >= self._report_after and now - reported >= self._report_after:
                 self._report(quiet)
@@ -168,17 +198,27 @@ class Watchdog:
             return False
         return not has_run.wait(_BEAT_SECONDS)
 
-    def _stop(self, silent: float) -> None:
+    def _note_beat(self) -> None:
+        self._beat = time.monotonic()
+
+    def _stop(self, reason: str) -> None:
+        is_blocked = self._is_blocked()
+        advice = "The log says where each thread is. If turns may take that long, raise the limit"
+        if is_blocked:
+            where = where_thread_is(self._loop_thread)
+            advice = (
+                f"The event loop is blocked by code that should be quick or awaited: {where}. "
+                "Without quick = True an environment has a thread and a time limit"
+            )
         self.stalled = EngineStalled(
-            f"nothing arrived from the engine for {silent:.0f} s (inference.stall_timeout). "
-            f"Waiting: {self._waits.report()}. The log says where each thread is. "
-            "If turns may take that long, raise the limit; null disables it."
+            f"{reason} (inference.stall_timeout). Waiting: {self._waits.report() or 'nothing'}. "
+            f"{advice}; null disables it."
         )
         _LOG.error("%s\n%s", self.stalled, where_threads_are())
-        try:
+        with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._cancel)
-        except RuntimeError:  # it has ended
-            return
+        if is_blocked and self._on_blocked is not None:
+            self._on_blocked(self.stalled)
 
     def _cancel(self) -> None:
         if not self._over.is_set():

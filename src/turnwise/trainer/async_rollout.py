@@ -16,6 +16,7 @@ from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
 from turnwise.episode.types import EpisodeTask
+from turnwise.episode.watchdog import giving_up_blocked_loops
 from turnwise.trainer.episode_thread import EpisodeCall
 from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.pacing import Draw, Pacer
@@ -131,7 +132,8 @@ class AsyncRollout(Rollout):
         """Wait for the groups of this step, while others are played."""
         if self._host is None:
             assert stop.thread is not None, "a run that listens to signals has an episode thread"
-            self._host, self._stop = stop.thread.host(self._play_all_the_time()), stop
+            with giving_up_blocked_loops(stop.give_up):
+                self._host, self._stop = stop.thread.host(self._play_all_the_time()), stop
             self.idle_shares()  # from now on
         with self._clock.idle("learner"):
             return run_unless_stopped(self._next_batch(on_episode), stop)

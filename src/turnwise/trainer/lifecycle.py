@@ -169,7 +169,8 @@ class RunLifecycle:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.held())
                 stack.enter_context(folder.logged(self.config.logging.level))
-            stack.enter_context(stop.listening())
+            stall_timeout = self.config.inference.stall_timeout
+            stack.enter_context(stop.listening(stall_timeout, folder.path.absolute()))
             is_old = resumes or self.run_folder is not None
             if resumes:  # under the name with which the run began
                 self._name = folder.status.get("environment", self._name)

@@ -11,10 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from turnwise.episode.watchdog import where_thread_is
+from turnwise.deadlines import ended_if_unresponsive
+from turnwise.episode.watchdog import giving_up_blocked_loops, where_thread_is
+from turnwise.errors import EngineStalled
 from turnwise.inference.openmp_threads import release_openmp_threads
 from turnwise.trainer.episode_thread import EpisodeCall, EpisodeThread
 
@@ -49,6 +52,7 @@ class StopRequest:
         """Whether there is something to save yet."""
         self.thread: EpisodeThread | None = None
         """The thread that plays episodes while this listens to signals."""
+        self._stalled: EngineStalled | None = None
         self._signal: int | None = None
         self._say = say
         self._on_request: Callable[[], object] | None = None
@@ -59,6 +63,18 @@ class StopRequest:
         self.is_requested = True
         if self._on_request is not None:
             self._on_request()
+
+    def give_up(self, stalled: EngineStalled) -> None:
+        """Abandon the episode thread, which user code blocks; the waiting thread raises this."""
+        self._stalled = stalled
+        if self._on_request is not None:
+            self._on_request()
+
+    def raise_stalled(self) -> None:
+        """Raise what `give_up` got, once."""
+        if self._stalled is not None:
+            stalled, self._stalled = self._stalled, None
+            raise stalled
 
     def raise_signal(self) -> None:
         """Raise for a signal that was received, so that the whole program ends."""
@@ -75,15 +91,20 @@ class StopRequest:
         """Call `callback`, which must be quick, if a stop is requested inside the block."""
         self._on_request = callback
         try:
-            if self.is_requested:
+            if self.is_requested or self._stalled is not None:
                 callback()
             yield
         finally:
             self._on_request = None
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle the process's signals inside the block, if this is the main thread."""
+    def listening(
+        self, stall_timeout: float | None = None, run_folder: Path | None = None
+    ) -> Iterator[None]:
+        """Handle the process's signals inside the block, if this is the main thread.
+
+        A call that holds the GIL for `stall_timeout` seconds ends the process.
+        """
         self.thread = EpisodeThread()
         before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -93,7 +114,8 @@ class StopRequest:
                     continue
                 before[kind] = signal.signal(kind, self._on_signal)
         try:
-            yield
+            with ended_if_unresponsive(stall_timeout, run_folder):
+                yield
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
@@ -194,12 +216,14 @@ def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> 
     """
     thread = stop.thread or EpisodeThread()
     release_openmp_threads()  # this thread computes nothing while it waits
-    call = thread.submit(coroutine)
+    with giving_up_blocked_loops(stop.give_up):
+        call = thread.submit(coroutine)
     try:
         with stop.on_request(call.wake):
             call.wait()
         if call.is_over:
             return call.outcome.result()
+        stop.raise_stalled()
         end_call(call, thread, stop)
         raise Interrupted
     except (KeyboardInterrupt, SystemExit):  # of this thread: a signal that is not deferred
