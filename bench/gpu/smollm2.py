@@ -66,7 +66,7 @@ COMMON = [
     "training.warm_start_learning_rate=1e-5",
     "training.num_epochs=8",
     "training.steps_per_epoch=20",
-    "checkpoint.save_interval=1000",
+    "checkpoint.save_steps=100000",
     "checkpoint.keep_last_n=1",
 ]
 TASKS = {

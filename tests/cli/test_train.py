@@ -167,7 +167,7 @@ def test_an_estimate_measures_and_leaves_nothing(turnwise, small, tmp_path):
     assert re.match(r"[\d.]+ s: generating [\d.]+ s, .*update [\d.]+ s", found["a step"])
     assert re.fullmatch(r"[\d:]+ for 50 steps", found["whole run"])
     assert re.fullmatch(r"[\d:]+ for 3 steps", found["warm start"])
-    assert found["evaluation"].endswith("after each of 50 epochs")
+    assert found["evaluation"].endswith("each, 50 of them")
     assert re.fullmatch(r"[\d.]+ GiB at most", found["memory"])
     sampled, trained = re.fullmatch(
         r"([\d,]+) sampled, ([\d,]+) trained on", found["tokens"]

@@ -59,6 +59,7 @@ TRAINER = {
     "adv_estimator": "training.adv_estimator",
     "policy_loss": "training.policy_loss",
     "curriculum": "Python only: an object that learns from the run",
+    "callbacks": "Python only: objects whose methods are called",
     "reporter": "options of the command line",
     "resume": "options of the command line",
 }

@@ -45,6 +45,7 @@ class Measured:
     checkpoint_bytes: int = 0
     checkpoint_seconds: float = 0.0
     episode_bytes: int = 0
+    steps_per_epoch: int = 0
 
     def begin(self, run: RunInfo) -> None:
         self.warm_start.append(time.perf_counter())
@@ -87,6 +88,7 @@ def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
     training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
     with Trainer(trial, reporter=measured, resume="never") as trainer:
         trainer.fit(1, NUM_STEPS)
+        measured.steps_per_epoch = trainer.steps_per_epoch
         started = time.perf_counter()
         saved = trainer.save_checkpoint(folder / "saved")
         measured.checkpoint_seconds = time.perf_counter() - started
@@ -104,7 +106,8 @@ class Estimate:
     """Seconds of a step by phase."""
     warm_start_seconds: float
     evaluation_seconds: float
-    """Seconds of one evaluation, which follows each epoch."""
+    """Seconds of one evaluation."""
+    num_evaluations: int
     checkpoint_seconds: float
     checkpoint_bytes: int
     num_checkpoints: int
@@ -116,8 +119,10 @@ class Estimate:
 
 
 def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
-    training = config.training
-    num_steps = training.num_epochs * training.steps_per_epoch
+    from turnwise.trainer.lifecycle import DEFAULT_STEPS
+
+    training, checkpoint, per_epoch = config.training, config.checkpoint, measured.steps_per_epoch
+    num_steps = training.max_steps or training.num_epochs * per_epoch
     last = measured.steps[-1]
     step = last["time/step"]
     _, *warm_ends = measured.warm_start
@@ -126,7 +131,10 @@ def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
         pace = (warm_ends[-1] - warm_ends[0]) / (len(warm_ends) - 1)
         warm = pace * training.warm_start_steps
     evaluation = last.get("time/evaluate", 0.0)
-    num_saves = max(training.num_epochs // config.checkpoint.save_interval, 1)
+    between_evaluations = training.eval_steps or min(per_epoch, DEFAULT_STEPS)
+    num_evaluations = -(-num_steps // between_evaluations) if evaluation else 0
+    between_saves = min(checkpoint.save_interval * per_epoch, DEFAULT_STEPS)
+    num_saves = -(-num_steps // (checkpoint.save_steps or between_saves))
     saving = measured.checkpoint_seconds * num_saves
     sampled = sum(metrics["num_sampled_tokens"] for metrics in measured.steps) / NUM_STEPS
     most_bytes = config.logging.episodes_gb * 2**30
@@ -136,11 +144,12 @@ def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
         parts={name: last[key] for key, name in PHASES.items() if last.get(key, 0) >= 0.01 * step},
         warm_start_seconds=warm,
         evaluation_seconds=evaluation,
+        num_evaluations=num_evaluations,
         checkpoint_seconds=measured.checkpoint_seconds,
         checkpoint_bytes=measured.checkpoint_bytes,
-        num_checkpoints=min(config.checkpoint.keep_last_n + 1, num_saves + 1),
+        num_checkpoints=min(checkpoint.keep_last_n + 1, num_saves + 1),
         episode_bytes=min(measured.episode_bytes * num_steps, most_bytes),
-        whole_seconds=num_steps * step + warm + evaluation * training.num_epochs + saving,
+        whole_seconds=num_steps * step + warm + evaluation * num_evaluations + saving,
         memory_gib=last["time/memory_gib"],
         sampled_tokens=sampled * num_steps,
     )
@@ -157,7 +166,7 @@ def _report(config: ConfigStore, found: Estimate) -> list[str]:
     rows = {
         "a step": f"{_seconds(found.step_seconds)}: {parts}",
         "warm start": f"{clock_time(warm)} for {training.warm_start_steps:,} steps" if warm else "",
-        "evaluation": f"{_seconds(evaluation)} after each of {training.num_epochs:,} epochs"
+        "evaluation": f"{_seconds(evaluation)} each, {found.num_evaluations:,} of them"
         if evaluation
         else "",
         "checkpoint": f"{_seconds(found.checkpoint_seconds)} each",

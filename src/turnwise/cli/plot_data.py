@@ -20,7 +20,7 @@ from turnwise.runs.run_folder import RunFolder
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 # Settings that do not make a run another experiment.
-_NO_DIFFERENCE = {"training.seed", "training.num_epochs"}
+_NO_DIFFERENCE = {"training.seed", "training.num_epochs", "training.max_steps"}
 _NO_DIFFERENCE_SECTIONS = {"checkpoint", "logging", "ray"}
 _MOST_POINTS = 1000
 _MOST_NAMED = 3

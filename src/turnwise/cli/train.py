@@ -263,9 +263,11 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
             f"turnwise eval {run}": "evaluate it on held-out tasks",
             f"turnwise serve {run}": "serve it to your agent, outside of training",
         }
-    commands |= {
-        f"turnwise train {run} training.num_epochs={2 * config.training.num_epochs}": "train on",
-    }
+    training = config.training
+    longer = f"training.num_epochs={2 * training.num_epochs}"
+    if training.max_steps is not None:
+        longer = f"training.max_steps={2 * training.max_steps}"
+    commands |= {f"turnwise train {run} {longer}": "train on"}
     width = max(len(command) for command in commands)
     steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
     parts = [part for part in config.parts() if part]

@@ -89,6 +89,11 @@ class CheckpointConfig(Section):
         None, "Name of the run's folder; null: the environment's name, with a number if needed."
     )
     save_interval: Positive = setting(1, "Epochs between two checkpoints.")
+    save_steps: Positive | None = setting(
+        None,
+        "Steps between two checkpoints, in place of save_interval; null: save_interval, and within "
+        "an epoch every 50 steps or 10 minutes and after the best evaluation so far.",
+    )
     keep_last_n: Positive = setting(3, "How many of the newest checkpoints to keep.")
     best_metric: str = setting(
         "eval/greedy/reward",

@@ -42,8 +42,12 @@ class TrainingConfig(Section):
         None, "Upper clip range, where it differs (clip-higher); null: clip_ratio."
     )
     num_epochs: Positive = setting(10, "Epochs of a run.")
-    steps_per_epoch: Positive = setting(
-        10, "Training steps of an epoch, where there is no dataset."
+    max_steps: Positive | None = setting(
+        None, "Training steps of a run, in place of num_epochs; null: num_epochs."
+    )
+    steps_per_epoch: Positive | None = setting(
+        None,
+        "Training steps of an epoch; null: one pass over the dataset, 10 steps without a dataset.",
     )
     batch_size: Positive = setting(
         32,
@@ -166,7 +170,12 @@ class TrainingConfig(Section):
         1e-3, "Learning rate of the warm start."
     )
     eval_episodes: Annotated[int, Ge(0)] = setting(
-        0, "Episodes on held-out seeds after each epoch, greedy and sampled; 0 disables it."
+        0, "Episodes of an evaluation on held-out seeds, greedy and sampled; 0 disables it."
+    )
+    eval_steps: Positive | None = setting(
+        None,
+        "Steps between two evaluations; null: after each epoch, and every 50 steps of a longer "
+        "one. The last step is always evaluated.",
     )
     eval_fraction: Annotated[float, Ge(0), Lt(1)] | None = setting(
         0.05,
@@ -174,3 +183,9 @@ class TrainingConfig(Section):
         "others: at least 16 rows, none of fewer than 64 different ones; null holds none out.",
     )
     seed: Annotated[int, Ge(0)] = setting(0, "Seed for reproducible runs.")
+
+    def epoch_steps(self, num_rows: int | None) -> int:
+        """Return the steps of an epoch; `num_rows` is the size of the dataset, if there is one."""
+        if self.steps_per_epoch is not None:
+            return self.steps_per_epoch
+        return 10 if num_rows is None else -(-num_rows // self.batch_size)

@@ -54,7 +54,7 @@ FIXED: Mapping[str, str] = {
 }
 """Settings that a resumed run must leave as they are, each with the reason; others may change."""
 
-_SAME_EXPERIMENT = {"training.num_epochs"}
+_SAME_EXPERIMENT = {"training.num_epochs", "training.max_steps"}
 _SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
 _REFERENCE = (
     "training.use_kl_in_reward and training.kl_loss_coef had no KL term and now have one: the "

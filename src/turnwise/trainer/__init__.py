@@ -1,11 +1,13 @@
 """The trainer: the loop, evaluation, warm start, curriculum and progress reports."""
 
+from turnwise.trainer.callbacks import Callback
 from turnwise.trainer.curriculum import Curriculum, Levels
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.state import load_trained_model
 from turnwise.trainer.trainer import RayPPOTrainer, Trainer
 
 __all__ = [
+    "Callback",
     "Curriculum",
     "Levels",
     "LogReporter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -11,18 +12,9 @@ from typing import Any, Self
 class FitPlan:
     """When a call of `fit` ends, computed when it starts or resumes."""
 
-    last_epoch: int
-    """The epoch after which it ends, counted over the whole run."""
     num_steps: int
-    """The step after which it ends."""
+    """The step after which it ends, counted over the whole run."""
     steps_per_epoch: int
-    save_interval: int
-
-    def is_saved_after(self, step: int) -> bool:
-        """Whether a checkpoint is saved after this many steps."""
-        epochs_left, rest = divmod(self.num_steps - step, self.steps_per_epoch)
-        epoch = self.last_epoch - epochs_left
-        return not rest and epoch % self.save_interval == 0
 
 
 @dataclass
@@ -34,32 +26,40 @@ class Epochs:
     """Finished steps of the current epoch."""
     starts: list[int] = field(default_factory=list)
     """The number of finished epochs when each call of `fit` began."""
+    first_steps: list[int] = field(default_factory=list)
+    """The number of finished steps when each call of `fit` began."""
 
     def plan(
         self,
         fit_number: int,
         num_epochs: int,
         steps_per_epoch: int,
-        save_interval: int,
+        max_steps: int | None = None,
         *,
         step: int,
         is_waiting: bool,
     ) -> FitPlan:
         """Begin the call of `fit` with this number, or resume it if the run has begun it before.
 
-        A new call begins a new epoch: an unfinished one counts as an epoch.
+        A new call begins a new epoch: an unfinished one counts as an epoch. `max_steps` replaces
+        the number of epochs. `is_waiting` says that the evaluation of the last step is missing.
         """
         if fit_number >= len(self.starts):
-            self.starts.append(self.num_done + bool(self.num_steps))
-            if self.num_steps and not is_waiting:
+            if self.num_steps:
                 self.end_epoch()
-        last_epoch = self.starts[fit_number] + num_epochs
-        num_left = max(last_epoch - self.num_done, 0) * steps_per_epoch
-        if num_left and is_waiting:
-            num_left -= steps_per_epoch
-        elif num_left:  # an epoch that is already too long ends with its next step
-            num_left -= min(self.num_steps, steps_per_epoch - 1)
-        return FitPlan(last_epoch, step + num_left, steps_per_epoch, save_interval)
+            self.starts.append(self.num_done)
+            self.first_steps.append(step)
+        if fit_number + 1 < len(self.starts):  # a later call has begun: this one is over
+            num_left = 0
+        elif max_steps is not None:
+            num_left = max(self.first_steps[fit_number] + max_steps - step, 0)
+        else:
+            num_left = max(self.starts[fit_number] + num_epochs - self.num_done, 0)
+            num_left *= steps_per_epoch
+            # An epoch that is already too long ends with its next step, or the missing evaluation.
+            if num_left:
+                num_left -= min(self.num_steps, steps_per_epoch - (not is_waiting))
+        return FitPlan(step + num_left, steps_per_epoch)
 
     def end_epoch(self) -> None:
         """End the current epoch."""
@@ -67,8 +67,11 @@ class Epochs:
         self.num_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_done": self.num_done, "num_steps": self.num_steps, "starts": self.starts}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        return cls(int(state["num_done"]), int(state["num_steps"]), list(map(int, state["starts"])))
+        starts = list(map(int, state["starts"]))
+        # Runs of earlier versions have no `first_steps`; most have one call of `fit`.
+        first_steps = list(map(int, state.get("first_steps", [0] * len(starts))))
+        return cls(int(state["num_done"]), int(state["num_steps"]), starts, first_steps)

@@ -73,7 +73,7 @@ class Evaluator:
         self._user = user
         self._reporter = reporter
 
-    def after_epoch(self, step: int, records: Records, stop: StopRequest) -> Metrics:
+    def after_step(self, step: int, records: Records, stop: StopRequest) -> Metrics:
         """Evaluate greedily and as sampled, if the settings enable it; keep the episodes."""
         number = self._training.eval_episodes
         if not number:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -13,13 +13,14 @@ import torch
 
 from turnwise.assemblers import ASSEMBLERS
 from turnwise.config import ConfigStore
-from turnwise.errors import EngineStalled, error_message
+from turnwise.errors import ConfigError, EngineStalled, error_message
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, assemble
 from turnwise.trainer.async_rollout import AsyncRollout
+from turnwise.trainer.callbacks import checked_callbacks
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.epochs import Epochs, FitPlan
@@ -32,6 +33,9 @@ from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.stopwatch import uses_gpu
 from turnwise.trainer.training_step import BrokenSteps
 from turnwise.trainer.wrong_types import check_curriculum, resume_mode
+
+DEFAULT_STEPS = 50
+"""Steps between evaluations and checkpoints within a long epoch, where the settings say none."""
 
 
 class OpenRun(NamedTuple):
@@ -50,6 +54,7 @@ class RunLifecycle:
         config: ConfigStore,
         given: UserComponents,
         curriculum: Curriculum | None,
+        callbacks: Sequence[Any],
         reporter: Reporter | Literal["auto"] | None,
         resume: Resume | bool,
     ) -> None:
@@ -65,6 +70,7 @@ class RunLifecycle:
         self._name = self._user.environment_name if not given.mix else config.environment_name
         check_curriculum(curriculum, is_mix=bool(given.mix))
         self._curriculum = curriculum
+        self._callbacks = checked_callbacks(callbacks)
         self._reporter, self._display = choose_reporter(reporter)
         self._resume = resume_mode(resume)
         self._components: RunComponents | None = None
@@ -83,6 +89,8 @@ class RunLifecycle:
         self._asynchronous: AsyncRollout | None = None
         self._restored_unplayed: Mapping[str, Any] | None = None
         """Groups of a checkpoint that had started and were not trained on."""
+        self._stop_request: StopRequest | None = None
+        """That of the run that is under way."""
 
     @property
     def components(self) -> RunComponents:
@@ -91,7 +99,8 @@ class RunLifecycle:
 
     def _assemble(self) -> RunComponents:
         if self._components is None:
-            num_steps = self.config.training.num_epochs * self._steps_per_epoch()
+            training = self.config.training
+            num_steps = training.max_steps or training.num_epochs * self.steps_per_epoch
             assembler = ASSEMBLERS["ray"] if self.config.ray.use_ray else assemble
             self._components = assembler(self.config, self._user, num_steps)
         return self._components
@@ -115,9 +124,51 @@ class RunLifecycle:
         """The earlier name of `components`."""
         return self.components
 
-    def _steps_per_epoch(self) -> int:
-        training, rows = self.config.training, self._user.train_rows
-        return training.steps_per_epoch if rows is None else -(-len(rows) // training.batch_size)
+    def stop(self) -> None:
+        """End the run that is under way: it is saved, and `fit` returns. For callbacks.
+
+        The run counts as finished. What is being played is discarded; an update is completed.
+        """
+        if self._stop_request is None:
+            raise ConfigError("there is no run to stop: stop() is for callbacks, while fit() runs")
+        self._stop_request.ends_run = True
+        self._stop_request.request()
+
+    def _call_back(self, event: str, value: Any) -> None:
+        """Call the method of this name of all callbacks that have it."""
+        for callback in self._callbacks:
+            if (method := getattr(callback, event, None)) is not None:
+                method(self, value)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch, by the settings and the size of the dataset."""
+        rows = self._user.train_rows
+        return self.config.training.epoch_steps(None if rows is None else len(rows))
+
+    def _is_evaluated(self, plan: FitPlan) -> bool:
+        """Return whether an evaluation follows the step that was just counted."""
+        every, num_steps = self.config.training.eval_steps, self._epochs.num_steps
+        if self.step >= plan.num_steps:
+            return True
+        if every is not None:
+            return self.step % every == 0
+        return num_steps >= plan.steps_per_epoch or num_steps % DEFAULT_STEPS == 0
+
+    def _is_saved(self, records: Records, plan: FitPlan) -> bool:
+        """Return whether a checkpoint follows the step that was just counted.
+
+        The clock decides when one is written, never what is in it. The last step is saved when the
+        run ends.
+        """
+        settings, epochs = self.config.checkpoint, self._epochs
+        if settings.save_steps is not None:
+            return self.step % settings.save_steps == 0
+        if epochs.num_steps >= plan.steps_per_epoch:
+            is_due = (epochs.num_done + 1) % settings.save_interval == 0
+        else:
+            is_due = epochs.num_steps % DEFAULT_STEPS == 0
+        return is_due or records.is_save_overdue or records.has_best_evaluation
 
     def _train_on_all_rows(self) -> None:
         """Hold no rows out, since the weights of a checkpoint were trained on all of them."""
@@ -160,8 +211,9 @@ class RunLifecycle:
         """Open the run folder, resume the run in it, and record how it ends."""
         for name in ("_record", "_recorded"):
             self.__dict__.pop(name, None)
-        stop = StopRequest(self._reporter.say)
+        stop = self._stop_request = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
+            stack.callback(setattr, self, "_stop_request", None)
             stack.enter_context(self._display)
             self._assemble()  # before there is a folder: it raises for what cannot be used
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
@@ -176,7 +228,13 @@ class RunLifecycle:
                 self._name = folder.status.get("environment", self._name)
             self._recorded, facts = self._record.for_folder(folder, resumes=is_old)
             records = Records(
-                folder, self._recorded, self._name, self._reporter, facts, self._record.files
+                folder,
+                self._recorded,
+                self._name,
+                self._reporter,
+                facts,
+                self._record.files,
+                on_save=lambda path: self._call_back("on_save", path),
             )
             records.begin(resumes=is_old)
             if resumes:
@@ -189,8 +247,8 @@ class RunLifecycle:
             plan = self._epochs.plan(
                 self._num_fits,
                 num_epochs or self.config.training.num_epochs,
-                steps_per_epoch or self._steps_per_epoch(),
-                self.config.checkpoint.save_interval,
+                steps_per_epoch or self.steps_per_epoch,
+                None if num_epochs else self.config.training.max_steps,
                 step=self.step,
                 is_waiting=self._pending_metrics is not None,
             )
@@ -221,12 +279,13 @@ class RunLifecycle:
             except BaseException as error:
                 records.end(f"stopped: {error_message(error)}", self.step, None)
                 raise
-            outcome = "finished" if self._is_over(plan) else "interrupted"
+            is_finished = self._is_over(plan) or stop.ends_run
+            outcome = "finished" if is_finished else "interrupted"
             records.end(outcome, self.step, self._write_state)
             stop.raise_signal()
 
     def _is_over(self, plan: FitPlan) -> bool:
-        return self._epochs.num_done >= plan.last_epoch and self._pending_metrics is None
+        return self.step >= plan.num_steps and self._pending_metrics is None
 
     def _folder(self) -> tuple[RunFolder, bool]:
         if self.run_folder is not None:
@@ -247,6 +306,11 @@ class RunLifecycle:
         """Resume the run in the folder from its newest checkpoint."""
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
+            if num_lost := records.num_steps_after(0):
+                self._reporter.say(
+                    "beginning again at step 1, since the run saved no checkpoint; steps that are "
+                    f"played again: {num_lost}"
+                )
             records.rewind(0)
             records.note_changes(0, None)
             seed_generators(self.config.training.seed)
@@ -255,12 +319,14 @@ class RunLifecycle:
         changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
         if any(change.name == "training.kl_coef" for change in changes):
             self.components.advantages.kl_controller.value = self.config.training.kl_coef
+        num_lost = records.num_steps_after(self.step)
         self.metrics_history = records.rewind(self.step)
         records.report_missing(
             self.metrics_history, self.step - (self._pending_metrics is not None)
         )
         records.mark_if_best(checkpoint)  # the run may have been killed before it did so
-        self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
+        lost = f"; steps that were not saved and are played again: {num_lost}" if num_lost else ""
+        self._reporter.say(f"resuming from step {self.step} ({checkpoint.path}){lost}")
 
     def _write_state(self, folder: Path) -> None:
         progress: dict[str, Any] = {

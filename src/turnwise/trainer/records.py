@@ -31,6 +31,8 @@ from turnwise.whole_files import remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
 _MAX_STARTS = 20
+SECONDS_BETWEEN_SAVES = 600.0
+"""Where `checkpoint.save_steps` sets no number of steps."""
 
 
 class Records:
@@ -44,6 +46,7 @@ class Records:
         reporter: Reporter,
         facts: Mapping[str, Any],
         files: dict[str, bytes],
+        on_save: Callable[[Path], None] = lambda path: None,
     ) -> None:
         self.checkpoints = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last_n)
         self._folder = folder
@@ -61,7 +64,9 @@ class Records:
         """The doctor's findings after the last step."""
         self.num_steps = 0
         """Planned steps of the whole run."""
+        self._on_save = on_save
         self._saved_step = -1
+        self._saved_at = time.monotonic()
         self._seconds: Metrics = {}
         self._last: Metrics = {}
         """The metrics of the last step that was written."""
@@ -112,6 +117,11 @@ class Records:
         for change in changes:
             self._reporter.say(f"from step {step + 1} on: {change}")
         return changes
+
+    def num_steps_after(self, step: int) -> int:
+        """Return how many steps the run has made after this one."""
+        last = max((int(line.get("step", 0)) for line in self._metrics.read()), default=0)
+        return max(last - step, 0)
 
     def rewind(self, step: int) -> list[Metrics]:
         """Remove all files of later steps; return the metrics up to this step."""
@@ -186,24 +196,35 @@ class Records:
         """Save a checkpoint, and mark it if it is the best so far."""
         started = time.perf_counter()
         saved = self.checkpoints.save(step, write, {"environment": self._environment})
-        self._saved_step = step
+        self._saved_step, self._saved_at = step, time.monotonic()
         self.mark_if_best(saved)
         self._seconds["time/checkpoint"] = time.perf_counter() - started
+        self._on_save(saved.path)
+
+    @property
+    def is_save_overdue(self) -> bool:
+        """Whether the run has worked for ten minutes since its last checkpoint."""
+        return time.monotonic() - self._saved_at >= SECONDS_BETWEEN_SAVES
+
+    @property
+    def has_best_evaluation(self) -> bool:
+        """Whether the last step was evaluated, and none before was better."""
+        name = self._config.checkpoint.best_metric
+        value, best = self._last.get(name), self.checkpoints.best
+        if value is None:
+            return False
+        # The latest of equals.
+        return best is None or best.mark.metric != name or value >= best.mark.value
 
     def mark_if_best(self, saved: Checkpoint) -> None:
         """Mark a checkpoint as the best by the last metrics, if they are of the same step."""
-        name = self._config.checkpoint.best_metric
-        value = self._last.get(name)
-        if value is None or self._last["step"] != saved.step:
+        if not self.has_best_evaluation or self._last["step"] != saved.step:
             return
-        best = self.checkpoints.best
-        if (
-            best is None or best.mark.metric != name or value >= best.mark.value
-        ):  # the latest of equals
-            bounds = interval(self._last, name)
-            number = self._last.get(f"{name.rpartition('/')[0]}/num_episodes")
-            num_episodes = None if number is None else int(number)
-            self.checkpoints.mark_best(saved, name, value, bounds, num_episodes)
+        name = self._config.checkpoint.best_metric
+        number = self._last.get(f"{name.rpartition('/')[0]}/num_episodes")
+        num_episodes = None if number is None else int(number)
+        bounds = interval(self._last, name)
+        self.checkpoints.mark_best(saved, name, self._last[name], bounds, num_episodes)
 
     def end(self, outcome: str, step: int, write: Callable[[Path], None] | None) -> None:
         """End the run with this outcome; save a last checkpoint if `write` is given."""

@@ -48,6 +48,8 @@ class StopRequest:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.is_requested = False
+        self.ends_run = False
+        """Whether the run counts as finished then, as if it had made all its steps."""
         self.can_save = False
         """Whether there is something to save yet."""
         self.thread: EpisodeThread | None = None

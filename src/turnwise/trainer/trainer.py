@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,6 +67,9 @@ class Trainer(RunLifecycle):
 
     `fit` shows its progress: live in a terminal, in the cell of a notebook, elsewhere as a line per
     step. `reporter=None` shows nothing; an object with the methods of `Reporter` replaces it.
+
+    `callbacks` are objects with any of the methods of `turnwise.trainer.Callback`; they may `stop`
+    the run.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Trainer(RunLifecycle):
         agent: AgentSource | None = None,
         expert: Expert | str | None = None,
         curriculum: Curriculum | None = None,
+        callbacks: Sequence[Any] = (),
         reporter: Reporter | Literal["auto"] | None = "auto",
         resume: Resume | bool = "auto",
     ) -> None:
@@ -114,7 +118,7 @@ class Trainer(RunLifecycle):
         owned = {"environment": environment, "environments": environments, "tools": tools}
         check_alone(agent, {**owned, "system_prompt": system_prompt})
         config, given = with_mix(config, given, environments)
-        super().__init__(config, given, curriculum, reporter, resume)
+        super().__init__(config, given, curriculum, callbacks, reporter, resume)
         self._failures = FailureReport(self._reporter.say, is_agent=self._user.agent is not None)
         self._by_hand: PlayedStep | None = None
         """The step that `rollout` played last."""
@@ -126,10 +130,9 @@ class Trainer(RunLifecycle):
     ) -> list[Metrics]:
         """Train; return the metrics of every step. A second call trains for as long once more.
 
-        The numbers default to those of the settings; an epoch is one pass over the dataset, or
-        `training.steps_per_epoch` steps without a dataset. Each call begins a new epoch. In a
-        script that is started again, calls that had finished return at once, and the one that was
-        interrupted is resumed.
+        The numbers default to those of the settings; `num_epochs` given here counts instead of
+        `training.max_steps`. Each call begins a new epoch. In a script that is started again, calls
+        that had finished return at once, and the one that was interrupted is resumed.
         """
         refuse_during_import("starts training")
         with (
@@ -145,8 +148,8 @@ class Trainer(RunLifecycle):
             learner.options = dataclasses.replace(learner.options, total_steps=plan.num_steps)
             self._warm_start(rollout, records, stop)
             while not (stop.is_requested or self._is_over(plan)):
-                why_stop = None
-                ends_epoch = self._pending_metrics is not None  # its evaluation is missing
+                why_stop, evaluated = None, {}
+                evaluates = self._pending_metrics is not None  # the run was stopped in it
                 if self._pending_metrics is None:
                     clock = Stopwatch()
                     with clock.timing("play"), restore_generators_if_interrupted():
@@ -155,20 +158,24 @@ class Trainer(RunLifecycle):
                     rollout.step_done()
                     why_stop = played.why_stop or why_stop
                     metrics = self._count_step(metrics)
-                    ends_epoch = self._epochs.num_steps >= plan.steps_per_epoch
+                    evaluates = self._is_evaluated(plan)
                     kept = (played.episodes, columns, clock, played.baselines)
                     records.keep_episodes(self.step, *kept)
                     self._pending_metrics = metrics
-                if ends_epoch and why_stop is None:
-                    self._pending_metrics |= self._evaluator().after_epoch(self.step, records, stop)
-                metrics, self._pending_metrics = self._pending_metrics, None
+                if evaluates and why_stop is None:
+                    evaluated = self._evaluator().after_step(self.step, records, stop)
+                metrics, self._pending_metrics = self._pending_metrics | evaluated, None
                 self.metrics_history.append(metrics)
                 records.keep(metrics)
                 _stop_if(why_stop)  # the episodes and metrics that show the cause are kept
-                if ends_epoch:
+                self._call_back("on_step", metrics)
+                if evaluated:
+                    self._call_back("on_evaluation", evaluated)
+                is_saved = self._is_saved(records, plan)
+                if self._epochs.num_steps >= plan.steps_per_epoch:
                     self._epochs.end_epoch()
-                    if self._epochs.num_done % self.config.checkpoint.save_interval == 0:
-                        records.save(self.step, self._write_state)
+                if is_saved:
+                    records.save(self.step, self._write_state)
         return self.metrics_history
 
     @contextlib.contextmanager
@@ -254,7 +261,7 @@ class Trainer(RunLifecycle):
         # A run in the folder must not replace what was learned here.
         self._by_hand, self._is_loaded = None, True
         metrics = self._count_step(metrics)
-        if self._epochs.num_steps >= self._steps_per_epoch():
+        if self._epochs.num_steps >= self.steps_per_epoch:
             self._epochs.end_epoch()
         self.metrics_history.append(metrics)
         return metrics

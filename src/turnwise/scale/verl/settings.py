@@ -51,8 +51,8 @@ def to_verl_config(
     """
     _refuse_what_verl_lacks(config)
     training = config.training
-    per_epoch = per_epoch or training.steps_per_epoch
-    num_steps = num_steps or training.num_epochs * per_epoch
+    per_epoch = per_epoch or training.epoch_steps(None)
+    num_steps = num_steps or training.max_steps or training.num_epochs * per_epoch
     rollout = _rollout(config, resources, limits or episode_limits(config))
     longest = rollout["data.max_prompt_length"] + rollout["data.max_response_length"]
     values = dict(config.settings())
@@ -262,11 +262,11 @@ def _run(
         "trainer.experiment_name": resources.run_folder.name,
         "trainer.logger": ["console", "file", *config.logging.sinks],
         "trainer.default_local_dir": str(resources.run_folder / "verl"),
-        "trainer.save_freq": checkpoint.save_interval * per_epoch,
+        "trainer.save_freq": checkpoint.save_steps or checkpoint.save_interval * per_epoch,
         "trainer.max_actor_ckpt_to_keep": checkpoint.keep_last_n,
         "trainer.max_critic_ckpt_to_keep": checkpoint.keep_last_n,
         "trainer.val_before_train": False,
-        "trainer.test_freq": per_epoch if training.eval_episodes else -1,
+        "trainer.test_freq": (training.eval_steps or per_epoch) if training.eval_episodes else -1,
         f"{ROLLOUT}.seed": training.seed,
         f"{ACTOR}.fsdp_config.seed": training.seed,
         "critic.fsdp.seed": training.seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -167,16 +166,18 @@ class CustomRayPPOTrainer:
         return found
 
     def _steps_per_epoch(self) -> int:
-        training, rows = self.config.training, self._user.train_rows
-        num_steps = training.steps_per_epoch if rows is None else len(rows) / training.batch_size
-        return max(1, math.ceil(num_steps))
+        rows = self._user.train_rows
+        return self.config.training.epoch_steps(None if rows is None else len(rows))
 
     def fit(
         self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None
     ) -> list[Metrics]:
         """Train; the metrics of every step. Called again, it trains for as long once more."""
         per_epoch = num_iters_per_epoch or self._steps_per_epoch()
-        num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
+        training = self.config.training
+        num_steps = self.step + (num_epochs or training.num_epochs) * per_epoch
+        if training.max_steps is not None and not num_epochs:
+            num_steps = self.step + training.max_steps
         folder = self._made_folder()
         with folder.held(), folder.logged(self.config.logging.level):
             first = files.newest_step(folder.path)
