@@ -15,7 +15,8 @@ from torch import nn
 
 from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, import_extra
-from turnwise.models.adapters import adapted_layers
+from turnwise.learner.sharding import round_parameter
+from turnwise.models.adapters import adapted_layers, merged_weight
 
 
 def add_lora(
@@ -124,7 +125,8 @@ def without_adapters(model: Any) -> Iterator[None]:
 def merge_lora(model: Any) -> Any:
     """Merge the adapters into the weights and remove them, in place; return the model."""
     for name, layer in _adapted_layers_by_name(model):
-        layer.merge()
+        weight = layer.get_base_layer().weight
+        weight.data.copy_(round_parameter(merged_weight(layer), weight.dtype, f"{name}.weight"))
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.get_base_layer())
     for mark in ("_hf_peft_config_loaded", "peft_config"):
@@ -142,12 +144,11 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
         owner, _, rest = name.partition(".base_layer.")
         if ".lora_" in name:
             continue
-        merged = tensor
+        whole_name = f"{owner}.{rest}" if rest else name
+        weights[whole_name] = tensor
         if rest == "weight" and owner in layers:
-            layer = layers[owner]
-            for adapter in layer.active_adapters:
-                merged = merged + layer.get_delta_weight(adapter).to(tensor.dtype)
-        weights[f"{owner}.{rest}" if rest else name] = merged
+            merged = merged_weight(layers[owner])
+            weights[whole_name] = round_parameter(merged, tensor.dtype, whole_name)
     return weights
 
 

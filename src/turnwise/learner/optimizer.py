@@ -1,7 +1,8 @@
 """AdamW that half-precision modules can be trained with, and its learning rate over time.
 
 Steps of 1e-6 are lost in bf16. So each bf16 or fp16 parameter has a float32 master: gradients are
-accumulated there, Adam steps there, and the module gets the rounded result. Parameters that are
+accumulated there, Adam steps there, and the module gets the result, rounded by a threshold of each
+weight's own (`models.rounding`), so that small steps reach it at once. Parameters that are
 float32 already are their own masters. They are only written in place: an engine on the same modules
 may hold views of them. The masters of a sharded model are the shards of this process.
 
@@ -22,7 +23,8 @@ from torch import nn
 
 from turnwise.errors import ConfigError
 from turnwise.learner.fast.kernels import load_kernels
-from turnwise.learner.sharding import is_sharded, local_shard
+from turnwise.learner.sharding import first_element, is_sharded, local_shard
+from turnwise.models.rounding import HALF, round_weight, threshold_key
 from turnwise.plain_mode import is_plain
 
 LearningRateSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
@@ -61,7 +63,10 @@ def learning_rate_at(
 
 
 class MasterAdamW:
-    """AdamW over named parameters, with float32 masters of those in half precision."""
+    """AdamW over named parameters, with float32 masters of those in half precision.
+
+    `first_masters` read the float32 values that parameters, or shards of them, were rounded from.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class MasterAdamW:
         betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
         offload: bool = False,
+        first_masters: Mapping[str, Callable[[], torch.Tensor]] | None = None,
     ) -> None:
         self._parameters = {name: p for name, p in parameters if p.requires_grad}
         if not self._parameters:
@@ -86,13 +92,19 @@ class MasterAdamW:
         self._prepared: tuple[float, Any] | None = None
         """The learning rate and what the kernels step, once all gradients are there."""
         self._half: list[str] = []
+        self._keys: dict[str, int] = {}
+        """Of the thresholds that masters are rounded by, like the index of a shard's first element
+        in `_firsts`."""
+        self._firsts: dict[str, int] = {}
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
             shard = local_shard(parameter.detach())
             is_half = _is_half(parameter)
             if is_half:
                 self._half.append(name)
-                shard = shard.float()
+                self._keys[name] = threshold_key(name)
+                self._firsts[name] = first_element(parameter)
+                shard = self._first_master(name, shard, (first_masters or {}).get(name))
             if is_half and self._kernels is not None:
                 self._masters[name] = nn.Parameter(shard)
                 # A gradient alone stays as it is: the kernel reads any precision.
@@ -125,6 +137,11 @@ class MasterAdamW:
     def names(self) -> list[str]:
         """The names of the trained parameters."""
         return list(self._parameters)
+
+    @property
+    def num_half(self) -> int:
+        """The number of trained weights in half precision; of a sharded model, in this process."""
+        return sum(self._masters[name].numel() for name in self._half)
 
     @property
     def bytes_to_come(self) -> int:
@@ -170,23 +187,27 @@ class MasterAdamW:
         return total
 
     @torch.no_grad()
-    def step(self, learning_rate: float, gradient_scale: float = 1.0) -> None:
-        """Make one step of AdamW on the gradients, multiplied by a scale."""
+    def step(self, learning_rate: float, gradient_scale: float = 1.0) -> torch.Tensor:
+        """Make one step of AdamW on the gradients, multiplied by a scale.
+
+        Returns how many of the weights in half precision it moved, of `num_half`.
+        """
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
-        self._step_by_kernels(learning_rate, gradient_scale)
+        if self._kernels is not None:
+            num_moved = self._step_by_kernels(learning_rate, gradient_scale)
         if gradient_scale != 1.0 and (others := self.gradients()):
             torch._foreach_mul_(others, gradient_scale)
         if not self._is_offloaded:
             self._adam.step()
-            if self._kernels is None:
-                self._copy_to_modules(self._half)
-            return
+            return num_moved if self._kernels is not None else self._copy_to_modules(self._half)
+        counts = []
         for names in self._chunks():
             self._fetch_gradients(names)
             self._adam.step()
             self._adam.zero_grad()
-            self._copy_to_modules(names)
+            counts.append(self._copy_to_modules(names))
+        return torch.stack(counts).sum()
 
     def prepare_step(self, learning_rate: float) -> None:
         """Collect what kernels read in the next step, while the device may still compute."""
@@ -205,22 +226,32 @@ class MasterAdamW:
                 state["exp_avg"] = torch.zeros_like(master)
                 state["exp_avg_sq"] = torch.zeros_like(master)
             weight = local_shard(self._parameters[name].detach())
-            tensors = (weight, master, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"])
-            steps.append(self._kernels.Step(*tensors, int(state["step"]) + 1, decays[master]))
+            steps.append(
+                self._kernels.Step(
+                    weight=weight,
+                    master=master,
+                    gradient=gradient.contiguous(),
+                    mean=state["exp_avg"],
+                    mean_square=state["exp_avg_sq"],
+                    number=int(state["step"]) + 1,
+                    weight_decay=decays[master],
+                    key=self._keys[name],
+                    first=self._firsts[name],
+                )
+            )
         prepared = self._kernels.prepare(
             steps, learning_rate=learning_rate, betas=groups[0]["betas"]
         )
         self._prepared = learning_rate, prepared
 
-    def _step_by_kernels(self, learning_rate: float, gradient_scale: float) -> None:
-        """Step the parameters in half precision, and free their gradients."""
-        if self._kernels is None:
-            return
+    def _step_by_kernels(self, learning_rate: float, gradient_scale: float) -> torch.Tensor:
+        """Step the parameters in half precision; return how many moved. Frees their gradients."""
+        assert self._kernels is not None
         if self._prepared is None or self._prepared[0] != learning_rate:
             self.prepare_step(learning_rate)
         assert self._prepared is not None
         group = self._adam.param_groups[0]
-        self._kernels.step_(
+        num_moved: torch.Tensor = self._kernels.step_(
             self._prepared[1], scale=gradient_scale, betas=group["betas"], epsilon=group["eps"]
         )
         self._prepared = None
@@ -228,6 +259,7 @@ class MasterAdamW:
             if self._sums[name].grad is not None:
                 self._adam.state[self._masters[name]]["step"] += 1
                 self._sums[name].grad = None
+        return num_moved
 
     def _chunks(self) -> Iterator[list[str]]:
         """Yield the names of the parameters, so that the gradients of each chunk are few."""
@@ -253,10 +285,37 @@ class MasterAdamW:
         if is_cuda:
             torch.cuda.synchronize()
 
-    def _copy_to_modules(self, names: Iterable[str]) -> None:
+    def _copy_to_modules(self, names: Iterable[str]) -> torch.Tensor:
+        """Round the masters to the modules; return how many weights in half precision moved."""
+        num_moved = torch.zeros((), dtype=torch.int64)
         for name in names:
-            own = local_shard(self._parameters[name])
-            own.copy_(self._masters[name].to(own.dtype))  # narrow before it goes to the device
+            weight = local_shard(self._parameters[name].detach())
+            if name not in self._keys:  # offloaded, and in float32
+                weight.copy_(self._masters[name])
+                continue
+            rounded = self._rounded(name, self._masters[name], weight)
+            num_moved = num_moved.to(weight.device) + (rounded != weight).sum()
+            weight.copy_(rounded)
+        return num_moved
+
+    def _rounded(self, name: str, master: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return round_weight(
+            master.detach(),
+            weight.dtype,
+            self._keys[name],
+            first=self._firsts[name],
+            device=weight.device,
+        )
+
+    def _first_master(
+        self, name: str, weight: torch.Tensor, read: Callable[[], torch.Tensor] | None
+    ) -> torch.Tensor:
+        """Return the value that a weight was rounded from where it is known, else the weight."""
+        if read is None:
+            return weight.float()
+        values = read().to(weight.device)
+        # A weight that was changed since it was read is another one.
+        return torch.where(self._rounded(name, values, weight) == weight, values, weight.float())
 
     @property
     def _copied(self) -> list[str]:
@@ -327,7 +386,7 @@ class _GradientSum:
 
 
 def _is_half(parameter: torch.Tensor) -> bool:
-    return parameter.dtype in (torch.bfloat16, torch.float16)
+    return parameter.dtype in HALF
 
 
 def _kernels_for(parameters: Sequence[torch.Tensor]) -> Any:

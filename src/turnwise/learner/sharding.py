@@ -7,8 +7,10 @@ without a process group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,9 +22,13 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.tensor_file import rows_of_shard
-from turnwise.models.empty import device_of, is_empty, stored_names
+from turnwise.models.empty import device_of, is_empty
+from turnwise.models.rounding import round_weight, threshold_key
+from turnwise.models.weight_files import read_wide, stored_names
+
+if TYPE_CHECKING:
+    from turnwise.learner.model import PolicyValueModel
 
 
 def shard(model: PolicyValueModel) -> None:
@@ -65,7 +71,26 @@ def _read_shards(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if name in stored:
             rows = rows_of_shard(len(parameter), rank, number)
-            local_shard(parameter).copy_(model.weight_files.read(stored[name], *rows))
+            values = model.weight_files.read(stored[name], *rows)
+            own, first = local_shard(parameter), first_element(parameter)
+            own.copy_(round_weight(values, own.dtype, threshold_key(name), first=first))
+
+
+def read_first_masters(model: PolicyValueModel) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return functions that read the float32 values of parameters, or of this process's shards of
+    them, where files have more precision than the model."""
+    parameters = dict(model.named_parameters())
+    readers: dict[str, Callable[[], torch.Tensor]] = {}
+    for prefix, part in (("policy", model.policy), ("critic", model.critic)):
+        for part_name, read in ({} if part is None else read_wide(part)).items():
+            parameter = parameters.get(name := f"{prefix}.{part_name}")
+            if parameter is not None:  # a critic may be the policy itself
+                rows = (0, len(parameter))
+                if isinstance(parameter, DTensor):
+                    mesh = parameter.device_mesh
+                    rows = rows_of_shard(len(parameter), mesh.get_local_rank(), mesh.size())
+                readers[name] = partial(read, *rows)
+    return readers
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -81,6 +106,27 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.redistribute(placements=[Shard(0)])
     local: torch.Tensor = tensor.to_local()
     return local
+
+
+def round_parameter(values: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+    """Round a whole parameter, or the shards of one in place of it: see `models.rounding`."""
+    if not isinstance(values, DTensor):
+        return round_weight(values, dtype, threshold_key(name))
+    rounded = round_weight(
+        local_shard(values), dtype, threshold_key(name), first=first_element(values)
+    )
+    shape, stride = values.shape, values.stride()
+    mesh, placements = values.device_mesh, [Shard(0)]
+    return DTensor.from_local(rounded, mesh, placements, shape=shape, stride=stride)
+
+
+def first_element(tensor: torch.Tensor) -> int:
+    """Return the index, in the whole tensor, of the first element of this process's shard."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    mesh = tensor.device_mesh
+    first_row, _ = rows_of_shard(len(tensor), mesh.get_local_rank(), mesh.size())
+    return first_row * math.prod(tensor.shape[1:])
 
 
 def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

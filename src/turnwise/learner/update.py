@@ -29,7 +29,7 @@ from turnwise.learner.optimizer import MasterAdamW
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack
 from turnwise.learner.scoring import Scorer
-from turnwise.learner.sharding import local_shard, local_shards
+from turnwise.learner.sharding import local_shard, local_shards, read_first_masters
 from turnwise.learner.tensor_file import LazyTensors, layout_of
 from turnwise.learner.workers import SingleProcess
 from turnwise.models.model_lock import lock_of
@@ -85,7 +85,10 @@ class Learner(Scorer):
             betas=self.options.adam_betas,
             epsilon=self.options.adam_epsilon,
             offload=self.options.offload_optimizer,
+            first_masters=read_first_masters(model),
         )
+        num_half = torch.tensor(self.optimizer.num_half, dtype=torch.float64)
+        self._num_half = float(self.workers.sum_over_shards(num_half))
         self.num_updates = 0
         self._has_dropout = has_adapter_dropout(model)
 
@@ -332,8 +335,11 @@ class Learner(Scorer):
         limit = self.options.max_grad_norm
         scale = 1.0 if limit is None or norm_value <= limit else limit / norm_value
         self.before_step()
-        self.optimizer.step(self.learning_rate, scale)
+        num_moved = self.optimizer.step(self.learning_rate, scale)
         self.optimizer.zero_grad()
+        if self._num_half:
+            num_moved = self.workers.sum_over_shards(num_moved.double())
+            metrics.average("weights_changed", num_moved / self._num_half)
         metrics.add_minibatch(minibatch, num_tokens)
         metrics.average("grad_norm", norm_value)
         metrics.count("num_steps")

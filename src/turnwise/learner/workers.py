@@ -40,6 +40,10 @@ class SingleProcess:
         """Return the norm of the whole gradient, given that of this worker's gradient."""
         return norm
 
+    def sum_over_shards(self, number: torch.Tensor) -> torch.Tensor:
+        """Return the sum over the shards of the model, given that of this worker's shard."""
+        return number
+
     def total(self, *numbers: float) -> list[float]:
         """Return the sum of each number over the workers."""
         tensor = torch.tensor(numbers, dtype=torch.float64)
@@ -102,9 +106,12 @@ class ShardedWorkers(DistributedWorkers):
         self.context = Context(context_size, rank % context_size, _own_group(groups))
 
     def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        squared = norm.square().to(self._device)
-        torch.distributed.all_reduce(squared)  # over all, of which each has a shard
-        return squared.sqrt()
+        return self.sum_over_shards(norm.square()).sqrt()
+
+    def sum_over_shards(self, number: torch.Tensor) -> torch.Tensor:
+        number = number.to(self._device)
+        torch.distributed.all_reduce(number)  # over all, of which each has a shard
+        return number
 
 
 def _own_group(partition: Sequence[Sequence[int]]) -> Any:

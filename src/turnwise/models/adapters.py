@@ -36,17 +36,15 @@ def is_mergeable(layer: Any) -> bool:
 
 
 @torch.no_grad()
-def merge_into(target: torch.Tensor, layer: Any) -> None:
-    """Write W + Σ scaling · B A of a linear layer [out, in], summed in float32 at least."""
-    if not is_adapted(layer):
-        target.copy_(layer.weight)
-        return
+def merged_weight(layer: Any) -> torch.Tensor:
+    """Return W + Σ scaling · B A of a layer with adapters, summed in float32 at least."""
     weight = layer.get_base_layer().weight
     wide = torch.promote_types(weight.dtype, torch.float32)
-    names = () if layer.disable_adapters else layer.active_adapters
-    merged = weight.to(wide)
-    for name in names:
-        if name in layer.lora_A:
+    merged: torch.Tensor = weight.detach().to(wide)
+    for name in () if layer.disable_adapters else layer.active_adapters:
+        if not is_mergeable(layer):
+            merged = merged + layer.get_delta_weight(name).to(wide)
+        elif name in layer.lora_A:
             low, high = layer.lora_A[name].weight.to(wide), layer.lora_B[name].weight.to(wide)
             merged = torch.addmm(merged, high, low, alpha=layer.scaling[name])
-    target.copy_(merged)
+    return merged

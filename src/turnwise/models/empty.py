@@ -16,10 +16,8 @@ from torch import nn
 
 from turnwise.errors import ConfigError
 from turnwise.models.load import model_folder, readable_errors, resolve_device, resolve_dtype
-from turnwise.models.weight_files import NotLoadableInParts, WeightFiles
-
-_ADAPTED = ".base_layer."
-"""In the name of a weight that has adapters."""
+from turnwise.models.rounding import round_weight, threshold_key
+from turnwise.models.weight_files import NotLoadableInParts, WeightFiles, stored_names
 
 
 def load_empty_model(
@@ -66,18 +64,6 @@ def device_of(model: Any) -> torch.device:
     return device
 
 
-def stored_names(model: Any) -> dict[str, str]:
-    """Return the name in the files of each parameter that is there; adapters are not."""
-    aliases: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(parameter), []).append(name.replace(_ADAPTED, "."))
-    return {
-        name: model.weight_files.name_among(aliases[id(parameter)])
-        for name, parameter in model.named_parameters()
-        if ".lora_" not in name
-    }
-
-
 def state_values(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the names and values of the state dict; an empty model's are read one by one."""
     stored = stored_names(model) if is_empty(model) else {}
@@ -86,7 +72,8 @@ def state_values(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         value = tensor.detach()
         if tensor.is_meta:
             file_name = stored[name_of[id(tensor)]]
-            value = model.weight_files.read(file_name, 0, len(tensor)).to(tensor.dtype)
+            value = model.weight_files.read(file_name, 0, len(tensor))
+            value = round_weight(value, tensor.dtype, threshold_key(name_of[id(tensor)]))
         yield name, value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 from turnwise.models.cache import cached_folder
 from turnwise.models.dtypes import warn_if_emulated
+from turnwise.models.rounding import HALF, round_weight, threshold_key
 from turnwise.models.smollm2 import smollm2_folder
 from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
+from turnwise.models.weight_files import NotLoadableInParts, WeightFiles, read_wide
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,26 @@ def load_model(
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, trust_remote_code=trust_remote_code, **options
         )
-    warn_if_emulated(model if load_in_4bit else model.to(place))
+    if not load_in_4bit:
+        _round_from_files(model.to(place), source)
+    warn_if_emulated(model)
     tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
     return LoadedModel(model.eval(), tokenizer)
+
+
+@torch.no_grad()
+def _round_from_files(model: Any, source: str) -> None:
+    """Give half-precision weights the values that a run trains on from, where files have more
+    precision, and remember the files: the learner's masters begin with their values."""
+    if model.dtype not in HALF:
+        return
+    with suppress(NotLoadableInParts):
+        model.weight_files = WeightFiles.find(source)
+    parameters = dict(model.named_parameters())
+    for name, read in read_wide(model).items():
+        own = parameters[name]
+        values = read(0, len(own))
+        own.copy_(round_weight(values, own.dtype, threshold_key(name), device=own.device))
 
 
 def _four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.models.rounding import HALF
 
 _ONE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -63,11 +65,50 @@ class WeightFiles:
         with _opened(self.paths[name], name) as file:
             return tuple(file.get_slice(name).get_shape())
 
+    def float32_names(self) -> set[str]:
+        """Return the names of the tensors in float32."""
+        names: set[str] = set()
+        for path in set(self.paths.values()):
+            with _opened(path) as file:
+                stored: list[str] = list(file.keys())
+                names |= {n for n in stored if file.get_slice(n).get_dtype() == "F32"}
+        return names
+
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, in the precision of the file."""
         with _opened(self.paths[name], name) as file:
             rows: torch.Tensor = file.get_slice(name)[start:stop]
             return rows.clone()  # not the file's own memory
+
+
+def stored_names(model: Any) -> dict[str, str]:
+    """Return the name in the files of each parameter that is there; adapters are not."""
+    aliases: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name.replace(".base_layer.", "."))
+    return {
+        name: model.weight_files.name_among(aliases[id(parameter)])
+        for name, parameter in model.named_parameters()
+        if ".lora_" not in name
+    }
+
+
+def read_wide(model: Any) -> dict[str, Callable[[int, int], torch.Tensor]]:
+    """Return functions that read rows of the weights that the model has in half precision and its
+    files, if it knows them, in float32."""
+    files: WeightFiles | None = getattr(model, "weight_files", None)
+    if files is None:
+        return {}
+    try:
+        stored = stored_names(model)
+    except NotLoadableInParts:  # transformers converts them on loading
+        return {}
+    wide = files.float32_names()
+    return {
+        name: partial(files.read, stored[name])
+        for name, parameter in model.named_parameters()
+        if parameter.dtype in HALF and parameter.dim() and stored.get(name) in wide
+    }
 
 
 def _names_in(path: Path) -> list[str]:

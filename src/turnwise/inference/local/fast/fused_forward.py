@@ -9,7 +9,7 @@ used; other models run on their own modules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,19 +62,23 @@ class _Layer:
     window: int | None
 
     @classmethod
-    def of(cls, layer: Any, window: int | None) -> _Layer:
+    def of(cls, layer: Any, window: int | None, names: Mapping[Any, str]) -> _Layer:
         query, key, value, output, gate, up, down = _linears(layer)
         attention = layer.self_attn
+
+        def fused(*layers: Any) -> FusedLinear:
+            return FusedLinear({names[layer]: layer for layer in layers})
+
         has_norms = hasattr(attention, "q_norm")  # Qwen3
         return cls(
             layer.input_layernorm.weight,
-            FusedLinear(query, key, value),
+            fused(query, key, value),
             attention.q_norm.weight if has_norms else None,
             attention.k_norm.weight if has_norms else None,
-            FusedLinear(output),
+            fused(output),
             layer.post_attention_layernorm.weight,
-            FusedLinear(gate, up),
-            FusedLinear(down),
+            fused(gate, up),
+            fused(down),
             window,
         )
 
@@ -87,10 +91,11 @@ class FusedForward:
     """
 
     def __init__(self, model: Any, windows: Sequence[int | None], *, deterministic: bool) -> None:
-        self._body, self._head = model.model, FusedLinear(model.lm_head)
+        self._body, self._head = model.model, FusedLinear({"lm_head": model.lm_head})
         self._is_deterministic = deterministic
         layers = zip(model.model.layers, windows, strict=True)
-        self.layers = [_Layer.of(layer, window) for layer, window in layers]
+        names = {module: name for name, module in model.named_modules()}
+        self.layers = [_Layer.of(layer, window, names) for layer, window in layers]
         attention = model.model.layers[0].self_attn
         self._width, self._scale = attention.head_dim, attention.scaling
         self._num_kv = attention.k_proj.out_features // attention.head_dim

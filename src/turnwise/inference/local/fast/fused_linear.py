@@ -7,29 +7,32 @@ memory, and the operations between two products keep it so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from turnwise.models.adapters import is_adapted, merge_into
+from turnwise.models.adapters import is_adapted, merged_weight
+from turnwise.models.rounding import round_weight, threshold_key
 
 
 class FusedLinear:
     """Linear layers with the same input, computed as one matrix product.
 
     Their parameters become views of one block, so that an optimizer step changes it in place. If
-    one of them has adapters, the block is a copy with the adapters merged in, see `merge`.
+    one of them has adapters, the block is a copy with the adapters merged in, see `merge`. They are
+    given with their names in the model.
     """
 
-    def __init__(self, *layers: Any) -> None:
+    def __init__(self, layers_by_name: Mapping[str, Any]) -> None:
+        layers = list(layers_by_name.values())
         has_adapters = [is_adapted(layer) for layer in layers]
         bases = [
             layer.get_base_layer() if adapted else layer
             for layer, adapted in zip(layers, has_adapters, strict=True)
         ]
-        self._merged = layers if any(has_adapters) else ()
+        self._merged = layers_by_name if any(has_adapters) else {}
         weights = [base.weight for base in bases]
         self.weight = torch.cat([w.data for w in weights]) if self._merged else _block(weights)
         biases = [base.bias for base in bases if base.bias is not None]
@@ -39,8 +42,11 @@ class FusedLinear:
     def merge(self) -> None:
         """Merge the adapters as they are now, in the same memory; without adapters, do nothing."""
         row = 0
-        for layer in self._merged:
-            merge_into(self.weight[row : row + layer.out_features], layer)
+        for name, layer in self._merged.items():
+            block = self.weight[row : row + layer.out_features]
+            merged = merged_weight(layer) if is_adapted(layer) else layer.weight.detach()
+            # Rounded to nearest, what small adapters add would be lost.
+            block.copy_(round_weight(merged, block.dtype, threshold_key(f"{name}.weight")))
             row += layer.out_features
 
     @property

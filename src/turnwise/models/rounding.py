@@ -1,0 +1,84 @@
+"""Rounding of float32 weights to half precision, by a threshold that is fixed for each weight.
+
+Rounded to nearest, a weight stays where it is until its updates add up to half the distance to the
+next number: in bfloat16, with a learning rate of 1e-6, for hundreds of steps. Here a weight moves
+when the part that half precision cuts off exceeds a threshold of its own, so that an update of δ
+moves the share δ / ulp of the weights, and nothing moves between updates. Numbers that half
+precision has stay as they are.
+
+A threshold is a hash of the parameter's name and the element's index: it takes no memory, and
+learners, shards, engines, resumed runs and exported models round alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+HALF = (torch.bfloat16, torch.float16)
+_CHUNK = 1 << 24
+"""Elements that are rounded at a time: the hash takes several times their memory."""
+_MULTIPLIERS = (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32)
+"""Of MurmurHash3's finalizer, as signed numbers."""
+FLOAT16_TINY = 2.0**-14
+"""Below it, float16 has a fixed resolution."""
+
+
+def threshold_key(name: str) -> int:
+    """Return the number that stands for a parameter in the hash; it has 31 bits.
+
+    A weight has the same name inside a learner, in a model, and under adapters.
+    """
+    name = name.removeprefix("policy.").removeprefix("critic.").replace(".base_layer.", ".")
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") >> 1
+
+
+@torch.no_grad()
+def round_weight(
+    values: torch.Tensor,
+    dtype: torch.dtype,
+    key: int,
+    *,
+    first: int = 0,
+    device: torch.device | None = None,
+) -> torch.Tensor:
+    """Return values in this precision, on `device` if given; only half precision needs rounding.
+
+    `first` is the index, in the whole parameter, of the first element: a shard begins later.
+    """
+    device = device or values.device
+    if dtype not in HALF or values.dtype != torch.float32:
+        return values.to(device, dtype)
+    rounded = torch.empty(values.shape, dtype=dtype, device=device)
+    flat, target = values.reshape(-1), rounded.view(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk = flat[start : start + _CHUNK].to(device)
+        index = torch.arange(first + start, first + start + len(chunk), device=device)
+        hashes = _hash(index.int(), key)
+        target[start : start + _CHUNK] = _round_chunk(chunk, hashes, dtype)
+    return rounded
+
+
+def _hash(index: torch.Tensor, key: int) -> torch.Tensor:
+    """Return 32 random bits for each int32 index."""
+    # Shifts of signed numbers copy the sign, hence the masks.
+    x = index ^ key
+    x ^= (x >> 16) & 0xFFFF
+    x *= _MULTIPLIERS[0]
+    x ^= (x >> 13) & 0x7FFFF
+    x *= _MULTIPLIERS[1]
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def _round_chunk(values: torch.Tensor, hashes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.bfloat16:
+        # The upper half of a float32 is a bfloat16: adding a threshold carries into it.
+        bits = values.view(torch.int32) + ((hashes >> 16) & 0xFFFF)
+        return (bits & ~0xFFFF).view(torch.float32).to(dtype)
+    # float16 has 13 bits less than float32, at least; its smallest numbers get there by an offset.
+    size = values.abs()
+    offset = torch.where(size < FLOAT16_TINY, FLOAT16_TINY, 0.0)
+    bits = (size + offset).view(torch.int32) + ((hashes >> 19) & 0x1FFF)
+    return ((bits & ~0x1FFF).view(torch.float32) - offset).copysign(values).to(dtype)
