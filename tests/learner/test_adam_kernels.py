@@ -13,6 +13,7 @@ from torch import nn
 
 from turnwise.learner import MasterAdamW, optimizer as module
 from turnwise.learner.fast.kernels import load_kernels
+from turnwise.models.rounding import round_weight, threshold_key
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
@@ -64,7 +65,7 @@ def steps(optimizer, parameters, numbers, num_packs=1):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_they_pass_the_probe_that_switches_them_on(dtype, kernels):
     assert kernels.is_exact(dtype, torch.device(DEVICE))
     assert load_kernels("adam_kernels", dtype, torch.device(DEVICE)) is kernels
@@ -83,8 +84,11 @@ def test_masters_moments_and_weights_are_those_of_torch(num_packs, monkeypatch):
         torch.testing.assert_close(fast[name].cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
     for name, expected in plain_weights.items():
         torch.testing.assert_close(fast_weights[name], expected, rtol=1e-2, atol=1e-6)
-        if not IS_INTERPRETED and expected.dtype == torch.bfloat16:  # which rounds otherwise
-            assert torch.equal(fast_weights[name], fast[f"master.{name}"].bfloat16())
+        if expected.dtype == torch.bfloat16:
+            master = fast[f"master.{name}"]
+            assert torch.equal(
+                fast_weights[name], round_weight(master, torch.bfloat16, threshold_key(name))
+            )
 
 
 @pytest.mark.parametrize("first_by_kernel", [False, True])
@@ -131,6 +135,20 @@ def test_shards_without_weights():
         optimizer = MasterAdamW(parameters)
         sum(p.sum() for _, p in parameters).backward()
         optimizer.step(1e-2)
+
+
+def test_the_weights_that_moved_are_counted(monkeypatch):
+    counts = []
+    for by_kernel in (False, True):
+        optimizer, parameters = made(monkeypatch, by_kernel=by_kernel)
+        before = [p.detach().clone() for _, p in parameters]
+        sum((p * p).float().sum() for _, p in parameters).backward()
+        num_moved = optimizer.step(1e-4)
+        pairs = zip(parameters, before, strict=True)
+        moved = sum(int((p != old).sum()) for (_, p), old in pairs if p.dtype == torch.bfloat16)
+        counts.append(int(num_moved))
+        assert moved == int(num_moved) < optimizer.num_half
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_weight_without_a_gradient_stays(monkeypatch):
