@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from torch.nn.functional import pad
 
 from turnwise.algo.masked import as_mask, masked_whiten, wide
@@ -45,7 +44,9 @@ def compute_gae_advantage_return(
     # In float64: values may be many times as large as the differences of which advantages consist.
     rewards, exact = token_level_rewards.double(), values.double()
     num_rows, length = mask.shape
-    after_last = exact.new_zeros(num_rows) if bootstrap_values is None else bootstrap_values.double()
+    after_last = exact.new_zeros(num_rows)
+    if bootstrap_values is not None:
+        after_last = bootstrap_values.double()
     # For each token the column of the next policy token; `length` stands for the state after the
     # last one, whose value is appended.
     columns = torch.arange(length, device=mask.device).expand_as(mask).masked_fill(~mask, length)
