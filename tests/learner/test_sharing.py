@@ -1,6 +1,7 @@
-"""Episodes that open with the same prompt share its computation, and nothing changes but time."""
+"""Episodes that begin with the same tokens compute them once, and nothing changes but time."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -33,15 +34,34 @@ def grouped_batch(num_groups=3, size=3, prompt=6, width=15, seed=0, left_padded=
     return PPOBatch(ids, sampled, present)
 
 
+def tree_batch(width=24):
+    """Turns that were sampled alike and part later; two equal episodes, and one that ends early."""
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = torch.randint(0, 30, (3, width), generator=generator)
+    early = torch.cat([a[:9], b[9:]])
+    late = torch.cat([a[:17], c[17:]])
+    other = torch.cat([a[:5], c[5:]])  # the system prompt alone is the same
+    ids = torch.stack([b, late, a, early, a, other, late, a])
+    present = torch.arange(width) < torch.tensor([20, 24, 24, 22, 24, 18, 24, 13])[:, None]
+    sampled = torch.zeros_like(present)
+    sampled[:, 7:10] = sampled[:, 12:14] = sampled[:, 16:19] = True
+    return PPOBatch(ids, sampled & present, present)
+
+
+BATCHES = {"groups": grouped_batch, "tree": tree_batch}
+
+
 def without_sharing(learner):
     learner.model.__class__ = type("Plain", (PolicyValueModel,), {"shares_prefixes": False})
     return learner
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma"])
-@pytest.mark.parametrize("left_padded", [False, True])
-def test_scores_are_the_same(family, left_padded):
-    batch = grouped_batch(left_padded=left_padded)
+@pytest.mark.parametrize(
+    "make_batch", [*BATCHES.values(), partial(grouped_batch, left_padded=True)]
+)
+def test_scores_are_the_same(family, make_batch):
+    batch = make_batch()
     learner = Learner(double_model(family))
     if not learner.model.shares_prefixes:
         pytest.skip("this family is computed padded")
@@ -52,8 +72,9 @@ def test_scores_are_the_same(family, left_padded):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("budget", [20, 45, 8192])
-def test_the_update_is_the_same(budget, checkpointing):
+@pytest.mark.parametrize("budget", [25, 45, 8192])
+@pytest.mark.parametrize("make_batch", BATCHES.values(), ids=BATCHES)
+def test_the_update_is_the_same(make_batch, budget, checkpointing):
     options = dataclasses.replace(ALL_TERMS, micro_batch_tokens=budget)
     after = []
     for prepare in (lambda x: x, without_sharing):
@@ -62,7 +83,7 @@ def test_the_update_is_the_same(budget, checkpointing):
             options,
             reference=make_model("gpt2").double(),
         )
-        batch = with_targets(grouped_batch(), learner)
+        batch = with_targets(make_batch(), learner)
         prepare(learner).update(batch)
         after.append(weights(learner.model))
     assert largest_difference(*after) < 1e-9
@@ -72,10 +93,29 @@ def test_an_opening_is_computed_once():
     batch = grouped_batch(num_groups=2, size=4, prompt=6)
     every = torch.arange(len(batch))
     (pack,) = make_packs(batch.attention_mask, batch.response_mask, every, 10_000, batch.input_ids)
-    assert pack.num_tokens == int(batch.attention_mask.sum()) - 2 * 3 * 6
+    # Two episodes also have their first sampled token in common.
+    assert pack.num_tokens == int(batch.attention_mask.sum()) - 2 * 3 * 6 - 1
     packs = make_packs(batch.attention_mask, batch.response_mask, every, 30, batch.input_ids)
     assert all(pack.num_tokens <= 30 for pack in packs)
     assert sorted(int(row) for pack in packs for row in pack.rows) == every.tolist()
+
+
+def test_turns_that_were_sampled_alike_are_computed_once():
+    batch = tree_batch()
+    every = torch.arange(len(batch))
+    (pack,) = make_packs(batch.attention_mask, batch.response_mask, every, 10_000, batch.input_ids)
+    # `a`, the ends of `late`, `early` and `other`, and `b`, which begins in its own way.
+    assert pack.num_tokens == 24 + (24 - 17) + (22 - 9) + (18 - 5) + 20
+    assert pack.num_policy_tokens == batch.num_policy_tokens
+
+
+def test_a_short_common_beginning_does_not_bind_long_episodes_together():
+    ids = torch.arange(3)[:, None] * 100 + torch.arange(100)
+    ids[:, :5] = 0
+    present = torch.ones_like(ids, dtype=torch.bool)
+    sampled = torch.arange(100).expand(3, -1) >= 50
+    (pack,) = make_packs(present, sampled, torch.arange(3), 1000, ids)
+    assert pack.lengths == (100, 100, 100)
 
 
 @settings(deadline=None, max_examples=60)
@@ -90,12 +130,15 @@ def test_every_policy_token_is_predicted_by_the_one_before_it(groups, size, prom
         batch.attention_mask, batch.response_mask, torch.arange(len(batch)), budget, batch.input_ids
     )
     for pack in packs:
-        ids, tokens = pack.take(batch.input_ids), pack.take(names)
-        for source, target in zip(pack.sources.tolist(), pack.targets.tolist(), strict=True):
-            row, column = divmod(int(tokens[target]), batch.input_ids.shape[1])
+        ids = pack.take(batch.input_ids)
+        for source, target, index, column in zip(
+            pack.sources, pack.targets, pack.target_rows, pack.target_columns, strict=True
+        ):
+            row = pack.rows[index]
+            assert ids[target] == batch.input_ids[row, column]
             assert ids[source] == batch.input_ids[row, column - 1]
             assert pack.positions[source] == pack.positions[target] - 1
+            trained.append(int(names[row, column]))
         for row, end in zip(pack.rows.tolist(), pack.ends.tolist(), strict=True):
             assert pack.positions[end] == batch.attention_mask[row].sum() - 1
-        trained += tokens[pack.targets].tolist()
     assert sorted(trained) == names[batch.response_mask].tolist()

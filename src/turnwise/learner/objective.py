@@ -23,7 +23,7 @@ from turnwise.learner.workers import SingleProcess
 def batch_totals(packs: list[Pack], workers: SingleProcess, horizon: float | None) -> BatchTotals:
     """Return the sizes of a minibatch over all workers, which each pack's loss is a share of."""
     num_tokens = sum(pack.num_policy_tokens for pack in packs)
-    counts = [torch.bincount(pack.row_of[pack.targets]) for pack in packs]
+    counts = [torch.bincount(pack.target_rows) for pack in packs]
     num_sequences = sum(int((count > 0).sum()) for count in counts)
     tokens, sequences = workers.total(num_tokens, num_sequences)
     longest = max((int(count.max()) for count in counts), default=1)

@@ -1,18 +1,16 @@
 """Packing: episodes laid end to end up to a token budget, without padding.
 
 A batch is rows [B, T] with an attention mask. A pack is a few of its rows as one sequence of
-tokens; positions restart with each episode. Episodes with the same prompt, as those of a group
-have, can share it as their prefix: it is computed once, for the first of them. An episode
-with branches (`TokenStream.branches`) has several segments; the prefix of each is what comes before
-it in its own conversation.
+tokens; positions restart with each episode. Episodes that begin with the same tokens can share
+them as their prefix, which is computed once: the system prompt of all, the prompt of a group, and
+the turns that were sampled alike. An episode with branches (`TokenStream.branches`) has several
+segments; the prefix of each is what comes before it in its own conversation.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +21,13 @@ from turnwise.errors import ConfigError
 
 Branches: TypeAlias = Sequence[tuple[int, int]]
 """The branches of an episode, as in `TokenStream.branches`."""
+Chain: TypeAlias = list[tuple[int, int]]
+"""Rows of a batch, each with the number of its first tokens that the one before it has too."""
 Array: TypeAlias = np.ndarray[Any, Any]
+
+# Episodes that share a prefix are in one pack. A prefix of less than this share of an episode saves
+# less than packs are filled better without such a bond.
+_WORTH_SHARING = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,13 @@ class Pack:
     rows: torch.Tensor
     """[b], their rows in the batch, ascending."""
     lengths: tuple[int, ...]
-    """Tokens of each segment, in this order; an episode without branches is one segment."""
+    """Tokens of each segment, in this order; an episode without branches is one segment, or none
+    if another one begins with all of it."""
     prefixes: tuple[torch.Tensor, ...]
     """For each segment the indices of the tokens before it, among the N; empty at the beginning of
-    an episode that has its prompt itself."""
+    an episode that shares nothing with one before it."""
     row_of: torch.Tensor
-    """[N], the episode of each token, from 0."""
+    """[N], the episode of each token, from 0; the first one of those that share it."""
     columns: torch.Tensor
     """[N], the column of each token in the batch."""
     positions: torch.Tensor
@@ -46,7 +51,11 @@ class Pack:
     sources: torch.Tensor
     """[M], the token before each policy token, whose logits predict it."""
     targets: torch.Tensor
-    """[M], each policy token."""
+    """[M], each policy token; one that several episodes share is there for each of them."""
+    target_rows: torch.Tensor
+    """[M], the episode of each policy token, from 0."""
+    target_columns: torch.Tensor
+    """[M], the column of each policy token in the batch."""
     ends: torch.Tensor
     """[b], the last token of each episode."""
 
@@ -60,9 +69,9 @@ class Pack:
 
     def to(self, device: torch.device) -> Pack:
         """Return the pack on another device."""
-        names = ("rows", "row_of", "columns", "positions", "sources", "targets", "ends")
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
-        return Pack(lengths=self.lengths, prefixes=self.prefixes, **moved)
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
+        moved: Any = {name: x.to(device, non_blocking=True) for name, x in tensors.items()}
+        return replace(self, **moved)
 
     def take(self, grid: torch.Tensor) -> torch.Tensor:
         """Return the entries of the tokens in a [B, T] tensor of the batch: [N]."""
@@ -71,7 +80,7 @@ class Pack:
     def scatter_to_rows(self, values: torch.Tensor, width: int) -> torch.Tensor:
         """Return values of the policy tokens [M] as rows of these episodes: [b, T], 0 elsewhere."""
         grid = values.new_zeros(len(self.rows), width)
-        return grid.index_put((self.row_of[self.targets], self.columns[self.targets]), values)
+        return grid.index_put((self.target_rows, self.target_columns), values)
 
 
 def assign_to_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -109,130 +118,119 @@ def make_packs(
     """Pack these rows of a batch; rows without tokens are left out.
 
     attention_mask, response_mask: [B, T] bool on the CPU; rows: [b]. With the tokens `ids` [B, T],
-    equal prompts are shared. `branches` has those of every row of the batch.
+    equal beginnings are shared. `branches` has those of every row of the batch.
     """
     # By numpy: torch takes several times as long for arrays of this size.
-    present, sampled, order = attention_mask.numpy(), response_mask.numpy(), rows.numpy()
-    lengths = present[order].sum(1)
-    order, lengths = order[lengths > 0], lengths[lengths > 0]
-    prompts = _Prompts.none(len(order))
-    if ids is not None:
-        prompts = _Prompts.of(ids.cpu().numpy()[order], present[order], sampled[order])
+    present, sampled = attention_mask.numpy(), response_mask.numpy()
+    lengths = {row: int(present[row].sum()) for row in rows.tolist() if present[row].any()}
+    if ids is None:
+        chains = [[(row, 0)] for row in lengths]
+    else:
+        chains = _chain_by_prefix(ids.cpu().numpy(), present, lengths, budget, branches)
+    costs = [sum(lengths[row] - num_shared for row, num_shared in chain) for chain in chains]
     return [
-        _pack(present, sampled, order[group], prompts.select(group), branches)
-        for group in assign_together(lengths.tolist(), prompts, budget)
+        _pack(present, sampled, [chains[i] for i in pack], branches)
+        for pack in assign_to_packs(costs, budget)
     ]
 
 
-@dataclass(frozen=True)
-class _Prompts:
-    """The prompts of episodes: their tokens before the policy's first one."""
+def _chain_by_prefix(
+    ids: Array,
+    present: Array,
+    lengths: Mapping[int, int],
+    budget: int,
+    branches: Sequence[Branches] | None,
+) -> list[Chain]:
+    """Return the episodes in chains, in each of which one shares its beginning with the next.
 
-    names: tuple[int, ...]
-    """The same number for the same prompt."""
-    lengths: tuple[int, ...]
-    """Tokens of it; 0 where no other episode has the same."""
-
-    @classmethod
-    def none(cls, number: int) -> _Prompts:
-        return cls(tuple(range(number)), (0,) * number)
-
-    @classmethod
-    def of(cls, ids: Array, present: Array, sampled: Array) -> _Prompts:
-        known: dict[bytes, int] = {}
-        begun = np.logical_or.accumulate(sampled, 1)
-        is_prompt = present & ~begun & begun[:, -1:]
-        tokens, lengths = ids[is_prompt], is_prompt.sum(1).tolist()
-        ends = pairwise(accumulate(lengths, initial=0))
-        names = [known.setdefault(tokens[a:b].tobytes(), len(known)) for a, b in ends]
-        numbers = Counter(names)
-        each = zip(names, lengths, strict=True)
-        return cls(tuple(names), tuple(n if numbers[name] > 1 else 0 for name, n in each))
-
-    def select(self, group: Sequence[int]) -> _Prompts:
-        return _Prompts(tuple(self.names[i] for i in group), tuple(self.lengths[i] for i in group))
-
-
-def assign_together(lengths: Sequence[int], prompts: _Prompts, budget: int) -> list[list[int]]:
-    """Assign episodes to packs as `assign_to_packs` does, those with the same prompt together."""
-    units: list[list[int]] = []
-    costs: list[int] = []
-    open_unit: dict[int, int] = {}
-    for index, length in enumerate(lengths):
-        name, shared = prompts.names[index], prompts.lengths[index]
-        unit = open_unit.get(name) if shared else None
-        if unit is not None and costs[unit] + length - shared <= budget:
-            units[unit].append(index)
-            costs[unit] += length - shared
-            continue
-        open_unit[name] = len(units)
-        units.append([index])
-        costs.append(length)
-    packs = assign_to_packs(costs, budget)
-    return [sorted(index for unit in pack for index in units[unit]) for pack in packs]
+    In the order of their tokens, the one before has the longest beginning in common: a chain is a
+    prefix tree, depth first.
+    """
+    # As big-endian bytes, whose order is that of the numbers.
+    tokens = {row: ids[row][present[row]].astype(">i8") for row in lengths}
+    chains: list[Chain] = []
+    before, cost = -1, 0
+    for row in sorted(lengths, key=lambda row: tokens[row].tobytes()):
+        num_shared = 0
+        if chains:
+            # A branch does not follow what stands before it in the row.
+            linear = [branches[r][0][0] for r in (before, row) if branches and branches[r]]
+            limit = min(lengths[before], lengths[row], *linear)
+            differs = tokens[before][:limit] != tokens[row][:limit]
+            num_shared = int(differs.argmax()) if differs.any() else limit
+        added = lengths[row] - num_shared
+        if num_shared < max(1, _WORTH_SHARING * lengths[row]) or cost + added > budget:
+            chains.append([(row, 0)])
+            cost = lengths[row]
+        else:
+            chains[-1].append((row, num_shared))
+            cost += added
+        before = row
+    return chains
 
 
 def _pack(
     present: Array,
     sampled: Array,
-    rows: Array,
-    prompts: _Prompts,
+    chains: Sequence[Chain],
     branches: Sequence[Branches] | None,
 ) -> Pack:
-    order = rows.argsort()
-    rows, prompts = rows[order], prompts.select(order.tolist())
-    present = present[rows]
-    owners = [prompts.names.index(name) for name in prompts.names]
-    borrowed = [
-        n if owner != row else 0
-        for row, (owner, n) in enumerate(zip(owners, prompts.lengths, strict=True))
-    ]
-    computed = present & (present.cumsum(1, dtype=np.int32) > np.array(borrowed)[:, None])
-    counts = computed.sum(1)
-    starts = counts.cumsum() - counts
+    rows = sorted(row for chain in chains for row, _ in chain)
     lengths: list[int] = []
     prefixes: list[Array] = []
-    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-        # Where the tokens of this episode are among the N; those of its prompt may be another's.
-        prompt_start = starts[owners[row]]
-        prompt = np.arange(prompt_start, prompt_start + borrowed[row])
-        own = () if branches is None else branches[rows[row]]
-        if not own:
-            lengths.append(count)
-            prefixes.append(prompt)
-            continue
-        places = np.concatenate([prompt, np.arange(start, start + count)])
-        begins = [0, *(begin for begin, _ in own)]
-        for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
-            num_shared = borrowed[row] if begin == 0 else 0
-            context = [places[a:b] for a, b in context_spans(own, begin)]
-            lengths.append(end - begin - num_shared)
-            prefixes.append(np.concatenate([places[:num_shared], *context]))
-    # Row by row, so that the episodes come one after the other.
-    row_of = np.arange(len(rows)).repeat(counts)
-    columns = np.broadcast_to(np.arange(computed.shape[1]), computed.shape)[computed]
-    firsts = list(accumulate(lengths, initial=0))
-    shifts = [len(prefix) - first for prefix, first in zip(prefixes, firsts, strict=False)]
-    positions = np.arange(len(columns)) + np.repeat(shifts, lengths)
-    targets = np.flatnonzero(sampled[rows][computed])
-    if (positions[targets] == 0).any():
-        raise ConfigError(
-            "an episode begins with a token that the policy sampled: nothing comes before it that "
-            "could predict it. Begin episodes with a prompt or a start token."
-        )
-    # The token before the first one of a segment is the last of its prefix.
-    before = np.arange(-1, len(columns) - 1)
-    for first, prefix in zip(firsts, prefixes, strict=False):
-        if len(prefix):
-            before[first] = prefix[-1]
+    row_of, columns, positions = [], [], []
+    sources, targets, target_rows, target_columns = [], [], [], []
+    ends = np.zeros(len(rows), dtype=np.int64)
+    places = np.arange(0)
+    num_tokens = 0
+    for row, num_shared in (link for chain in chains for link in chain):
+        at = np.flatnonzero(present[row])
+        computed = np.arange(num_tokens, num_tokens + len(at) - num_shared)
+        # Where the tokens of this episode are among the N: shared ones where the episode before it
+        # in the chain has them.
+        places = np.concatenate([places[:num_shared], computed])
+        previous = np.concatenate([[-1], places[:-1]])
+        forks = branches[row] if branches else ()
+        begins = [0, *(begin for begin, _ in forks)]
+        for begin, end in zip(begins, [*begins[1:], len(at)], strict=True):
+            first = max(begin, num_shared)
+            spans = [(0, first)] if begin == 0 else context_spans(forks, begin)
+            prefix = np.concatenate([places[:0], *(places[a:b] for a, b in spans)])
+            if begin:
+                previous[begin] = prefix[-1] if len(prefix) else -1
+            if first < end:
+                lengths.append(end - first)
+                prefixes.append(prefix)
+                positions.append(np.arange(len(prefix), len(prefix) + end - first))
+        name = rows.index(row)
+        chosen = np.flatnonzero(sampled[row][at])
+        if (previous[chosen] < 0).any():
+            raise ConfigError(
+                "an episode begins with a token that the policy sampled: nothing comes before it "
+                "that could predict it. Begin episodes with a prompt or a start token."
+            )
+        row_of.append(np.full(len(computed), name))
+        columns.append(at[num_shared:])
+        sources.append(previous[chosen])
+        targets.append(places[chosen])
+        target_rows.append(np.full(len(chosen), name))
+        target_columns.append(at[chosen])
+        ends[name] = places[-1]
+        num_tokens += len(computed)
     return Pack(
-        rows=torch.from_numpy(rows),
+        rows=torch.tensor(rows),
         lengths=tuple(lengths),
         prefixes=tuple(map(torch.from_numpy, prefixes)),
-        row_of=torch.from_numpy(row_of),
-        columns=torch.from_numpy(columns),
-        positions=torch.from_numpy(positions),
-        sources=torch.from_numpy(before[targets]),
-        targets=torch.from_numpy(targets),
-        ends=torch.from_numpy(starts + counts - 1),
+        row_of=_joined(row_of),
+        columns=_joined(columns),
+        positions=_joined(positions),
+        sources=_joined(sources),
+        targets=_joined(targets),
+        target_rows=_joined(target_rows),
+        target_columns=_joined(target_columns),
+        ends=torch.from_numpy(ends),
     )
+
+
+def _joined(arrays: Sequence[Array]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(arrays))

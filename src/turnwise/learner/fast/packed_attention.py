@@ -28,13 +28,15 @@ NAME = "turnwise_episodes"
 class Bucket:
     """Segments of similar length as rows, so that many short ones take few operations.
 
-    They are padded on the right, where no token attends to.
+    They are padded on the right, where no token attends to, and their prefixes on the left.
     """
 
     tokens: torch.Tensor
     """[n, L], indices into the N tokens."""
     context: torch.Tensor
     """[n, P + L], the same after the tokens of a prefix."""
+    is_prefix: torch.Tensor | None
+    """[n, P], False where a prefix is padded; None if none is."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +106,25 @@ class Episodes:
             num_before = torch.tensor([len(p) for p in self.prefixes] or [0] * len(lengths))
             unit = torch.where(lengths <= 128, 16, 64)
             sizes = -(-lengths // unit) * unit
+            prefix_sizes = -(-num_before // 64) * 64
             buckets, owners = [], []
-            for size, number in torch.unique(torch.stack([sizes, num_before], 1), dim=0):
-                chosen = ((sizes == size) & (num_before == number)).nonzero().squeeze(1)
+            for size, prefix_size in torch.unique(torch.stack([sizes, prefix_sizes], 1), dim=0):
+                chosen = ((sizes == size) & (prefix_sizes == prefix_size)).nonzero().squeeze(1)
                 at = torch.arange(int(lengths[chosen].max()))
                 is_real = at < lengths[chosen, None]
                 tokens = torch.where(is_real, starts[chosen, None] + at, 0)
-                context = tokens
-                if number:
-                    before = torch.stack([self.prefixes[i] for i in chosen.tolist()])
-                    context = torch.cat([before, tokens], 1)
-                buckets.append(Bucket(tokens.to(device), context.to(device)))
+                context, is_prefix = tokens, None
+                if prefix_size:
+                    number = int(num_before[chosen].max())
+                    before = [
+                        F.pad(x, (number - len(x), 0))
+                        for x in map(self.prefixes.__getitem__, chosen.tolist())
+                    ]
+                    context = torch.cat([torch.stack(before), tokens], 1)
+                    if int(num_before[chosen].min()) < number:
+                        is_prefix = torch.arange(number) >= number - num_before[chosen, None]
+                        is_prefix = is_prefix.to(device)
+                buckets.append(Bucket(tokens.to(device), context.to(device), is_prefix))
                 owners.append(torch.where(is_real, tokens, -1).flatten())
             owner = torch.cat(owners)
             num_padding = int((owner < 0).sum())
@@ -174,6 +184,7 @@ def _by_torch(
             _rows(values, bucket.context),
             scale,
             window,
+            bucket.is_prefix,
         )
         pieces.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(pieces).index_select(0, places)[None]
@@ -191,7 +202,12 @@ def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    window: int | None,
+    is_prefix: torch.Tensor | None,
 ) -> torch.Tensor:
     length, context_length = query.shape[2], key.shape[2]
     mask = None
@@ -201,6 +217,9 @@ def _attend(
         mask = distance >= 0
         if window is not None:
             mask &= distance < window
+        if is_prefix is not None:
+            is_key = F.pad(is_prefix, (0, length), value=True)
+            mask = mask & is_key[:, None, None]
     return F.scaled_dot_product_attention(
         query,
         key,
