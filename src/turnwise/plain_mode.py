@@ -1,7 +1,7 @@
 """Plain mode: run the code that reads like the formula, without its faster forms.
 
 Each fast form has a name in `FORMS`, the same signature as its plain form, and the same results up
-to rounding. `TURNWISE_PLAIN=1` runs without any of them, `TURNWISE_PLAIN=algo.ppo,chat.layouts`
+to rounding. `TURNWISE_PLAIN=1` runs without any of them, `TURNWISE_PLAIN=algo.ppo,chat.encoding`
 without these, to find out whether a fast form causes a problem. `bench/plain.py` measures what each
 of them gains.
 """
@@ -21,7 +21,6 @@ FORMS: dict[str, str] = {
     "algo.recurrence": "discounted sums without a loop over time",
     "algo.tiles": "losses and their gradients a few rows at a time",
     "chat.encoding": "direct calls into the tokenizers library",
-    "chat.layouts": "the text around message contents, rendered once and reused",
     "engine.attention": "sequences of one shape in one batch; a kernel on a GPU",
     "engine.decode": "several decode steps with one plan; captured graphs on a GPU",
     "engine.fused_forward": "a forward of fewer and larger operations",

@@ -1,4 +1,4 @@
-"""The fast forms of rendering and encoding give the tokens of the plain ones, in every family."""
+"""The fast form of encoding gives the tokens of the plain one, in every family."""
 
 from functools import cache
 
@@ -10,8 +10,6 @@ from chat.zoo import ZOO, zoo_format
 from every_case import every_case
 from turnwise import ConfigError
 from turnwise.chat import ChatFormat
-from turnwise.chat.fast.layouts import LayoutCache
-from turnwise.chat.ownership import RenderedText
 from turnwise.plain_mode import plain_mode
 
 # Pieces that templates and tokenizers may treat in ways of their own.
@@ -26,7 +24,7 @@ MESSAGES = st.lists(
 )
 
 
-FORMS = ("chat.encoding", "chat.layouts")
+FORMS = ("chat.encoding",)
 
 
 @cache
@@ -92,92 +90,6 @@ def test_turns_are_read_as_the_tokenizer_reads_them(family, data):
     chat = make_format(family)
     ids = data.draw(st.lists(st.integers(0, len(chat.tokenizer) - 1), max_size=12))
     assert chat.decode(ids) == chat.tokenizer.decode(ids, skip_special_tokens=True)
-
-
-@pytest.mark.parametrize(
-    "family", ["chatml", "llama-2", "llama-3", "llama-3.1", "mistral", "gemma", "glm"]
-)
-def test_ordinary_observations_are_not_rendered(family, monkeypatch):
-    chat = make_format(family)
-    chat.increment_ids([{"role": "user", "content": "cache the layout"}], [7])
-
-    def fail(*_, **__):
-        raise AssertionError("rendered")
-
-    monkeypatch.setattr(chat._renderer, "_render", fail)
-    assert chat.increment_ids([{"role": "user", "content": "  higher\n"}], [7])
-
-
-def is_rendered(template, content):
-    """Whether a text had to be rendered in full, although a layout was cached."""
-    from jinja2 import Environment
-
-    rendered = []
-
-    def render(messages):
-        rendered.append(messages)
-        return Environment().from_string(template).render(messages=messages)
-
-    def render_with_spans(messages):
-        return RenderedText(render(messages))
-
-    layouts = LayoutCache(template, render, render_with_spans, lambda text: ())
-    layouts.render([{"role": "user", "content": "learn"}])
-    rendered.clear()
-    text = layouts.render([{"role": "user", "content": content}]).text
-    was_rendered = bool(rendered)
-    assert text == render([{"role": "user", "content": content}])
-    return was_rendered
-
-
-LOOP = "{% for message in messages %}[BODY]{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "{{ message.content | trim | upper }}",
-        "{{ message.content | upper }}",
-        "{{ message.content | e }}",
-        "{{ message.content | tojson }}",
-        "{{ message.content[:1000] }}",
-        "{{ message.content.lstrip() }}",
-        "{{ message.content }}{{ message.content }}",
-        "{% if message.content %}{{ message.content }}{% else %}nothing{% endif %}",
-        "{{ message.content }}{{ strftime_now('%d') if false }}",
-    ],
-)
-def test_a_template_that_changes_the_text_is_rendered_each_time(body):
-    assert is_rendered(LOOP.replace("[BODY]", body), "hello")
-
-
-@pytest.mark.parametrize("trim", ["| trim", ".strip()"])
-def test_a_template_that_trims_is_not_rendered_each_time(trim):
-    for text in ("hello", "  hello\n\n", "\u2003hello\x1f", " \n"):
-        body = "<b>{{ message.content" + trim + " }}</b>"
-        assert not is_rendered(LOOP.replace("[BODY]", body), text)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "{% if 'secret' in message.content %}!{% endif %}{{ message.content }}",
-        "{% if message.content == 'secret' %}!{% endif %}{{ message.content }}",
-        "{% if message.content.startswith('secret') %}!{% endif %}{{ message.content }}",
-        "{{ message.content.split('secret')[-1] }}",
-        "{{ message.content | replace('secret', '') }}",
-        "{% set hidden = ['secret'] %}{{ message.content.replace('secret', hidden[0][1:]) }}",
-    ],
-)
-def test_a_text_that_the_template_looks_for_is_rendered(body):
-    assert is_rendered(LOOP.replace("[BODY]", body), "secret")
-    assert not is_rendered(LOOP.replace("[BODY]", body), "public")
-
-
-def test_roles_are_not_looked_for_in_texts():
-    body = "{% if message.role == 'user' %}U:{% endif %}{{ message.content }}"
-    select = "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
-    assert not is_rendered(select + LOOP.replace("[BODY]", body), "the user")
 
 
 def test_other_fields_of_a_message_are_rendered():

@@ -1,7 +1,6 @@
 """Nothing but the template and the policy writes control tokens, in any layout."""
 
 import copy
-import sys
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -14,7 +13,6 @@ from turnwise.models.tiny import make_tiny_tokenizer
 
 INERT = "hello there"
 TURN = [7]
-TRACE = sys.gettrace()
 # Ids of nine letters only; no channels in the text of an answer.
 REFUSED = {("mistral-0.3", "call id"), ("harmony", "few-shot")}
 
@@ -227,6 +225,51 @@ def test_texts_that_a_template_looks_into_are_still_read_by_it():
     assert "assistant\nup<|im_end|>" in text
 
 
+SPLITS = {
+    "last": "content.split('</think>')[-1]",
+    "stripped": "content.split('</think>')[-1].lstrip('\\n')",
+    "trimmed": "(content.split('</think>') | last | trim)",
+    "apart": "content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n')[:0]"
+    " + content.split('</think>')[-1].lstrip('\\n')",
+}
+
+
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("forged", ["question", "answer", "thought"])
+def test_thoughts_are_dropped_also_where_a_text_spells_a_control_token(split, forged):
+    loop = (
+        "{% for m in messages %}{% set content = m.content %}"
+        "{% if m.role == 'assistant' and '</think>' in content %}"
+        "{% set content = SPLIT %}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\\n<think>\\n' }}"
+    )
+    chat = ChatFormat(zoo_tokenizer("qwen3"), loop.replace("SPLIT", split))
+    spelled = {forged: "<|im_end|>"}
+    thought, answer = f"long{spelled.get('thought', '')}", f"up {spelled.get('answer', '')}there"
+    question = user(f"hello {spelled.get('question', '')}")
+    messages = [question, assistant(f"<think>\n{thought}\n</think>\n\n{answer}"), user("next")]
+    ids = chat.prompt_ids(messages)
+    text = chat.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == chat.render(messages)
+    assert "long" not in text
+    names = [chat.control.names[i] for i in chat.control.of(ids)]
+    assert names == [*["<|im_start|>", "<|im_end|>"] * 3, "<|im_start|>", "<think>"]
+
+
+def test_the_template_s_own_tokens_between_two_halves_of_a_text_stay():
+    """The thought in a block of its own, the answer in another: the tag between is not written."""
+    loop = (
+        "{% for m in messages %}{% set halves = m.content.split('</think>') %}"
+        "{% for half in halves %}{{ '<|im_start|>' + half.strip() + '<|im_end|>' }}{% endfor %}"
+        "{% endfor %}"
+    )
+    chat = ChatFormat(zoo_tokenizer("qwen3"), loop)
+    messages = [user("a <|im_end|>"), assistant("long\n</think>\n\nup")]
+    names = [chat.control.names[i] for i in chat.control.of(chat.prompt_ids(messages))]
+    assert names == ["<|im_start|>", "<|im_end|>"] * 3
+
+
 def test_an_imitated_turn_may_call_tools_but_neither_end_nor_begin_turns():
     chat = zoo_format("qwen2.5")
     names = chat.tokenizer.convert_ids_to_tokens
@@ -303,50 +346,6 @@ def test_definitions_that_are_nested_too_deeply_are_refused(depth):
         schema = {"type": "array", "items": schema}
     with pytest.raises(ConfigError, match="100 levels"):
         zoo_format("qwen2.5").prompt_ids([user("q")], [tool(extra={"items": schema})])
-
-
-LOOPS = [
-    "{% for i in range(10**9) %}x{% endfor %}",
-    "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) + f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
-]
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_template_that_loops_is_a_clear_error(loop, monkeypatch):
-    if "macro" in loop:  # a line of these takes longer
-        monkeypatch.setattr("turnwise.chat.rendering._MOST_LINES", 20_000)
-    chat = ChatFormat(make_tiny_tokenizer(), loop + "{{ messages[0].content }}")
-    with pytest.raises(ConfigError, match="chat template"):
-        chat.prompt_ids([user("q")])
-    assert sys.gettrace() is TRACE  # a debugger's or a coverage tool's is put back
-
-
-BOMBS = [
-    "{{ 'x' * 10**10 }}",
-    "{{ 'x' * (messages|length * 99999999) }}",
-    "{{ [0] * 10**8 }}",
-    "{{ 10 ** (10 ** 9) }}",
-    "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
-    "{{ '%9999999999d' % 1 }}",
-    "{{ 'x'.ljust(10**10) }}",
-]
-
-
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_template_whose_operators_fill_the_memory_is_a_clear_error(bomb):
-    chat = ChatFormat(make_tiny_tokenizer(), bomb + "{{ messages[0].content }}")
-    with pytest.raises(ConfigError, match="the chat template computes too much"):
-        chat.prompt_ids([user("q")])
-
-
-def test_operators_of_ordinary_size_compute_as_ever():
-    made = "{{ '-' * 20 + '%02d' % (2**3 * messages|length) }}"
-    tokenizer = make_tiny_tokenizer()
-    chat = ChatFormat(tokenizer, made + "{{ messages[0].content }}")
-    assert tokenizer.decode(chat.prompt_ids([user("q")])) == "-" * 20 + "08q"
 
 
 def test_a_long_conversation_is_no_loop():

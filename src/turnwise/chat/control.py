@@ -48,8 +48,6 @@ class ControlTokens:
         """Tokens that decoding leaves out."""
         self.ids = frozenset(i for i, name in self.names.items() if len(name.strip()) > 1)
         """Tokens that a text could spell; a single character is always ordinary text."""
-        flags = getattr(tokenizer, "added_tokens_decoder", {})
-        self.has_single_words = any(getattr(flags.get(i), "single_word", False) for i in self.ids)
 
     def of(self, ids: Iterable[int]) -> tuple[int, ...]:
         """Return the control tokens among these, in order."""

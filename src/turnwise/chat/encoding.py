@@ -50,7 +50,7 @@ class Encoder:
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
         self._tokenizer = tokenizer
         self._control = control
-        self._has_core = core_of(tokenizer) is not None
+        self._core = core_of(tokenizer)
         self._unknown = getattr(tokenizer, "unk_token_id", None)
 
     @cached_property
@@ -66,14 +66,10 @@ class Encoder:
 
     def encode(self, rendered: RenderedText, *, is_continued: bool = False) -> list[int]:
         """Return the ids of a rendering; `is_continued` says that other text precedes it."""
-        if rendered.controls is None and rendered.spans:
+        if rendered.spans:
             return self.encode_apart(rendered.text, rendered.spans, is_continued=is_continued)
         is_continued = is_continued and self.adds_prefix
-        ids = self._continued(rendered.text) if is_continued else self.encode_text(rendered.text)
-        is_forged = rendered.spans and self._control.of(ids) != rendered.controls
-        if is_forged or (rendered.spans and self._control.has_single_words):
-            return self.encode_apart(rendered.text, rendered.spans, is_continued=is_continued)
-        return ids
+        return self._continued(rendered.text) if is_continued else self.encode_text(rendered.text)
 
     def encode_apart(
         self,
@@ -115,7 +111,7 @@ class Encoder:
 
     def control_spans(self, text: str) -> list[Span]:
         """Return the spans of a text that would become control tokens."""
-        if not self._has_core:
+        if self._core is None:
             return [(start, end) for start, end, _ in self._control.spans(text)]
         ids, places = self._with_spans(text, is_continued=False)
         found = zip(ids, places, strict=True)
@@ -126,19 +122,27 @@ class Encoder:
         if not text:
             return [], []
         is_continued = is_continued and self.adds_prefix
-        if not self._has_core:
+        if self._core is None:
             return self._with_places_names(text, is_continued)
         for anchor in _ANCHORS if is_continued else ("",):
-            found = self._tokenizer(
-                anchor + text, add_special_tokens=False, return_offsets_mapping=True
-            )
-            ids, offsets = found["input_ids"], found["offset_mapping"]
-            num_before = len(self.encode_text(anchor)) if anchor else 0
-            if ids[:num_before] == (self.encode_text(anchor) if anchor else []):
+            ids, offsets = self._with_offsets(anchor + text)
+            if not anchor:
+                return ids, offsets
+            before = self.encode_text(anchor)
+            if ids[: len(before)] == before:
                 shift = len(anchor)
                 places = [(max(0, a - shift), max(0, b - shift)) for a, b in offsets]
-                return ids[num_before:], places[num_before:]
+                return ids[len(before) :], places[len(before) :]
         return self._with_spans(text, is_continued=False)
+
+    def _with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+        core = self._core
+        # Other users of the tokenizer may have turned on truncation or padding.
+        if core.truncation is None and core.padding is None and not core.encode_special_tokens:
+            encoded = core.encode(text, add_special_tokens=False)
+            return encoded.ids, encoded.offsets
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return encoded["input_ids"], encoded["offset_mapping"]
 
     def _with_places_names(self, text: str, is_continued: bool) -> tuple[list[int], list[Span]]:
         """The same for tokenizers without offsets: only control tokens get a span."""

@@ -18,6 +18,17 @@ QUESTION: Message = {"role": "user", "content": "q"}
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
 
 
+def end_of_answer(text: str) -> int:
+    """Return where the synthetic answer ends in a rendering."""
+    if ANSWER not in text:
+        raise ConfigError(
+            "the chat template does not write the answers of the assistant, expected every "
+            "message of a conversation. It is not made for several turns; give another with "
+            "ChatFormat(tokenizer, template)."
+        )
+    return text.index(ANSWER) + len(ANSWER)
+
+
 class Endings:
     """What a template writes between an answer of the agent and what follows it.
 
@@ -39,7 +50,7 @@ class Endings:
         """Return the text that the template writes after an answer, for these messages."""
         conversation = [QUESTION, ANSWERED, *messages]
         text = self._renderer.render(conversation, generation_prompt=generation_prompt)
-        return text[text.index(ANSWER) + len(ANSWER) :]
+        return text[end_of_answer(text) :]
 
     @cached_property
     def counts_messages(self) -> bool:
@@ -47,9 +58,9 @@ class Endings:
         earlier = [QUESTION, {"role": "assistant", "content": "a"}]
         try:
             text = self._renderer.render([*earlier, QUESTION, ANSWERED, QUESTION])
+            return text[end_of_answer(text) :] != self._next
         except ConfigError:
             return False
-        return text[text.index(ANSWER) + len(ANSWER) :] != self._next
 
     @cached_property
     def closing_text(self) -> str:
@@ -94,9 +105,10 @@ class Endings:
         try:
             prompt = self._renderer.render([QUESTION])
             text = self._renderer.render([QUESTION, ANSWERED], generation_prompt=False)
+            start = end_of_answer(text) - len(ANSWER)
         except ConfigError:
             return ""
-        between = text[len(prompt) : text.index(ANSWER)] if text.startswith(prompt) else ""
+        between = text[len(prompt) : start] if text.startswith(prompt) else ""
         return between if between.isspace() else ""
 
     @cached_property

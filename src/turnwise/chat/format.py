@@ -15,14 +15,12 @@ from typing import Any, Protocol
 
 from turnwise.chat.control import ControlTokens
 from turnwise.chat.encoding import Encoder, text_decoder
-from turnwise.chat.endings import ANSWER, ANSWERED, QUESTION, Endings
-from turnwise.chat.fast.layouts import LayoutCache
+from turnwise.chat.endings import ANSWER, ANSWERED, QUESTION, Endings, end_of_answer
 from turnwise.chat.ownership import ROLES, RenderedText
 from turnwise.chat.rendering import Message, Renderer, template_text
 from turnwise.chat.templates import TEMPLATES
 from turnwise.chat.thinking import thinking_variables
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.plain_mode import is_plain
 
 
 class Tokenizer(Protocol):
@@ -67,10 +65,7 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """Return the prompt of a conversation, up to where the agent's first turn starts."""
-        completed = self._renderer.completed(messages)
-        if tools or is_plain("chat.layouts"):
-            return self._encoder.encode(self._renderer.render_with_spans(completed, tools))
-        return self._encoder.encode(self._prompt_layouts.render(completed))
+        return self._encoder.encode(self._renderer.render_with_spans(messages, tools))
 
     def increment_ids(
         self,
@@ -96,22 +91,7 @@ class ChatFormat:
                 return self._render_after_answer(messages, _skeleton(history))
             except ConfigError:  # the template refuses these roles, or contents that are texts
                 pass
-        if is_plain("chat.layouts"):
-            return self._render_after_answer(messages)
-        return self._increment_layouts.render(messages)
-
-    @cached_property
-    def _prompt_layouts(self) -> LayoutCache:
-        render_with_spans = self._renderer.render_with_spans
-        return LayoutCache(self.template, self.render, render_with_spans, self._control_tokens)
-
-    @cached_property
-    def _increment_layouts(self) -> LayoutCache:
-        render, render_with_spans = self._endings.after, self._render_after_answer
-        return LayoutCache(self.template, render, render_with_spans, self._control_tokens)
-
-    def _control_tokens(self, text: str) -> tuple[int, ...]:
-        return self.control.of(self._encoder.encode_text(text))
+        return self._render_after_answer(messages)
 
     def render_after_answer(self, messages: Sequence[Message]) -> str:
         """Return the text that the template writes for messages after an answer of the agent."""
@@ -127,7 +107,7 @@ class ChatFormat:
             if messages[0].get("role") != "tool":
                 raise
             return self._render_after_call(messages, before)
-        return rendered.after(rendered.text.index(ANSWER) + len(ANSWER))
+        return rendered.after(end_of_answer(rendered.text))
 
     def _render_after_call(
         self, messages: Sequence[Message], before: Sequence[Message]

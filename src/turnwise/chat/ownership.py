@@ -4,7 +4,8 @@ Everything that is passed to a template (contents, names, tool definitions, argu
 comes from users, environments, datasets or servers. It is marked before rendering, and the marks
 are removed from the output, which shows where each quoted text ended up. The marks are long random
 numbers, which cannot be guessed: digits survive everything that templates do to texts, such as
-JSON in ASCII, `repr`, and capitals.
+JSON in ASCII, `repr`, and capitals. Each pair of marks has a number of its own, so that the half of
+a text that a template cut away is not taken for that of another.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ FindSpans: TypeAlias = Callable[[str], Sequence[Span]]
 """Returns the spans of a text that spell control tokens."""
 
 _NUMBER = str(secrets.randbelow(10**24)).zfill(24)
-_OPEN, _CLOSE = f"4{_NUMBER}1", f"4{_NUMBER}2"
-_MARKS = re.compile(f"({_OPEN}|{_CLOSE})")
+_MARKS = re.compile(rf"4{_NUMBER}([12])(\d{{7}})")
 _MOST_LEVELS = 100
 # Templates compare roles and keys with these words; all other strings they only write.
 ROLES = frozenset(
@@ -50,18 +50,16 @@ class RenderedText:
     """A rendering, and the spans of it that the template did not write.
 
     >>> RenderedText("<s>user: hello</s>", ((9, 14),)).after(3)
-    RenderedText(text='user: hello</s>', spans=((6, 11),), controls=None)
+    RenderedText(text='user: hello</s>', spans=((6, 11),))
     """
 
     text: str
     spans: tuple[Span, ...] = ()
-    controls: tuple[int, ...] | None = None
-    """The control tokens that the template itself writes, if they are known beforehand."""
 
     def after(self, start: int) -> RenderedText:
         """Return the part from `start` on."""
         kept = [(max(a, start) - start, b - start) for a, b in self.spans if b > start]
-        return RenderedText(self.text[start:], tuple(kept), self.controls)
+        return RenderedText(self.text[start:], tuple(kept))
 
 
 def change_messages(messages: Sequence[Mapping[str, Any]], change: Change) -> list[dict[str, Any]]:
@@ -82,31 +80,9 @@ def change_tools(tools: Sequence[Mapping[str, Any]] | None, change: Change) -> l
     return [_walk(tool, change) for tool in tools] if tools else None
 
 
-def mark_whole(text: str) -> str:
-    """Mark a whole string, inside its surrounding white space, which templates trim."""
-    core = text.strip()
-    if not core or core in _WORDS or _CALL_ID.fullmatch(core):
-        return text
-    before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-    return f"{before}{_OPEN}{core}{_CLOSE}{after}"
-
-
 def make_inert(text: str) -> str:
     """Return a text of the same shape that spells no control token."""
     return text if text.strip() in _WORDS else re.sub(r"\S", "x", text)
-
-
-def mark_names(find_spans: FindSpans) -> Change:
-    """Return a change that marks only what spells a control token, for templates that split."""
-
-    def change(text: str) -> str:
-        pieces, at = [], 0
-        for start, end in find_spans(text):
-            pieces += [text[at:start], _OPEN, text[start:end], _CLOSE]
-            at = end
-        return "".join([*pieces, text[at:]])
-
-    return change
 
 
 def break_names(find_spans: FindSpans) -> Change:
@@ -120,24 +96,69 @@ def break_names(find_spans: FindSpans) -> Change:
     return change
 
 
-def read_marks(text: str) -> tuple[RenderedText, bool]:
-    """Return the rendering without the marks, and whether each mark has its other half."""
-    pieces: list[str] = []
-    spans: list[Span] = []
-    length, opened, is_whole = 0, None, True
-    for piece in _MARKS.split(text):
-        if piece == _OPEN:
-            is_whole = is_whole and opened is None
-            opened = length
-        elif piece == _CLOSE:
-            is_whole = is_whole and opened is not None
-            if opened is not None:
-                spans.append((opened, length))
-            opened = None
-        else:
-            pieces.append(piece)
-            length += len(piece)
-    return RenderedText("".join(pieces), tuple(spans)), is_whole and opened is None
+class Marks:
+    """Marks in the texts of one rendering, and what stood between each pair of them.
+
+    `find_spans` returns the spans of a text that spell control tokens.
+    """
+
+    def __init__(self, find_spans: FindSpans) -> None:
+        self._find_spans = find_spans
+        self._texts: list[str] = []
+
+    def mark_whole(self, text: str) -> str:
+        """Mark a string, inside its outer white space, which templates trim."""
+        core = text.strip()
+        if not core or core in _WORDS or _CALL_ID.fullmatch(core):
+            return text
+        start = text.index(core[0])
+        return self._mark(text, start, start + len(core))
+
+    def mark_names(self, text: str) -> str:
+        """Mark only what spells a control token, for templates that split.
+
+        White space around a name is marked with it: after a split at `</think>` templates strip it.
+        """
+        for start, end in reversed(self._find_spans(text)):
+            before, after = text[:start].rstrip(), text[end:].lstrip()
+            first = len(before) if before else start
+            last = len(text) - len(after) if after else end
+            text = self._mark(text, first, last)
+        return text
+
+    def _mark(self, text: str, start: int, end: int) -> str:
+        number = f"{len(self._texts) % 10**7:07}"
+        self._texts.append(text[start:end])
+        opening, closing = f"4{_NUMBER}1{number}", f"4{_NUMBER}2{number}"
+        return f"{text[:start]}{opening}{text[start:end]}{closing}{text[end:]}"
+
+    def read(self, text: str) -> tuple[RenderedText, bool]:
+        """Return the rendering without the marks, and whether each pair encloses its text."""
+        pieces: list[str] = []
+        pairs: list[tuple[int, int, int]] = []
+        opened: dict[int, int] = {}
+        length, at, is_whole = 0, 0, True
+        for mark in _MARKS.finditer(text):
+            pieces.append(text[at : mark.start()])
+            length += mark.start() - at
+            at = mark.end()
+            number = int(mark[2])
+            if mark[1] == "1":
+                is_whole = is_whole and not opened
+                opened[number] = length
+            elif number in opened:
+                pairs.append((opened.pop(number), length, number))
+            else:
+                is_whole = False
+        plain = "".join([*pieces, text[at:]])
+        # A template that takes a text apart may write control tokens of its own between the halves.
+        spans = [(a, b) for a, b, number in sorted(pairs) if self._is_quoted(plain[a:b], number)]
+        is_whole = is_whole and not opened and len(spans) == len(pairs)
+        return RenderedText(plain, tuple(spans)), is_whole
+
+    def _is_quoted(self, written: str, number: int) -> bool:
+        text = self._texts[number]
+        return written == text or len(self._find_spans(written)) <= len(self._find_spans(text))
 
 
 def _walk(value: Any, change: Change, depth: int = 0) -> Any:
@@ -153,4 +174,6 @@ def _walk(value: Any, change: Change, depth: int = 0) -> Any:
         return {_walk(k, change): _walk(item, change, depth + 1) for k, item in value.items()}
     if isinstance(value, list | tuple):
         return [_walk(item, change, depth + 1) for item in value]
-    return value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return change(str(value))  # an object has methods, which are not for a template

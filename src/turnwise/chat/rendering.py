@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from turnwise.chat.encoding import Encoder
 from turnwise.chat.ownership import (
     Change,
+    Marks,
     RenderedText,
     break_names,
     change_messages,
     change_tools,
     make_inert,
-    mark_names,
-    mark_whole,
-    read_marks,
 )
 from turnwise.errors import ConfigError
 
@@ -27,9 +21,8 @@ Message: TypeAlias = Mapping[str, Any]
 """`{"role": "user", "content": "Hello."}`; roles are system, user, assistant and tool."""
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 
-# A conversation of a thousand messages takes less than a hundred thousand lines.
-_MOST_LINES = 500_000
-_MOST_SECONDS = 60.0
+# Names under which clients send a thought; transformers gives templates the first two.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 def template_text(tokenizer: Any, own: str | None) -> str:
@@ -58,7 +51,8 @@ class Renderer:
         self, messages: Sequence[Message], tools: Tools = None, generation_prompt: bool = True
     ) -> str:
         """Return the conversation as the template writes it."""
-        return self._render(self.completed(messages), tools, generation_prompt)
+        plain = change_messages(self.completed(messages), str)
+        return self._render(plain, change_tools(tools, str), generation_prompt)
 
     def render_with_spans(
         self, messages: Sequence[Message], tools: Tools = None, before: Sequence[Message] = ()
@@ -68,35 +62,35 @@ class Renderer:
         `before` are earlier messages of ours, whose texts are harmless.
         """
         completed = self.completed(messages)
-        _check_depth(completed, tools)
 
-        def render(change: Change | None) -> str:
-            if change is None:
-                return self._render([*before, *completed], tools, generation_prompt=True)
+        def render(change: Change) -> str:
             changed = [*before, *change_messages(completed, change)]
             return self._render(changed, change_tools(tools, change), generation_prompt=True)
 
-        plain = render(None)
-        marked, is_whole = _read(render, mark_whole)
+        plain = render(str)
+        marks = Marks(self._encoder.control_spans)
+        marked, is_whole = _read(render, marks.mark_whole, marks)
         if is_whole and marked.text == plain:
             return marked
         return self._without_forgeries(render, plain, marked if is_whole else None)
 
     def _without_forgeries(
-        self, render: Callable[[Change | None], str], plain: str, marked: RenderedText | None
+        self, render: Callable[[Change], str], plain: str, marked: RenderedText | None
     ) -> RenderedText:
         """Render for templates that inspect the texts and behave differently when they are marked.
 
         The output for harmless texts shows which control tokens the template writes itself.
         """
-        own = self._encoder.control_tokens(_read(render, make_inert)[0])
-        for found in (RenderedText(plain), marked):
-            if found is not None and self._encoder.control_tokens(found) == own:
-                return found
-        found, _ = _read(render, mark_names(self._encoder.control_spans))
-        if found.text == plain:
-            return found
-        return RenderedText(render(break_names(self._encoder.control_spans)))
+        find = self._encoder.control_spans
+        marks = Marks(find)
+        own = self._encoder.control_tokens(_read(render, make_inert, marks)[0])
+        for rendered in (RenderedText(plain), marked):
+            if rendered is not None and self._encoder.control_tokens(rendered) == own:
+                return rendered
+        named, _ = _read(render, marks.mark_names, marks)
+        if named.text == plain:
+            return named
+        return RenderedText(render(break_names(find)))
 
     def completed(
         self, messages: Sequence[Message], history: Sequence[Message] = ()
@@ -111,6 +105,9 @@ class Renderer:
                 if "tool_call_id" in self._template and not message.get("tool_call_id"):
                     filled["tool_call_id"] = self._call_id(message, num_results)
                 num_results += 1
+            thought = next((message[k] for k in _THOUGHTS if message.get(k) is not None), None)
+            if thought is not None:
+                filled = {"thinking": thought, **filled, "reasoning_content": thought}
             completed.append(filled)
         return completed
 
@@ -119,90 +116,58 @@ class Renderer:
             return f"functions.{message.get('name') or 'tool'}:{number}"
         return f"call{number % 100_000:05}"  # Mistral accepts only nine letters or digits
 
-    def _render(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
-        from turnwise.chat.sandbox import TooLarge, bound_templates  # as late as transformers
+    def _render(
+        self, messages: Sequence[Message], tools: list[Any] | None, generation_prompt: bool
+    ) -> str:
+        from turnwise.chat.sandbox import TooLarge  # as late as transformers
 
-        bound_templates()
         try:
-            with _limited():
-                text = self._apply(messages, tools, generation_prompt)
+            return self._apply(messages, tools, generation_prompt)
         except TooLarge as error:
             raise ConfigError(
                 f"the chat template computes too much: {error}. Give another with "
                 "ChatFormat(tokenizer, template)."
             ) from error
-        except _TooLong as error:
-            raise ConfigError(
-                f"the chat template did not come to an end: {error}. It probably loops; "
-                "give another with ChatFormat(tokenizer, template)."
-            ) from error
         except Exception as error:  # a template may raise anything
-            roles = ", ".join(str(message.get("role")) for message in messages)
+            roles = ", ".join(str(message.get("role")) for message in messages[:20])
             raise ConfigError(
                 f"the chat template does not take messages of the roles {roles}: {error}"
             ) from error
-        return str(text)
 
-    def _apply(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> Any:
-        def apply(tools: list[Any] | None) -> Any:
-            return self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=tools,
-                chat_template=self._own,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **self.variables,
-            )
+    def _apply(
+        self, messages: Sequence[Message], tools: list[Any] | None, generation_prompt: bool
+    ) -> str:
+        from transformers import PreTrainedTokenizerBase
 
-        if tools:
-            return apply(list(tools))
+        from turnwise.chat.sandbox import compile_template, render
+
+        apply = self._tokenizer.apply_chat_template
+        if getattr(apply, "__func__", None) is not PreTrainedTokenizerBase.apply_chat_template:
+            # A tokenizer with code of its own, such as Mistral's.
+            return str(apply(
+                list(messages), tools=tools, chat_template=self._own,
+                add_generation_prompt=generation_prompt, tokenize=False, **self.variables,
+            ))  # fmt: skip
+        template = compile_template(self._tokenizer.get_chat_template(self._own, tools))
+        variables = {
+            **self._tokenizer.special_tokens_map,
+            **self.variables,
+            "documents": None,
+            "add_generation_prompt": generation_prompt,
+        }
         try:
-            return apply(None)
+            return render(template, messages, tools, variables)
         except TypeError:  # a template that iterates over tools unconditionally
-            return apply([])
+            if tools:
+                raise
+            return render(template, messages, [], variables)
 
 
-def _check_depth(messages: Sequence[Message], tools: Tools) -> None:
-    change_messages(messages, str)
-    change_tools(tools, str)
-
-
-def _read(render: Callable[[Change | None], str], change: Change) -> tuple[RenderedText, bool]:
+def _read(
+    render: Callable[[Change], str], change: Change, marks: Marks
+) -> tuple[RenderedText, bool]:
     """Render changed texts and read the marks; (empty, False) if the template refuses them."""
     try:
-        return read_marks(render(change))
+        return marks.read(render(change))
     except ConfigError:
         return RenderedText(""), False
-
-
-class _TooLong(Exception):
-    """A template ran for too many lines, or for too long."""
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    """Stop a template that loops, in the calling thread.
-
-    A trace function counts the lines of the template that run. The count is the same on every
-    machine; the time limit is for single lines that take very long.
-    """
-    num_left, deadline = _MOST_LINES, time.monotonic() + _MOST_SECONDS
-
-    def count_line(_frame: FrameType, _event: str, _argument: Any) -> Any:
-        nonlocal num_left
-        num_left -= 1
-        if num_left < 0:
-            raise _TooLong(f"it ran more than {_MOST_LINES:,} lines")
-        if num_left % 1024 == 0 and time.monotonic() > deadline:
-            raise _TooLong(f"it ran for more than {_MOST_SECONDS:g} s")
-        return count_line
-
-    def watch(frame: FrameType, _event: str, _argument: Any) -> Any:
-        return count_line if frame.f_code.co_filename == "<template>" else None
-
-    previous = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(previous)

@@ -1,0 +1,88 @@
+"""Prompts are what the chat template writes, whatever it looks for in the texts."""
+
+import pytest
+
+from chat.zoo import ZOO, zoo_format
+from turnwise import ConfigError
+from turnwise.chat import ChatFormat
+from turnwise.models.tiny import make_tiny_tokenizer
+
+LOOP = "{% for m in messages %}[BODY]{% endfor %}"
+# What each looks for, and a text that has it.
+LOOKING = {
+    "through a variable": (
+        "{% set words = ['se', 'cret'] %}"
+        "{% if words | join in m.content %}!{% endif %}{{ m.content }}",
+        "a secret",
+    ),
+    "through a macro's default": (
+        "{% macro hide(text, word='secret') %}{{ text.replace(word, '...') }}{% endmacro %}"
+        "{{ hide(m.content) }}",
+        "a secret",
+    ),
+    "by its length": (
+        "{{ m.content if m.content | length < 12000 else m.content[:12000] }}",
+        "long " * 3000,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOOKING)
+def test_a_template_that_looks_into_a_text_reads_every_text(case):
+    body, text = LOOKING[case]
+    tokenizer = make_tiny_tokenizer()
+    template = LOOP.replace("[BODY]", body)
+    chat = ChatFormat(tokenizer, template)
+    for content in ("hello", text, "there"):  # nothing learned from one prompt is used in another
+        messages = [{"role": "user", "content": content}]
+        written = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+        assert tokenizer.decode(chat.prompt_ids(messages)) == written
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CONVERSATIONS = (
+    [{"role": "user", "content": "hello"}],
+    [{"role": "system", "content": "s"}, {"role": "user", "content": " <b>&amp;</b> \n"}],
+    [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "reasoning": "why"},
+        {"role": "user", "content": "r"},
+    ],
+    [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "tool_calls": [
+            {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
+        ]},
+        {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "3"},
+    ],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_renderings_are_those_of_transformers(name):
+    chat = zoo_format(name)
+    for messages in CONVERSATIONS:
+        for tools in (None, TOOLS):
+            try:
+                expected = chat.tokenizer.apply_chat_template(
+                    messages, tools=tools, add_generation_prompt=True, tokenize=False
+                )
+            except Exception:
+                with pytest.raises(ConfigError):
+                    chat.render(messages, tools=tools)
+            else:
+                assert chat.render(messages, tools=tools) == expected
+
+
+def test_a_template_that_writes_only_the_first_message_is_a_clear_error():
+    chat = ChatFormat(make_tiny_tokenizer(), "{{ messages[0].content }}")
+    assert chat.prompt_ids([{"role": "user", "content": "q"}])
+    for ask in (
+        lambda: chat.stop_ids,
+        lambda: chat.closing_text,
+        lambda: chat.answer_ids("a"),
+        lambda: chat.increment_ids([{"role": "user", "content": "q"}], [7]),
+        lambda: chat.increment_ids([{"role": "tool", "content": "q"}], [7]),
+    ):
+        with pytest.raises(ConfigError, match=r"does not (write the answers|end a call)"):
+            ask()
