@@ -197,6 +197,8 @@ def test_the_user_can_allow_it(turnwise, received, tmp_path):
         {"environment__reward": "subprocess:call"},
         {"environment__name": "gym:evil:Env-v0"},
         {"ray__use_ray": True, "ray__address": "192.0.2.1:6379"},
+        {"inference__backend": "vllm", "inference__url": "http://127.0.0.1:9"},
+        {"inference__backend": "sglang", "inference__options": {"weights_dir": "/tmp/theirs"}},
     ],
 )
 def test_installed_code_is_not_named_by_a_folder_either(turnwise, received, settings):
@@ -204,11 +206,19 @@ def test_installed_code_is_not_named_by_a_folder_either(turnwise, received, sett
     Path("evil.py").write_text("raise SystemExit('imported')")
     change(received, **settings)
     for command in (["train", str(received), "training.num_epochs=2"], ["eval", str(received)]):
-        if "ray__use_ray" in settings and command[0] == "eval":
+        is_for_training = any(name.startswith(("ray", "inference")) for name in settings)
+        if is_for_training and command[0] == "eval":
             continue
         ran = turnwise(*command)
         assert ran.code == 2
         assert "name code that would be run" in ran.err, ran.err
+
+
+def test_a_server_that_the_user_types_needs_no_word(turnwise, received):
+    change(received, inference__backend="vllm")
+    ran = turnwise("train", str(received), "training.num_epochs=2", "inference.url=http://[::1]:9")
+    assert "name code that would be run" not in ran.err
+    assert "http://[::1]:9" in ran.err  # it was asked, and nothing is there
 
 
 def test_code_beside_the_folder_is_not_trusted_either(turnwise, received, tmp_path):

@@ -19,7 +19,15 @@ SOURCE = Path(turnwise.__file__).parent
 LAYERS = [
     {
         *("errors", "types", "config", "deadlines", "plain_mode", "user_code"),
-        *("assemblers", "bounded_files", "legible", "redaction", "whole_files", "yaml_files"),
+        *(
+            "assemblers",
+            "bounded_files",
+            "http_server",
+            "legible",
+            "redaction",
+            "whole_files",
+            "yaml_files",
+        ),
     },
     {"tools"},
     {"env"},
@@ -54,7 +62,7 @@ HEAVY = {
     "mlflow": "runs/sinks",
     "trackio": "runs/sinks",
     "starlette": ("view", "agents"),
-    "uvicorn": ("view", "agents"),
+    "uvicorn": ("http_server",),
     "ray": "scale",
     "verl": "scale",
 }

@@ -14,8 +14,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from turnwise import ConfigStore
-from turnwise.view import index, indexing, metrics, run_files, server
+from turnwise import ConfigStore, http_server
+from turnwise.view import index, indexing, metrics, run_files
 from view.runs_to_view import crowd, said, write_run
 from view.serving import eventually, open_library, refresh, serving
 
@@ -287,7 +287,7 @@ def test_the_watcher_goes_on_for_the_others(client, spoil, place, monkeypatch, c
 
 
 def test_half_requests_end(client, monkeypatch):
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
         doors = []
         for start in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\n"):
@@ -307,13 +307,13 @@ def test_half_requests_end(client, monkeypatch):
 
 def test_a_whole_request_has_time_for_its_answer(client, monkeypatch):
     protocols = []
-    received = server.DeadlineProtocol.data_received
+    received = http_server.BoundedProtocol.data_received
 
     def receive(protocol, data):
         received(protocol, data)
         protocols.append(protocol)
 
-    monkeypatch.setattr(server.DeadlineProtocol, "data_received", receive)
+    monkeypatch.setattr(http_server.BoundedProtocol, "data_received", receive)
     with socket.create_connection(("127.0.0.1", client.port), 60) as door:
         host = f"127.0.0.1:{client.port}"
         door.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
@@ -322,7 +322,7 @@ def test_a_whole_request_has_time_for_its_answer(client, monkeypatch):
             chunk = door.recv(65536)
             assert chunk, "the stream of events was closed"
             data += chunk
-        assert protocols[-1]._waiting is None  # no limit runs any more
+        assert protocols[-1]._deadline is None  # no limit runs any more
 
 
 def test_metrics_beyond_the_limit_are_left_out(tmp_path, monkeypatch):

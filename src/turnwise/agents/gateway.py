@@ -7,7 +7,6 @@ blocks its thread still gets its replies. Every episode has a base URL and a sec
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import logging
@@ -19,7 +18,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -31,6 +29,7 @@ from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Se
 from turnwise.agents.session import AgentSession
 from turnwise.agents.wire import answering, read_json, unless_disconnected
 from turnwise.errors import ConfigError
+from turnwise.http_server import BoundedServer, is_same_site, open_listener
 
 HOST = "127.0.0.1"
 _LOG = logging.getLogger("turnwise")
@@ -89,22 +88,15 @@ class Gateway:
         self._episodes: dict[str, _Episode] = {}
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: BoundedServer | None = None
         self._thread: threading.Thread | None = None
         self.address = ""
 
     def listen(self) -> Gateway:
         """Take the port; connections wait there until `start`."""
-        # With the protocol named, asyncio sends small packets at once (TCP_NODELAY); otherwise each
-        # response waits 40 ms for an acknowledgement.
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, self._port))
-            listener.listen(512)
+            listener = open_listener(self._host, [self._port])
         except OSError as error:
-            listener.close()
             raise ConfigError(
                 f"cannot listen at {self._host}, port {self._port}: {error.strerror or error}. "
                 "Choose another port, or 0 for a free one."
@@ -174,19 +166,7 @@ class Gateway:
 
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
-            config = uvicorn.Config(
-                self._app(),
-                log_level="warning",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                timeout_keep_alive=60,
-                timeout_graceful_shutdown=1,
-            )
-            server = self._server = uvicorn.Server(config)
-            # Signals belong to the main thread.
-            server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+            server = self._server = BoundedServer(self._app(), has_lifespan=False, keep_alive=60)
             self._loop.call_soon(started.set_result, None)
             await server.serve([listener])
 
@@ -237,6 +217,15 @@ class Gateway:
             if self._is_at_root:  # a served model, which has one key
                 hint = ". Send the one that the server printed: 'Authorization: Bearer KEY'."
             raise ApiError(f"Incorrect API key provided{hint}", status=401, code="invalid_api_key")
+        hosts, origins = (request.headers.getlist(name) for name in ("host", "origin"))
+        if episode.key is None and not is_same_site(hosts, origins):
+            raise ApiError(
+                "Without an API key, only requests to an address or the name of this machine are "
+                f"served, and no web pages of other sites: got {[*hosts, *origins]!r:.200}. Start "
+                "the server with --api-key, and send the key.",
+                status=403,
+                code="forbidden",
+            )
         return episode.session
 
     async def _health(self, request: Request) -> Response:

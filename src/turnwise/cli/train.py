@@ -109,7 +109,7 @@ def train(
     if engine is Engine.VERL and (estimate or as_json):
         raise ConfigError("--estimate and --json are not supported with --engine verl.")
     from turnwise.cli.settings import name_code, split_arguments
-    from turnwise.user_code import settings_from
+    from turnwise.user_code import remember_use, server_use, settings_from
 
     words, verl_words = split_settings(arguments or [], engine)
     file, overrides = split_arguments(words, config_path, config_name)
@@ -120,7 +120,10 @@ def train(
         others["--engine"] = engine is not None
         file = replayed_run(replayed, file, others)
     for word in overrides:  # the user typed these, so they are trusted
-        name_code(word.partition("=")[2])
+        setting, _, value = word.partition("=")
+        name_code(value)
+        if setting.lstrip("+") == "inference.url":
+            remember_use(server_use(value))
     run = _run_of(file)
     with plain_mode() if plain else nullcontext(), settings_from(run, is_trusted=trust_remote_code):
         config = _config(file, overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from turnwise.models import model_folder
 from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
-from turnwise.user_code import require_model_code
+from turnwise.user_code import require_model_code, require_use, server_use
 
 _LOG = logging.getLogger("turnwise")
 Collector = TypeVar("Collector", bound=EpisodeCollector)
@@ -164,9 +165,23 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
 def check_run(config: ConfigStore, user: UserComponents) -> None:
     """Raise for what cannot be trained with, before a model is loaded or a folder created."""
     check_settings(config)
+    _require_engine(config)
     check_components(user)
     check_resampling(config, user)
     _check_turn_limits(config, user)
+
+
+def _require_engine(config: ConfigStore) -> None:
+    """Refuse a server or engine options that a folder names which the user does not trust.
+
+    A server gets prompts and weights; options of vLLM and SGLang name folders and code.
+    """
+    inference = config.inference
+    if inference.url is not None:
+        require_use(server_use(inference.url))
+    if inference.options and inference.backend not in SHARED_MODEL_BACKENDS:
+        options = json.dumps(inference.options, sort_keys=True, default=repr)
+        require_use(f"the engine {inference.backend} with {options}")
 
 
 def _check_turn_limits(config: ConfigStore, user: UserComponents) -> None:

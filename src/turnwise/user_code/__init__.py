@@ -18,6 +18,7 @@ from turnwise.user_code.trust import (
     require_code,
     require_model_code,
     require_use,
+    server_use,
     settings_from,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "require_code",
     "require_model_code",
     "require_use",
+    "server_use",
     "settings_from",
     "user_traceback",
 ]

@@ -82,6 +82,11 @@ def remember_use(what: str) -> None:
         _remember(f"use {what}")
 
 
+def server_use(url: str) -> str:
+    """Return an inference server in the words of `require_use`."""
+    return f"the inference server {url}"
+
+
 def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:
     """Return whether `require_model_code` would allow it."""
     return _is_allowed(_model_location(name_or_path))

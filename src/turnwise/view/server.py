@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import platform
@@ -14,11 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-import h11
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from turnwise.errors import ConfigError
+from turnwise.http_server import BoundedServer, open_listener
 from turnwise.view.app import Viewer, make_app
 from turnwise.view.index import remove_old_indexes
 from turnwise.view.library import Library, check_places
@@ -27,53 +23,6 @@ HOST = "127.0.0.1"
 PORT = 8765
 _NUM_TRIED = 100
 _FIRST_READ_SECONDS = 2.0
-REQUEST_SECONDS = 10.0
-"""Seconds after which an incomplete request is dropped."""
-_MOST_CONNECTIONS = 500
-"""The limit of connections, of which a browser opens six per page; others are refused."""
-
-
-class DeadlineProtocol(H11Protocol):
-    """HTTP that closes a connection on which no whole request comes in time.
-
-    uvicorn itself waits for ever once a request has begun, so that a few hundred half requests
-    would take all the open files that a process may have.
-    """
-
-    _waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop_waiting()
-
-    def _watch(self) -> None:
-        """Wait for the rest of a request, and no longer from its last byte than from its first."""
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._stop_waiting()
-        elif self._waiting is None:
-            self._waiting = self.loop.call_later(REQUEST_SECONDS, self._give_up)
-
-    def _give_up(self) -> None:
-        self._waiting = None
-        if self.conn.our_state in (h11.IDLE, h11.DONE, h11.MUST_CLOSE):  # no answer is under way
-            self.transport.close()
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
 
 
 def serve(
@@ -108,22 +57,11 @@ def serve(
             ViewServer(viewer, app).run([listener])
 
 
-class ViewServer(uvicorn.Server):
+class ViewServer(BoundedServer):
     """A server that ends at once, though open pages keep listening to its events."""
 
     def __init__(self, viewer: Viewer, app: object) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,  # type: ignore[arg-type] # uvicorn has its own type for an app
-                log_level="warning",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                http=DeadlineProtocol,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        super().__init__(app, has_lifespan=True)
         self._viewer = viewer
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -138,24 +76,16 @@ class ViewServer(uvicorn.Server):
 
 def listening(port: int | None) -> socket.socket:
     """Return a socket that can be reached from this machine only."""
-    for number in range(PORT, PORT + _NUM_TRIED) if port is None else [port]:
-        # With the protocol named, asyncio sends small packets at once (TCP_NODELAY).
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((HOST, number))
-            listener.listen(128)
-        except (OSError, OverflowError) as error:
-            listener.close()
-            last = error
-            continue
-        return listener
-    if port is None:
-        raise ConfigError(f"no port from {PORT} to {PORT + _NUM_TRIED - 1} is free: {last}")
-    raise ConfigError(
-        f"cannot listen on port {port}: {getattr(last, 'strerror', last)}. Choose another with "
-        "--port, or leave it out to take the next that is free."
-    )
+    try:
+        return open_listener(HOST, range(PORT, PORT + _NUM_TRIED) if port is None else [port])
+    except OSError as error:
+        if port is None:
+            last = PORT + _NUM_TRIED - 1
+            raise ConfigError(f"no port from {PORT} to {last} is free: {error}") from None
+        raise ConfigError(
+            f"cannot listen on port {port}: {error.strerror or error}. Choose another with "
+            "--port, or leave it out to take the next that is free."
+        ) from None
 
 
 def has_display() -> bool:
