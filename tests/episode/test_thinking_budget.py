@@ -16,7 +16,7 @@ from turnwise.agents.requests import ApiError, ChatRequest
 from turnwise.agents.session import AgentSession
 from turnwise.chat import ChatFormat
 from turnwise.episode import CollectorOptions, make_setup
-from turnwise.inference import create_inference_engine
+from turnwise.inference import SamplingParams, create_inference_engine
 from turnwise.learner import Learner, PolicyValueModel, PPOBatch
 from turnwise.models import load_model
 from turnwise.models.tiny import make_tiny_tokenizer
@@ -77,6 +77,26 @@ def test_a_turn_without_an_open_thought_is_not_changed():
     ]
     assert all(results[0].stream.mask[a:b] == [True] * (b - a) for a, b in results[0].stream.turns)
     assert len(results[0].turns[0].text) < len(results[1].turns[0].text) * 2
+
+
+def test_a_stop_string_is_seen_across_the_end_of_the_budget():
+    loaded = load_model("tiny")
+    greedy = SamplingParams(temperature=0.0)
+
+    def reply(engine, budget, *stop):
+        limits = EpisodeLimits(max_tokens_per_turn=24, max_thinking_tokens=budget)
+        setup = make_setup(engine, CollectorOptions(limits=limits, sampling=greedy))
+        session = AgentSession(setup)
+        (reply,) = asyncio.run(session.complete(ChatRequest(QUESTION, stop=stop)))
+        (facts,) = session.facts.values()
+        return session.tree.stream().ids, reply.content, facts.finish_reason
+
+    with create_inference_engine(loaded.model, "local", tokenizer=loaded.tokenizer) as engine:
+        _, text, _ = reply(engine, None)
+        assert len(text) > 16
+        for start, end in ((0, 9), (6, 10), (9, 16)):  # the budget ends in some token between
+            for budget in range(2, 12):
+                assert reply(engine, budget, text[start:end]) == reply(engine, None, text[start:end])
 
 
 def test_the_budget_leaves_tokens_for_the_answer():

@@ -91,9 +91,15 @@ class SubAgents:
         reply = {"role": "assistant", "content": answer}
         turn = self._tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)
         self._sessions.add(session, turn)
-        record = TurnRecord((0, 0), text, result.finish_reason, result.weight_version, "sub_agent")
-        record.in_thought = in_thought
-        self._waiting[turn] = record
+        self._waiting[turn] = TurnRecord(
+            (0, 0),
+            text,
+            result.finish_reason,
+            result.weight_version,
+            kind="sub_agent",
+            in_thought=in_thought,
+            later_versions=result.later_versions,
+        )
         return answer
 
     def place(self) -> list[tuple[TurnRecord, Sequence[Message]]]:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+from turnwise.inference.turns import length_to_stop
 from turnwise.tools.thoughts import THOUGHT_ENDS, close_of
 
 Sample: TypeAlias = Callable[[GenerationRequest], Awaitable[GenerationResult]]
@@ -52,7 +53,7 @@ async def sample_turn(
         opening = ()
     started = time.monotonic()
     if opening and not setup.may_think(request.prompt_ids):
-        return await _continued(request, sample, None, opening, started)
+        return await _continued(setup, request, sample, None, opening, started)
     budget = setup.limits.max_thinking_tokens
     most = request.max_tokens if budget is None else min(budget, request.max_tokens)
     if most == request.max_tokens and not opening:
@@ -69,10 +70,11 @@ async def sample_turn(
     inserted = [] if close is None else [*setup.chat.written_ids(close), *opening]
     if request.max_tokens - len(first.ids) - len(inserted) < 1:  # an answer does not fit
         return _tokens(first)
-    return await _continued(request, sample, first, inserted, started)
+    return await _continued(setup, request, sample, first, inserted, started)
 
 
 async def _continued(
+    setup: EpisodeSetup,
     request: GenerationRequest,
     sample: Sample,
     first: GenerationResult | None,
@@ -96,6 +98,8 @@ async def _continued(
             on_tokens=request.on_tokens and _after(ids, request.on_tokens),
         )
     )
+    if not inserted:
+        rest = _cut_at_stop(setup, request, ids, rest)
     version = rest.weight_version if first is None else first.weight_version
     changes = [(0, rest.weight_version), *rest.later_versions]
     versions = [] if first is None else list(first.later_versions)
@@ -107,6 +111,24 @@ async def _continued(
         version,
         (len(before), len(ids)) if inserted else None,
         _changes(version, versions),
+    )
+
+
+def _cut_at_stop(
+    setup: EpisodeSetup, request: GenerationRequest, ids: Sequence[int], rest: GenerationResult
+) -> GenerationResult:
+    """Drops what follows a stop string that begins in `ids`, where the engine did not look."""
+    stops, decode = request.stop_strings, setup.chat.tokenizer.decode
+    length = length_to_stop([*ids, *rest.ids], stops, decode)
+    if length is None:
+        return rest
+    num_kept = max(length - len(ids), 0)
+    return GenerationResult(
+        rest.ids[:num_kept],
+        rest.log_probs[:num_kept],
+        FinishReason.STOP,
+        rest.weight_version,
+        tuple(change for change in rest.later_versions if change[0] < num_kept),
     )
 
 

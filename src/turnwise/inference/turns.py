@@ -7,6 +7,7 @@ import contextlib
 import math
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -138,3 +139,17 @@ def _set_outcome(
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
+
+
+def length_to_stop(
+    ids: Sequence[int], stops: Sequence[str], decode: Callable[[list[int]], str]
+) -> int | None:
+    """Return how many tokens have a text with one of these stop strings; None if all have not."""
+
+    def has_stop(length: int) -> bool:
+        text = decode(list(ids[:length]))
+        return any(stop in text for stop in stops)
+
+    if not stops or not has_stop(len(ids)):
+        return None
+    return bisect_left(range(len(ids)), True, key=has_stop)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 from turnwise.inference.protocol import FinishReason
 from turnwise.inference.sglang.wire import Response
-from turnwise.inference.turns import SampledTurn
+from turnwise.inference.turns import SampledTurn, length_to_stop
 
 
 @dataclass(eq=False)
@@ -61,14 +60,10 @@ class StreamedTurn(SampledTurn):
 
         SGLang checks as many tokens as the encoded string has; the model may have used more.
         """
-        stops, decode = self.request.stop_strings, self.decode
-
-        def has_stop(length: int) -> bool:
-            text = "" if decode is None else decode(self.ids[:length])
-            return any(stop in text for stop in stops)
-
-        if not stops or not has_stop(len(self.ids)):
+        if self.decode is None:
             return False
-        length = bisect_left(range(len(self.ids)), True, key=has_stop)
+        length = length_to_stop(self.ids, self.request.stop_strings, self.decode)
+        if length is None:
+            return False
         del self.ids[length:], self.log_probs[length:]
         return True
