@@ -1,5 +1,6 @@
 """Which episodes a step plays: groups, rows of datasets, levels of a curriculum."""
 
+import itertools
 import json
 
 import pytest
@@ -83,8 +84,55 @@ class TestGroups:
             letters = {r.group: r.trajectory.prompts[1] for r in played}
             baselines = rollout.baselines(stop)
         assert set(letters.values()) <= {"a", "b"}
-        assert set(baselines) == set(letters)
+        assert set(baselines) == {f"{group}/agent" for group in letters}
         assert all(value != 1.0 for value in baselines.values())
+
+    REMAX = (*QUICK, "training.adv_estimator=remax", "training.on_error=drop_group")
+
+    def test_a_group_without_a_baseline_is_left_out(self, tmp_path):
+        resets = itertools.count(1)
+
+        class Breaks(Echo):
+            """Earns 10, but in the greedy episodes of two groups, which fail."""
+
+            def reset(self):
+                if next(resets) in (5, 7):
+                    raise ValueError("broken on purpose")
+                return super().reset()
+
+            def step(self, action):
+                self._done = True
+                return "", 10.0, True, {}
+
+        with small_trainer(tmp_path, Breaks, *self.REMAX) as trainer:
+            history = trainer.fit(1)
+        assert history[0]["num_groups_without_baseline"] == 2
+        assert history[0]["reward"] == 10.0  # of all four
+        stored = episodes(trainer.run_folder)["train", 1]
+        assert [set(e["agents"][0]["columns"]["advantages"]) for e in stored] == [{0.0}] * 4
+
+    def test_each_agent_has_its_own_baseline(self, tmp_path):
+        class Two(Echo):
+            """The second player earns more than the first one."""
+
+            players = ("x", "o")
+
+            @property
+            def current_player(self):
+                return self.players[self.step_count % 2]
+
+            def step(self, action):
+                self.step_count += 1
+                self._done = self.step_count == 2
+                return "", 0.0, self._done, {"rewards": {"x": 1.0, "o": 5.0} if self._done else {}}
+
+        with small_trainer(tmp_path, Two, *self.REMAX) as trainer:
+            history = trainer.fit(1)
+        assert history[0]["num_groups_without_baseline"] == 0
+        for episode in episodes(trainer.run_folder)["train", 1]:
+            assert [agent["reward"]["total"] for agent in episode["agents"]] == [1.0, 5.0]
+            for agent in episode["agents"]:
+                assert set(agent["columns"]["advantages"]) == {0.0}
 
     def test_the_same_step_gives_the_same_episodes(self, tmp_path):
         with small_trainer(tmp_path, Echo, *QUICK) as trainer:

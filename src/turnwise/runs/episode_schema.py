@@ -169,8 +169,9 @@ class StoredText:
     format: Whole
     episodes: list[StoredEpisode]
     phases: list[Phase] = field(default_factory=list)
-    baselines: dict[int, Number] | None = None
-    """The rewards of greedy episodes by group, for estimators that need them."""
+    baselines: dict[Text, Number] | None = None
+    """The rewards of greedy episodes by group and agent (`0/agent`), for estimators that need
+    them."""
 
 
 def check_text(data: Any, place: str) -> StoredText:

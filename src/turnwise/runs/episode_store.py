@@ -65,14 +65,15 @@ class EpisodeStore:
         *,
         began: float | None = None,
         phases: Sequence[Phase] = (),
-        baselines: Mapping[int, float] | None = None,
+        baselines: Mapping[str, float] | None = None,
     ) -> None:
         """Write the episodes of a step.
 
         `columns` are [rows, tokens], with one row per agent of each episode in order, padded on the
         right: `log_probs` (the learner's), `values`, `advantages`, `returns` or any other.
         `began` is the start of the step in seconds since 1970; episode times are relative to it.
-        `baselines` are the rewards of greedy episodes by group, for estimators that need them.
+        `baselines` are the rewards of greedy episodes by group and agent (`0/agent`), for
+        estimators that need them.
         """
         if self.budget_bytes <= 0 or self._is_full:
             return
@@ -126,8 +127,8 @@ class EpisodeStore:
         """Return the phases of a step; empty if they were not recorded."""
         return self._load(step, kind, lambda name: False)[2].phases
 
-    def baselines(self, step: int) -> dict[int, float] | None:
-        """Return the rewards of a step's greedy episodes by group; None if there were none."""
+    def baselines(self, step: int) -> dict[str, float] | None:
+        """Return the rewards of a step's greedy episodes; None if there were none."""
         return self._load(step, "train", lambda name: False)[2].baselines
 
     def _load(
@@ -215,7 +216,7 @@ def _encode(
     arrays: Mapping[str, Array],
     episodes: list[dict[str, Any]],
     phases: Sequence[Phase],
-    baselines: Mapping[int, float] | None,
+    baselines: Mapping[str, float] | None,
 ) -> bytes:
     """Return a zip file as `numpy.savez_compressed` writes it, with the JSON as another member."""
     buffer = io.BytesIO()
@@ -228,7 +229,7 @@ def _encode(
         if phases:
             text["phases"] = [[name, round(a, 6), round(b, 6)] for name, a, b in phases]
         if baselines is not None:
-            text["baselines"] = {str(group): reward for group, reward in baselines.items()}
+            text["baselines"] = dict(baselines)
         archive.writestr(_member(_TEXT), _json(text))
     return buffer.getvalue()
 

@@ -14,6 +14,7 @@ from turnwise.config import TrainingConfig
 from turnwise.episode import AgentRecord, EpisodeResult
 from turnwise.learner import PPOBatch
 from turnwise.learner.base import BaseLearner
+from turnwise.reward import Reward
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,33 @@ class AgentRow:
         """The group of its advantages: agents with the same name are compared with each other."""
         return f"{self.result.group}/{self.agent.name}"
 
+    @property
+    def reward(self) -> Reward:
+        assert self.agent.reward is not None
+        return self.agent.reward
 
-def trained_rows(results: Iterable[EpisodeResult]) -> list[AgentRow]:
-    """Return the agents that can be learned from: they sampled tokens and have a reward."""
+
+def scored_agents(results: Iterable[EpisodeResult]) -> list[AgentRow]:
+    """Return the agents of episodes that did not fail."""
     return [
         AgentRow(result, agent)
         for result in results
         for agent in result.agents
-        if agent.reward is not None and agent.num_sampled_tokens
+        if agent.reward is not None
+    ]
+
+
+def trained_rows(
+    results: Iterable[EpisodeResult], baselines: Mapping[str, float] | None = None
+) -> list[AgentRow]:
+    """Return the agents that can be learned from: they sampled tokens and have a reward.
+
+    With `baselines` they must have one too: without it their advantage is unknown, not large.
+    """
+    return [
+        row
+        for row in scored_agents(results)
+        if row.agent.num_sampled_tokens and (baselines is None or row.group in baselines)
     ]
 
 
@@ -75,7 +95,7 @@ class Advantages:
         self.estimator = estimator
 
     def fill(
-        self, batch: PPOBatch, rows: list[AgentRow], baselines: Mapping[int, float] | None = None
+        self, batch: PPOBatch, rows: list[AgentRow], baselines: Mapping[str, float] | None = None
     ) -> dict[str, float]:
         """Complete a batch in place; return metrics about it."""
         training, learner, metrics = self._training, self._learner, dict[str, float]()
@@ -114,7 +134,7 @@ class Advantages:
         rows: list[AgentRow],
         rewards: torch.Tensor,
         last_values: torch.Tensor | None,
-        baselines: Mapping[int, float] | None,
+        baselines: Mapping[str, float] | None,
     ) -> dict[str, Any]:
         """Return all that an estimator may take, by the names of its parameters."""
         fields: dict[str, Any] = {
@@ -137,9 +157,7 @@ class Advantages:
             is_cut = torch.tensor([row.result.status.is_truncated for row in rows])
             fields["bootstrap_values"] = torch.where(is_cut, last_values, 0.0)
         if baselines is not None:
-            fields["reward_baselines"] = torch.tensor(
-                [baselines.get(row.result.group, 0.0) for row in rows]
-            )
+            fields["reward_baselines"] = torch.tensor([baselines[row.group] for row in rows])
         if self.estimator.needs_sum_pi_squared:
             fields["sum_pi_squared"] = self._learner.sum_pi_squared(batch).cpu()
         return fields
@@ -185,11 +203,10 @@ def _turn_ids(batch: PPOBatch, rows: list[AgentRow]) -> torch.Tensor:
 
 def _reward_components(rows: list[AgentRow]) -> torch.Tensor | None:
     """Return the named components of the rewards [B, D], None if there are none."""
-    rewards = [row.agent.reward for row in rows]
-    names = sorted({name for reward in rewards if reward for name in reward.parts})
+    names = sorted({name for row in rows for name in row.reward.parts})
     if not names:
         return None
-    return torch.tensor([[r.parts.get(name, 0.0) if r else 0.0 for name in names] for r in rewards])
+    return torch.tensor([[row.reward.parts.get(name, 0.0) for name in names] for row in rows])
 
 
 def _on_cpu(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -67,7 +67,7 @@ class RecordedRun:
         results = [_result(episode) for episode in self._episodes.read(step)]
         return without_failed(results) if on_error == "drop_group" else Collection(results)
 
-    def baselines(self, step: int) -> dict[int, float] | None:
+    def baselines(self, step: int) -> dict[str, float] | None:
         """Return the rewards of a step's greedy episodes by group, if it played some."""
         return self._episodes.baselines(step)
 

@@ -161,7 +161,7 @@ class Records:
         played: Collection,
         columns: Mapping[str, torch.Tensor],
         clock: Stopwatch,
-        baselines: Mapping[int, float] | None = None,
+        baselines: Mapping[str, float] | None = None,
     ) -> None:
         """Write the episodes of a step, dropped ones too, with the columns of their tokens."""
         started = time.perf_counter()

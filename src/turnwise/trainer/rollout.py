@@ -19,6 +19,7 @@ from turnwise.episode.seeds import derive_seed, training_seed
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
+from turnwise.trainer.batches import scored_agents
 from turnwise.trainer.curriculum import Curriculum, Task
 from turnwise.trainer.stopping import Interrupted as Interrupted, StopRequest, run_unless_stopped
 
@@ -106,16 +107,17 @@ class Rollout:
         """Return the shares of the time since the last step in which something was idle."""
         return {}
 
-    def baselines(self, stop: StopRequest) -> dict[int, float] | None:
-        """Play a greedy episode from each start of the last step; return its reward by group.
+    def baselines(self, stop: StopRequest) -> dict[str, float] | None:
+        """Play a greedy episode from each start of the last step; return its agents' rewards.
 
-        None if the estimator does not need it; ReMax does.
+        They are by `AgentRow.group`; those of an episode that failed are missing. None if the
+        estimator does not need them; ReMax does.
         """
         if not self._estimator.needs_greedy_episode:
             return None
         collector = self.collector.sampling_with(SamplingParams(temperature=0.0))
         played = run_tasks(collector, list(self._starts.values()), stop)
-        return {r.group: r.reward.total for r in played if r.reward is not None}
+        return {row.group: row.reward.total for row in scored_agents(played)}
 
     def _tasks(
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None

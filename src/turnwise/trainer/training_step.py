@@ -33,8 +33,8 @@ class PlayedStep:
 
     episodes: Collection
     metrics: Metrics
-    baselines: Mapping[int, float] | None = None
-    """The reward of the greedy episode of each group, for estimators that need it."""
+    baselines: Mapping[str, float] | None = None
+    """The rewards of the greedy episode of each group, for estimators that need them."""
     why_stop: str | None = None
     """Why the run must end after this step, if it must."""
 
@@ -74,7 +74,10 @@ def learn_from(
     """
     episodes, metrics = step.episodes, dict(step.metrics)
     metrics |= staleness(episodes, components.engine.weight_version)
-    rows = trained_rows(episodes)
+    rows = trained_rows(episodes, step.baselines)
+    if step.baselines is not None:
+        left_out = {row.group for row in trained_rows(episodes)} - step.baselines.keys()
+        metrics["num_groups_without_baseline"] = len(left_out)
     columns: Mapping[str, torch.Tensor] = {}
     if rows:
         batch = make_batch(rows)
