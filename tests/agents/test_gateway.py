@@ -31,6 +31,7 @@ from agents.serving import (
 from chat.families import make_format
 from contention import wait_until
 from turnwise.agents import Gateway
+from turnwise.agents.requests import ChatRequest
 from turnwise.episode import EpisodeLimits, timing
 from turnwise.inference import FinishReason, GenerationResult
 from turnwise.inference.scripted import ScriptedEngine
@@ -452,6 +453,31 @@ def test_a_client_that_hangs_up_leaves_nothing_behind():
         assert len(session.tree.turns) == 1
 
 
+def test_a_request_that_is_cancelled_twice_costs_no_turn():
+    session = make_session(limits=EpisodeLimits(max_turns=1))
+    engine = session._setup.engine
+    sample = engine.sample
+
+    async def hangs(request):
+        await asyncio.sleep(60)
+
+    async def run():
+        engine.sample = hangs
+        for num_between in range(12):
+            asked = asyncio.ensure_future(session.complete(ChatRequest(QUESTION)))
+            await asyncio.sleep(0.001)
+            asked.cancel()  # the client hangs up
+            for _ in range(num_between):
+                await asyncio.sleep(0)
+            asked.cancel()  # the server shuts down
+            with contextlib.suppress(asyncio.CancelledError):
+                await asked
+        engine.sample = sample
+        assert len(await session.complete(ChatRequest(QUESTION))) == 1
+
+    asyncio.run(run())
+
+
 def hang_up(llm, path, body, num_sent, num_read):
     """Send the first bytes of a request, read the first bytes of its answer, and reset."""
     address, data = urlsplit(llm.base_url), json.dumps(body).encode()
@@ -489,7 +515,7 @@ def test_clients_that_hang_up_at_any_point_leave_nothing_behind(caplog):
     session._setup.engine.sample = slow
     with serving(session) as (_, _, llm), ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(48)))
-        assert wait_until(lambda: session._num_under_way == 0)
+        assert wait_until(lambda: not session._tasks)
         assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
         assert session.tree._under_way == len(session._tasks) == 0
         assert len(session.engine_sessions) == len(session.tree.turns) > 12

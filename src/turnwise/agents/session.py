@@ -67,8 +67,8 @@ class AgentSession:
         self._honours_sampling = honours_sampling
         self._max_conversations = max_conversations
         self.engine_sessions = EngineSessions(setup.engine, max_conversations)
-        self._num_under_way = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        """Replies that are being sampled."""
         self._is_closed = False
 
     async def complete(
@@ -90,15 +90,14 @@ class AgentSession:
             for number in range(request.num_replies)
         ]
         self._tasks.update(tasks)
-        self._num_under_way += len(tasks)
+        for task in tasks:  # by itself: this call may be cancelled while it waits for its end
+            task.add_done_callback(self._tasks.discard)
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._tasks.difference_update(tasks)
-            self._num_under_way -= len(tasks)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of a request's prompt, rendered from its messages."""
@@ -112,8 +111,10 @@ class AgentSession:
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.engine_sessions.close()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            self.engine_sessions.close()
 
     def remember_response(self, name: str, messages: Sequence[Message]) -> None:
         """Keep the conversation that a response has ended, for a request that continues it."""
@@ -129,7 +130,8 @@ class AgentSession:
         _check_messages(request.messages)
         most = limits.turn_limit(None)
         # A request that was refused or cancelled has no turn, and costs none.
-        num_turns = len(self.tree.turns) + self._num_under_way + request.num_replies
+        num_under_way = sum(not task.done() for task in self._tasks)
+        num_turns = len(self.tree.turns) + num_under_way + request.num_replies
         if num_turns > most:
             self.exhausted = EpisodeStatus.TRUNCATED_BY_TURNS
             raise ApiError(

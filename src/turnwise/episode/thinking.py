@@ -118,8 +118,12 @@ def _cut_at_stop(
     setup: EpisodeSetup, request: GenerationRequest, ids: Sequence[int], rest: GenerationResult
 ) -> GenerationResult:
     """Drops what follows a stop string that begins in `ids`, where the engine did not look."""
-    stops, decode = request.stop_strings, setup.chat.tokenizer.decode
-    length = length_to_stop([*ids, *rest.ids], stops, decode)
+    tokenizer = setup.chat.tokenizer
+    length = length_to_stop(
+        [*ids, *rest.ids],
+        request.stop_strings,
+        lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
+    )
     if length is None:
         return rest
     num_kept = max(length - len(ids), 0)
