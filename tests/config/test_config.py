@@ -195,6 +195,7 @@ def test_overrides_come_after_the_file(tmp_path):
         ("training.learning_rate=.nan", ["training.learning_rate", "finite"]),
         ("model.dtype=fp32", ["model.dtype", "'fp32'", "'float32'"]),
         ("training.batch_size=2.5", ["training.batch_size", "2.5", "integer"]),
+        ("training.batch_size=1000000000000", ["training.batch_size", "1000000"]),
         ("model.trust_remote_code=maybe", ["model.trust_remote_code", "'maybe'"]),
         ("learning_rate=1", ["learning_rate=1", "section.name=value"]),
         ("training.gamma", ["training.gamma", "section.name=value"]),

@@ -250,3 +250,20 @@ def test_the_users_own_ctrl_c_stops_the_run():
         signal.signal(signal.SIGINT, before)
     assert len(closed) == 5
     assert gc.get_freeze_count() <= FROZEN_AT_START
+
+
+def test_a_keyboard_interrupt_that_user_code_raises_fails_its_episode_alone():
+    class Raising(Counting):
+        def step(self, action):
+            if self.secret % 2:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    collector = EpisodeCollector(Recording(), Raising, num_retries=0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for collection in (collector.collect_sync(8), asyncio.run(collector.collect(8))):
+            statuses = {EpisodeStatus.DONE, EpisodeStatus.ENVIRONMENT_ERROR}
+            assert set(collection.summary.statuses) == statuses
+    finally:
+        signal.signal(signal.SIGINT, before)

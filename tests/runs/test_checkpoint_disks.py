@@ -118,6 +118,17 @@ class TestFullDisk:
         assert (log.read(), folder.status) == ([{"step": 1}], {"status": "running"})
         assert sorted(os.listdir(small_disk / "run")) == ["m.jsonl", "run.json"]
 
+    @pytest.mark.parametrize("text", ["stopped: the disk is full", "stopped: é " + "x" * 9000])
+    def test_a_status_can_change_without_room(self, small_disk, text):
+        folder = RunFolder(small_disk)
+        folder.write_status(status="running", step=3, names=list(range(40)))
+        with suppress(OSError), open(small_disk / "large", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        folder.overwrite_status(text)
+        assert folder.status["status"][:16] == text[:16]
+        assert folder.status["step"] == 3
+
     def test_it_says_how_much_the_one_before_took(self, small_disk):
         store = CheckpointStore(small_disk)
         store.save(1, writes(250_000), {})

@@ -1,5 +1,6 @@
 """Which folder a run gets, and who may write to it."""
 
+import contextlib
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, Memory, small_config, small_trainer
 from turnwise import ConfigError, ConfigStore
 from turnwise.config import RewardItem
+from turnwise.errors import CheckpointError
 from turnwise.runs.choose_folder import choose_run_folder
 from turnwise.runs.resume_settings import changes_between
 from turnwise.runs.run_folder import RunFolder
@@ -348,3 +350,51 @@ def test_the_same_file_from_another_folder_is_the_same_setting():
     assert changes_between(here, there) == []
     there.environment.name = "maze.py:Other"
     assert [change.name for change in changes_between(here, there)] == ["environment.name"]
+
+
+class TestDeletedLock:
+    def fit(self, folder, at_first_step):
+        """Three steps; `at_first_step` is called with the run's folder after the first one."""
+
+        class Deleting(Listener):
+            def step(self, metrics):
+                super().step(metrics)
+                if metrics["step"] == 1:
+                    (self.run.folder / ".lock").unlink()
+                    at_first_step(RunFolder(self.run.folder))
+
+        listener = Deleting()
+        settings = (*QUICK, "training.num_epochs=3")
+        with small_trainer(folder, Echo, *settings, reporter=listener) as trainer:
+            trainer.fit()
+        return RunFolder(trainer.run_folder)
+
+    def test_with_another_process_that_trains_there(self, tmp_path):
+        """Two would write into the same files."""
+        with contextlib.ExitStack() as stack:
+
+            def train_there(folder):
+                stack.enter_context(folder.held())
+                folder.write_status(status="running", step=7)
+
+            with pytest.raises(CheckpointError, match=r"\.lock was deleted while this process"):
+                self.fit(tmp_path, train_there)
+            folder = RunFolder(tmp_path / "Echo")
+            assert folder.status == {"status": "running", "step": 7}  # as the other one left it
+            assert [line["step"] for line in folder.read_metrics()] == [1]
+
+    def test_without_one_it_is_taken_again(self, tmp_path):
+        folder = self.fit(tmp_path, lambda folder: None)
+        assert folder.status["status"] == "finished"
+        assert (folder.path / ".lock").exists()
+
+
+def test_an_error_without_a_message_has_a_reason(tmp_path):
+    class Failing(Listener):
+        def step(self, metrics):
+            raise AssertionError
+
+    trainer = small_trainer(tmp_path, Echo, *QUICK, reporter=Failing())
+    with trainer, pytest.raises(AssertionError):
+        trainer.fit()
+    assert RunFolder(trainer.run_folder).status["status"] == "stopped: AssertionError"

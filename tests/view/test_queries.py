@@ -297,3 +297,11 @@ def test_success_is_kept_however_large_the_rest_of_an_info_is(tmp_path):
 def test_what_is_empty_is_not_asked(everything):
     names = ("kind", "status", "tool", "min_reward", "text", "seed", "sort")
     assert len(everything.ids(**dict.fromkeys(names, ""))) == 90
+
+
+def test_too_many_filters_are_refused():
+    from turnwise.view.query import EpisodeQuery
+
+    for asked in ([("step", "1")] * 3000, [("tool", "a," * 20_000)]):
+        with pytest.raises(ConfigError, match="filters, expected at most 200"):
+            EpisodeQuery.parse(asked)

@@ -13,6 +13,8 @@ from annotated_types import Ge, Gt, Le
 from turnwise.errors import ConfigError, did_you_mean
 
 Positive = Annotated[int, Ge(1)]
+Episodes = Annotated[int, Ge(1), Le(1_000_000)]
+"""What a step plays is planned at once: a thousand times too many would take all memory."""
 Probability = Annotated[float, Gt(0), Le(1)]
 Seconds = Annotated[float, Gt(0)]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from turnwise.config.fields import Positive, Section, setting
+from turnwise.config.fields import Episodes, Positive, Section, setting
 
 LossAggregation = Literal[
     "token-mean",
@@ -49,11 +49,11 @@ class TrainingConfig(Section):
         None,
         "Training steps of an epoch; null: one pass over the dataset, 10 steps without a dataset.",
     )
-    batch_size: Positive = setting(
+    batch_size: Episodes = setting(
         32,
         "Starts (seeds, or rows of a dataset) in one training step, each played group_size times.",
     )
-    group_size: Positive | None = setting(
+    group_size: Episodes | None = setting(
         None, "Episodes per start; null: 8 for estimators that compare a group, else 1."
     )
     resample: Annotated[int, Ge(0)] = setting(
@@ -169,7 +169,7 @@ class TrainingConfig(Section):
     warm_start_learning_rate: Annotated[float, Gt(0)] = setting(
         1e-3, "Learning rate of the warm start."
     )
-    eval_episodes: Annotated[int, Ge(0)] = setting(
+    eval_episodes: Annotated[int, Ge(0), Le(1_000_000)] = setting(
         0, "Episodes of an evaluation on held-out seeds, greedy and sampled; 0 disables it."
     )
     eval_steps: Positive | None = setting(

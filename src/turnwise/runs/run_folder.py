@@ -6,13 +6,14 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
-from turnwise.errors import ConfigError
+from turnwise.errors import CheckpointError, ConfigError
 from turnwise.legible import LegibleFormatter
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
@@ -43,6 +44,7 @@ class RunFolder:
         self.episodes = path / "episodes"
         self.checkpoints = path / "checkpoints"
         self.log_file = path / "log.txt"
+        self._lock: IO[str] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunFolder) and other.path == self.path
@@ -83,6 +85,19 @@ class RunFolder:
         """Replace `run.json`; a reader sees the old status or the new one, never half of one."""
         with explained(self.status_file):
             write_whole(self.status_file, f"{json.dumps(status, indent=1)}\n".encode())
+
+    def overwrite_status(self, status: str) -> None:
+        """Change the status alone, within the bytes that `run.json` has.
+
+        On a disk without room that is all that can be written; a long text is cut.
+        """
+        with contextlib.suppress(OSError, ConfigError):
+            facts, size = self.status, self.status_file.stat().st_size
+            while len(content := json.dumps({**facts, "status": status})) > size and status:
+                status = status[:-1]
+            if len(content) <= size:
+                with open(self.status_file, "r+b") as file:
+                    file.write(content.ljust(size).encode())
 
     def write_changes(self, step: int, changes: Sequence[Change], now: ConfigStore) -> None:
         """Record the settings that differ from this step on; `now` are those of the run.
@@ -151,15 +166,45 @@ class RunFolder:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the lock for training in this folder, which is freed if the process is killed."""
-        with open(self.path / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"another process is training in {self.path}. Wait for it, or give this run "
-                    "another name: checkpoint.run_name"
-                ) from None
+        self._take_lock()
+        try:
             yield
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+            self._lock = None
+
+    def _take_lock(self) -> None:
+        lock = open(self.path / ".lock", "w")  # noqa: SIM115 - held until the end of `held`
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(
+                f"another process is training in {self.path}. Wait for it, or give this run "
+                "another name: checkpoint.run_name"
+            ) from None
+        self._lock = lock
+
+    def check_lock(self) -> None:
+        """Raise if another process may have begun to train here, since `.lock` was deleted.
+
+        A lock that is only missing is taken again.
+        """
+        if self._lock is None:
+            return
+        try:
+            inode = os.stat(self.path / ".lock").st_ino
+        except FileNotFoundError:
+            self._lock.close()
+            self._take_lock()
+            return
+        if inode != os.fstat(self._lock.fileno()).st_ino:
+            raise CheckpointError(
+                f"{self.path / '.lock'} was deleted while this process trained there, and another "
+                "process has made a new one to train in the same folder. This process ends and "
+                "writes nothing more. Do not delete the file while a run is training."
+            )
 
     @contextlib.contextmanager
     def logged(self, level: str) -> Iterator[None]:

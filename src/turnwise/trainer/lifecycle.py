@@ -13,7 +13,7 @@ import torch
 
 from turnwise.assemblers import ASSEMBLERS
 from turnwise.config import ConfigStore
-from turnwise.errors import ConfigError, EngineStalled, error_message
+from turnwise.errors import ConfigError, EngineStalled, describe_error, error_message
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
@@ -277,7 +277,8 @@ class RunLifecycle:
                 records.end(f"stopped: {error}", self.step, self._write_state)
                 raise
             except BaseException as error:
-                records.end(f"stopped: {error_message(error)}", self.step, None)
+                reason = error_message(error) or describe_error(error)
+                records.end(f"stopped: {reason}", self.step, None)
                 raise
             is_finished = self._is_over(plan) or stop.ends_run
             outcome = "finished" if is_finished else "interrupted"

@@ -14,7 +14,7 @@ import torch
 from turnwise import __version__
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, ConfigError, describe_error, error_message
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.doctor import Doctor, Finding
@@ -164,6 +164,7 @@ class Records:
         baselines: Mapping[str, float] | None = None,
     ) -> None:
         """Write the episodes of a step, dropped ones too, with the columns of their tokens."""
+        self._folder.check_lock()
         started = time.perf_counter()
         episodes = [*played, *played.dropped]
         when: dict[str, Any] = {"began": clock.began, "phases": clock.phases}
@@ -172,6 +173,7 @@ class Records:
 
     def keep(self, metrics: Metrics) -> None:
         """Write the metrics of a step, to which the time of writing its episodes is added."""
+        self._folder.check_lock()
         started = time.perf_counter()
         metrics |= self._seconds
         step = int(metrics["step"])
@@ -188,12 +190,14 @@ class Records:
 
     def keep_evaluation(self, step: int, played: Collection, kind: str, clock: Stopwatch) -> None:
         """Write the episodes of an evaluation, `greedy` or `sampled`."""
+        self._folder.check_lock()
         self._episodes.write(
             step, list(played), kind=f"eval-{kind}", began=clock.began, phases=clock.phases
         )
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
         """Save a checkpoint, and mark it if it is the best so far."""
+        self._folder.check_lock()
         started = time.perf_counter()
         saved = self.checkpoints.save(step, write, {"environment": self._environment})
         self._saved_step, self._saved_at = step, time.monotonic()
@@ -235,19 +239,27 @@ class Records:
             outcome = "interrupted"  # by a second signal; the previous checkpoint is intact
             raise
         except BaseException as error:
-            outcome = f"stopped: {error}"
+            outcome = f"stopped: {error_message(error) or describe_error(error)}"
             raise
         finally:
-            try:
-                self._write_status(outcome, step)
-            except CheckpointError as error:  # perhaps of the disk error that ended the run
-                _LOG.warning("%s", error)
+            self._write_last_status(outcome, step)
             if self._sinks is not None:
                 self._sinks.close()
             self._reporter.end(outcome)
             for finding in self._doctor.present():
                 if finding not in self._new_findings:  # reported a moment ago
                     self._reporter.say(f"doctor: {finding}")
+
+    def _write_last_status(self, outcome: str, step: int) -> None:
+        try:
+            self._folder.check_lock()
+        except (CheckpointError, ConfigError):
+            return  # the status is another process's by now
+        try:
+            self._write_status(outcome, step)
+        except CheckpointError as error:  # perhaps of the disk error that ended the run
+            _LOG.warning("%s", error)
+            self._folder.overwrite_status(outcome)
 
     def _write_status(self, status: str, step: int) -> None:
         self._folder.write_status(

@@ -37,6 +37,8 @@ KNOWN = {
 }
 _MOST = 500
 _MOST_TEXT = 1000
+_MOST_VALUES = 200
+"""Values in one address, so that SQLite takes the query."""
 _LEAST_INDEXED = 3
 """Characters that a search must have for the index of words to help."""
 _MOST_PIECES = 32
@@ -69,6 +71,9 @@ class EpisodeQuery:
     def parse(cls, asked: Sequence[tuple[str, str]]) -> EpisodeQuery:
         """Make a query from the address. Empty values are ignored; wrong ones are an error."""
         query = cls()
+        num_values = sum(1 + value.count(",") for _, value in asked)
+        if num_values > _MOST_VALUES:
+            raise ConfigError(f"got {num_values:,} filters, expected at most {_MOST_VALUES}")
         for name, value in asked:
             if name not in KNOWN:
                 raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, KNOWN)}")
