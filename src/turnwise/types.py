@@ -114,6 +114,11 @@ class Trajectory:
         """Whether the last step has `info["success"]`."""
         return bool(self.infos and self.infos[-1].get("success", False))
 
+    @property
+    def reports_success(self) -> bool:
+        """Whether any step has `info["success"]`, true or false."""
+        return any("success" in info for info in self.infos)
+
     def __getitem__(self, name: str) -> Any:
         if name in _TRAJECTORY_NAMES:
             return getattr(self, name)

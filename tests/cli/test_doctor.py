@@ -76,7 +76,7 @@ def test_a_sick_run(turnwise, tmp_path):
     assert second.startswith("  All episodes of the last 5 steps earned exactly 0, whatever")
     assert third.startswith("  fix: First look at the reward")
     said = " ".join(ran.out.split())
-    assert f"{run}: 30 steps; reward 0.000 after step 30: the training episodes of this" in said
+    assert f"{run}: 30 steps; success 0.000 after step 30: the training episodes of this" in said
     assert ran.out.endswith("As of the last step: constant-reward.\n")
 
 

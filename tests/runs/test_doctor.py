@@ -90,7 +90,7 @@ SICK = [
     (
         {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9},
         "too-hard",
-        5,
+        20,
         "90% of the groups",
     ),
     ({"success": 1.0, "reward": 1.0, "reward_std": 0.0}, "too-easy", 5, "success 100%"),
@@ -254,10 +254,70 @@ def test_a_gradient_that_follows_an_extreme_reward_is_no_learning_rate():
     assert "learning-rate-too-high" not in explained(healthy_run(9, **FLAT | rewards | EXPLODES))
 
 
+def without_success(run):
+    return [{k: v for k, v in metrics.items() if k != "success"} for metrics in run]
+
+
 def test_a_reward_that_all_have_learned_to_earn_is_solved_though_success_is_not_reported():
-    ways = {"success": 0.0, "reward": lambda step: min(0.2 * step, 1.0), "reward_max": 1.0}
+    ways = {"reward": lambda step: min(0.2 * step, 1.0), "reward_max": 1.0}
     ways |= {"reward_std": after(5, 0.0, 0.3), "entropy": after(5, 0.001, 1.0)}
-    assert explained(healthy_run(30, **FLAT | ways)) == {"too-easy": []}
+    assert explained(without_success(healthy_run(30, **FLAT | ways))) == {"too-easy": []}
+
+
+def test_where_no_success_is_reported_none_is_mentioned():
+    for ways in ({"reward": 0.0, "reward_std": 0.0}, {"entropy": after(20, 0.02, 1.0)}, {}):
+        run = without_success(healthy_run(70, **FLAT | ways))
+        found = [finding for _, finding in diagnose(run)]
+        assert found
+        assert not [finding.text for finding in found if "succe" in finding.text]
+
+
+PERFECT = {"reward": lambda step: 0.97 + 0.02 * math.sin(2.1 * step), "reward_std": 0.1}
+PERFECT |= {"success": 0.97, "explained_variance": -0.2, "reward_min": 0.0, "reward_max": 1.0}
+PERFECT |= {"zero_variance": 0.9, "entropy": after(10, 0.01, 0.5), "kl": 1e-7, "clip_fraction": 0.0}
+PERFECT |= {"truncated__turns": 0.0, "cut_turns": 0.0, "malformed_calls": 0.0}
+
+
+def test_a_perfect_run_is_left_in_peace_though_success_is_not_reported():
+    """Its value function has nothing to explain, and nothing is left to learn."""
+    assert {code for _, code in codes(healthy_run(120, **PERFECT))} <= {"too-easy"}
+    assert codes(without_success(healthy_run(120, **PERFECT))) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hard_task_whose_reward_rises_is_not_too_hard(seed):
+    rng = random.Random(seed)
+    rewards = [max(0.001 * step + rng.gauss(0, 0.004), 0.0) for step in range(46)]
+    ways = {"success": lambda s: rewards[s], "reward": lambda s: rewards[s], "zero_variance": 0.9}
+    assert codes(healthy_run(45, **FLAT | {"reward_std": 0.1} | ways)) == []
+
+
+def fixes(config, **ways):
+    return " ".join(finding.fix for _, finding in diagnose(healthy_run(45, **FLAT | ways), config))
+
+
+HARD = {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9}
+
+
+def test_nothing_is_advised_that_the_settings_have():
+    config = ConfigStore()
+    assert "training.warm_start=expert" in fixes(config, **HARD)
+    assert "max_grad_norm" not in fixes(config, num_skipped_steps=after(20, 2, 0))  # it is set
+    config.training.warm_start = "expert"
+    config.training.max_grad_norm = None
+    advised = fixes(config, **HARD)
+    assert "warm" not in advised
+    assert advised.startswith("Begin with an easier task (environment.params, a curriculum), ")
+    assert "max_grad_norm" in fixes(config, num_skipped_steps=after(20, 2, 0))
+
+
+def test_an_agent_is_told_nothing_of_environments():
+    config = ConfigStore(agent="solve.py:solve")
+    for ways in (HARD, {"success": 1.0, "reward": 1.0, "reward_std": 0.0}):
+        advised = fixes(config, **ways)
+        assert len(advised) > 20
+        assert "environment." not in advised
+    assert "environment.params" in fixes(ConfigStore(), **HARD)
 
 
 def test_a_consequence_is_not_reported_while_its_cause_is_there():

@@ -7,7 +7,11 @@ import pytest
 from episode.worlds import Recording
 from trainer.worlds import Echo
 from turnwise import BaseEnvironment, EpisodeCollector, EpisodeLimits
-from turnwise.trainer.episode_metrics import episode_metrics, split_seconds
+from turnwise.trainer.episode_metrics import (
+    environments_with_success,
+    episode_metrics,
+    split_seconds,
+)
 
 
 class Counted(BaseEnvironment):
@@ -122,12 +126,32 @@ def test_seconds_are_split_by_what_episodes_waited_for():
     assert sum(found.values()) == pytest.approx(5.0)
 
 
-def test_a_world_that_says_nothing_of_success():
-    class Silent(Echo):
-        def step(self, action):
-            self._done = True
-            return "", 1.0, True, {}
+class Silent(Echo):
+    """Reports no success."""
 
-    engine = Recording(lambda text: "a")
-    found = episode_metrics(EpisodeCollector(engine, Silent).collect_sync([1, 2]))
-    assert found["success"] == 0.0
+    def step(self, action):
+        self._done = True
+        return "", 1.0, True, {}
+
+
+class Proud(Echo):
+    """Reports success only where there is one."""
+
+    def step(self, action):
+        self._done = True
+        return "", 1.0, True, {"success": True} if action == "a" else {}
+
+
+def test_a_world_that_says_nothing_of_success_has_none():
+    silent = EpisodeCollector(Recording(lambda text: "a"), Silent).collect_sync([1, 2])
+    assert "success" not in episode_metrics(silent)
+    assert episode_metrics(silent)["reward"] == 1.0
+
+
+def test_a_world_that_reports_only_successes_had_none_once_it_has_reported_one():
+    solved = EpisodeCollector(Recording(lambda text: "a"), Proud).collect_sync([1, 2])
+    failed = EpisodeCollector(Recording(lambda text: "b"), Proud).collect_sync([1, 2])
+    reported = environments_with_success(solved)
+    assert episode_metrics(solved)["success"] == 1.0
+    assert "success" not in episode_metrics(failed)
+    assert episode_metrics(failed, reported)["success"] == 0.0

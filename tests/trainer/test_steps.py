@@ -79,6 +79,13 @@ def kill(folder, *settings, at):
         train(folder, *settings, listener=Killer(at))
 
 
+def test_success_is_absent_where_none_is_reported(tmp_path):
+    trainer = train(tmp_path, "training.max_steps=2")
+    assert not [name for m in metrics_of(trainer.run_folder) for name in m if "success" in name]
+    (last,) = trainer.metrics_history[-1:]
+    assert last["eval/greedy/num_episodes"] == 1
+
+
 class TestMaxSteps:
     def test_ends_a_run_within_a_pass_over_the_dataset(self, tmp_path):
         run = train(tmp_path, "training.max_steps=3").run_folder

@@ -102,6 +102,9 @@ def small_config(folder, *overrides):
 
 
 def small_trainer(folder, environment=Echo, *overrides, **options):
+    """A trainer whose epochs are five steps, with a dataset one pass."""
     model, tokenizer = small_model()
     options = {"model": model, "tokenizer": tokenizer, **options}
+    if options.get("dataset") is not None:
+        overrides = ("training.steps_per_epoch=null", *overrides)
     return Trainer(small_config(folder, *overrides), environment, **options)

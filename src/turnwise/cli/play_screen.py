@@ -154,12 +154,15 @@ class Screen:
         trajectories = [played.trajectory for played in episodes]
         rewards = statistics.fmean(trajectory.total_reward for trajectory in trajectories)
         turns = statistics.fmean(trajectory.num_turns for trajectory in trajectories)
-        solved = statistics.fmean(trajectory.success for trajectory in trajectories)
+        success = ""
+        if any(trajectory.reports_success for trajectory in trajectories):
+            share = statistics.fmean(trajectory.success for trajectory in trajectories)
+            success = f"success {share:.0%}, "
         scores = [played.score for played in episodes if played.score is not None]
         score = f", mean score {_number(statistics.fmean(scores))}" if scores else ""
         self._print(
             Text(
-                f"\n{len(trajectories)} episodes by {player}: success {solved:.0%}, "
+                f"\n{len(trajectories)} episodes by {player}: {success}"
                 f"mean reward {_number(rewards)}, mean turns {turns:.1f}{score}",
                 "bold",
             )
@@ -187,8 +190,8 @@ class Screen:
 def _verdict(trajectory: Trajectory) -> tuple[str, str]:
     if trajectory.success:
         return "Solved", "bold green"
-    says_so = bool(trajectory.infos) and "success" in trajectory.infos[-1]
-    return ("Not solved", "bold red") if says_so else ("Finished", "bold")
+    is_known = trajectory.reports_success
+    return ("Not solved", "bold red") if is_known else ("Finished", "bold")
 
 
 def _turns(count: int) -> str:

@@ -181,7 +181,7 @@ def metric_names(runs: Iterable[Run]) -> list[str]:
 
 
 def default_metrics(runs: Sequence[Run]) -> list[str]:
-    """Return reward and success; only one if the other is constant 0 or the same."""
+    """Return reward and success; only success if both are the same."""
     shared = set.intersection(*(set(metric_names([run])) for run in runs))
     found: list[str] = [name for name in ("reward", "success") if name in shared]
     if not found:
@@ -190,11 +190,9 @@ def default_metrics(runs: Sequence[Run]) -> list[str]:
             f"there are: {', '.join(metric_names(runs)[:12])} ..."
         )
     rows = [row for run in runs for row in run.rows]
-    if "success" in found and not any(row.get("success") for row in rows):
-        found.remove("success")  # most likely the environment does not report it
     if len(found) == 2 and all(row.get("reward") == row.get("success") for row in rows):
         found.remove("reward")
-    return found or ["success"]
+    return found
 
 
 def check_metrics(names: Iterable[str], runs: Sequence[Run]) -> None:

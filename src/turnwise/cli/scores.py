@@ -157,9 +157,7 @@ def _reward(agent: AgentRecord) -> float:
 
 def reports_success(results: Sequence[EpisodeResult]) -> bool:
     """Return whether any step reported `info["success"]`."""
-    return any(
-        "success" in info for r in results for agent in r.agents for info in agent.trajectory.infos
-    )
+    return any(agent.trajectory.reports_success for r in results for agent in r.agents)
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,7 @@ def _reached(
     for name in names:
         part, _, kind = name.rpartition("/")
         values = [metrics[name] for metrics in history if name in metrics]
-        if not values or (kind == "success" and not any(values)):
+        if not values:
             continue
         tenth = max(len(values) // 10, 1)
         first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))

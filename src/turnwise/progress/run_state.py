@@ -124,7 +124,7 @@ class RunState:
 
     @property
     def reports_success(self) -> bool:
-        """Whether any episode succeeded."""
+        """Whether the environment reports success."""
         return reports_success(self.history)
 
     def points(self, name: str) -> list[tuple[float, float]]:

@@ -90,14 +90,9 @@ def _headline(
 
 
 def reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether any episode succeeded; without reports, success is 0 in every step."""
+    """Return whether any step has a success: an environment may report none."""
     names = ("success", "eval/greedy/success", "eval/sampled/success")
-    return any(
-        is_number(value) and value != 0
-        for metrics in history
-        for name in names
-        if (value := metrics.get(name)) is not None
-    )
+    return any(is_number(metrics.get(name)) for metrics in history for name in names)
 
 
 def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | None:

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from turnwise.episode import AgentRecord, Collection, EpisodeResult, TurnRecord
 from turnwise.inference import FinishReason
@@ -21,13 +21,27 @@ _PER_ENVIRONMENT = (
 """Metrics that a step logs for each environment of a mix."""
 
 
-def step_metrics(played: Collection) -> Metrics:
-    """Return the metrics of all episodes, and of each environment of a mix: `maze/reward` ..."""
-    metrics = episode_metrics(played)
+def step_metrics(played: Collection, success_reported: Set[str] = frozenset()) -> Metrics:
+    """Return the metrics of all episodes, and of each environment of a mix: `maze/reward` ...
+
+    `success_reported` has the environments of a mix ("" without one) whose earlier episodes have
+    reported success. An environment that reports only successes had none where it reports nothing;
+    of one that never reported any, nothing is known, and there is no `success`.
+    """
+    metrics = episode_metrics(played, success_reported)
     for name in sorted({result.part for result in [*played, *played.dropped]} - {""}):
-        found = episode_metrics(episodes_of(played, name))
+        found = episode_metrics(episodes_of(played, name), success_reported)
         metrics |= {f"{name}/{key}": found[key] for key in _PER_ENVIRONMENT if key in found}
     return metrics
+
+
+def environments_with_success(played: Collection) -> set[str]:
+    """Return the environments of a mix whose episodes report success; "" without a mix."""
+    return {
+        result.part
+        for result in played
+        if any(agent.trajectory.reports_success for agent in result.agents)
+    }
 
 
 def episodes_of(played: Collection, name: str) -> Collection:
@@ -60,8 +74,12 @@ def weighted_mean(by_environment: Mapping[str, Metrics], weights: Mapping[str, f
     return metrics
 
 
-def episode_metrics(collection: Collection) -> Metrics:
-    """Return rewards, success, lengths, how episodes ended, and how tools were used."""
+def episode_metrics(collection: Collection, success_reported: Set[str] = frozenset()) -> Metrics:
+    """Return rewards, success, lengths, how episodes ended, and how tools were used.
+
+    For `success_reported` see `step_metrics`.
+    """
+    reporting = success_reported | environments_with_success(collection)
     results = [*collection, *collection.dropped]
     agents = [agent for result in collection for agent in result.agents]
     turns = [turn for agent in agents for turn in agent.actions]
@@ -69,6 +87,7 @@ def episode_metrics(collection: Collection) -> Metrics:
         "num_episodes": len(results),
         "num_groups": len({result.group for result in results}),
         **_rewards(agents),
+        **_success([r for r in collection if r.part in reporting]),
         **_credit(agents),
         **_lengths(agents, turns, len(collection)),
         **_endings(results, turns),
@@ -87,7 +106,6 @@ def _rewards(agents: Sequence[AgentRecord]) -> Metrics:
         "reward_std": statistics.pstdev(totals),
         "reward_min": min(totals),
         "reward_max": max(totals),
-        "success": statistics.fmean(agent.trajectory.success for agent in scored),
     }
     for name in sorted({name for reward in rewards for name in reward.parts}):
         metrics[f"reward/{name}"] = statistics.fmean(r.parts.get(name, 0.0) for r in rewards)
@@ -95,6 +113,13 @@ def _rewards(agents: Sequence[AgentRecord]) -> Metrics:
     if num_turns:
         metrics["reward_per_turn"] = sum(totals) / num_turns
     return metrics
+
+
+def _success(results: Iterable[EpisodeResult]) -> Metrics:
+    scored = [agent for r in results for agent in r.agents if agent.reward is not None]
+    if not scored:
+        return {}
+    return {"success": statistics.fmean(agent.trajectory.success for agent in scored)}
 
 
 def _credit(agents: Sequence[AgentRecord]) -> Metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Set
 
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection, EpisodeCollector
@@ -11,7 +12,12 @@ from turnwise.episode.seeds import held_out_seed
 from turnwise.episode.types import EpisodeTask
 from turnwise.inference import SamplingParams
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.episode_metrics import episode_metrics, episodes_of, weighted_mean
+from turnwise.trainer.episode_metrics import (
+    environments_with_success,
+    episode_metrics,
+    episodes_of,
+    weighted_mean,
+)
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rows, run_tasks, seed_of
@@ -52,8 +58,8 @@ def num_of_rows(num_episodes: int, num_rows: int) -> int:
     return num_episodes if num_episodes < num_rows else num_episodes // num_rows * num_rows
 
 
-def _evaluation_metrics(played: Collection) -> Metrics:
-    metrics = episode_metrics(played)
+def _evaluation_metrics(played: Collection, success_reported: Set[str]) -> Metrics:
+    metrics = episode_metrics(played, success_reported)
     kept = (*_KEPT, _NUM_TASKS) if metrics[_NUM_TASKS] < metrics["num_episodes"] else _KEPT
     return {name: metrics[name] for name in kept if name in metrics}
 
@@ -67,11 +73,13 @@ class Evaluator:
         config: ConfigStore,
         user: UserComponents,
         reporter: Reporter,
+        success_reported: set[str],
     ) -> None:
         self._collector = collector
         self._training = config.training
         self._user = user
         self._reporter = reporter
+        self._success_reported = success_reported
 
     def after_step(self, step: int, records: Records, stop: StopRequest) -> Metrics:
         """Evaluate greedily and as sampled, if the settings enable it; keep the episodes."""
@@ -116,10 +124,13 @@ class Evaluator:
 
         In a mix the latter are means over the environments, each counted with its weight.
         """
-        mix = self._user.mix
+        self._success_reported |= environments_with_success(played)
+        mix, reported = self._user.mix, self._success_reported
         if not mix:
-            return {"": _evaluation_metrics(played)}
-        found = {part.name: _evaluation_metrics(episodes_of(played, part.name)) for part in mix}
+            return {"": _evaluation_metrics(played, reported)}
+        found = {
+            part.name: _evaluation_metrics(episodes_of(played, part.name), reported) for part in mix
+        }
         whole = weighted_mean(found, {part.name: part.weight for part in mix})
         whole["num_episodes"] = sum(values["num_episodes"] for values in found.values())
         whole.pop(_NUM_TASKS, None)  # a weighted mean has no confidence interval

@@ -22,7 +22,7 @@ _LOOK_AT_REWARDS = (
     "task or training.warm_start."
 )
 _LOOK_AT_AGENTS = (
-    "Read the conversations (turnwise view). If the model cannot do the task as yet, begin with an "
+    "Read the conversations (turnwise view). If the model cannot do the task, begin with an "
     "easier one, or let it imitate an expert first: Trainer(agent=..., expert=...) with "
     "training.warm_start: expert."
 )

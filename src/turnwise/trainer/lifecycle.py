@@ -84,6 +84,8 @@ class RunLifecycle:
         """Finished steps of the warm start."""
         self._pending_metrics: Metrics | None = None
         """The metrics of a finished step whose evaluation is still missing."""
+        self._success_reported: set[str] = set()
+        """Environments of a mix ("" without one) whose episodes have reported success."""
         self._curriculum_lock = threading.Lock()
         """Held while a curriculum chooses tasks or observes results."""
         self._asynchronous: AsyncRollout | None = None
@@ -338,6 +340,7 @@ class RunLifecycle:
             "num_broken_steps": self._broken_steps.num_in_a_row,
             "num_imitated": self._num_imitated,
             "unwritten": self._pending_metrics,
+            "success_reported": sorted(self._success_reported),
         }
         if (unplayed := self._unplayed_state()) is not None:
             progress["unplayed"] = unplayed
@@ -361,6 +364,7 @@ class RunLifecycle:
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
         self._pending_metrics = progress["unwritten"]
+        self._success_reported = set(progress.get("success_reported", ()))
         self._asynchronous, self._restored_unplayed = None, progress.get("unplayed")
         if checkpoint_settings(checkpoint).training.eval_fraction is None:
             self._train_on_all_rows()

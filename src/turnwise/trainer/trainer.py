@@ -205,6 +205,7 @@ class Trainer(RunLifecycle):
             lambda done, total: self._reporter.progress("episodes", done, total),
             self._failures,
             nothing_learned=self.step == self._broken_steps.num_in_a_row,
+            success_reported=self._success_reported,
         )
 
     def _learn(
@@ -214,9 +215,10 @@ class Trainer(RunLifecycle):
         metrics, columns = learn_from(step, self.components, self.config, clock)
         why_stop = self._broken_steps.count(metrics)
         for prefix, curriculum in self._curricula():
-            if f"{prefix}success" in metrics:
+            if f"{prefix}reward" in metrics:
                 with self._curriculum_lock:
-                    curriculum.observe(metrics[f"{prefix}success"], metrics[f"{prefix}reward"])
+                    success = metrics.get(f"{prefix}success", 0.0)
+                    curriculum.observe(success, metrics[f"{prefix}reward"])
         return {**metrics, **clock.metrics(step.episodes)}, columns, why_stop
 
     def _count_step(self, metrics: Metrics) -> Metrics:
@@ -255,7 +257,7 @@ class Trainer(RunLifecycle):
                     f"the advantage estimator {estimator.name} needs the greedy episodes that "
                     "rollout() plays in addition to the others. Pass what the last rollout() gave."
                 )
-            step = PlayedStep(episodes, step_metrics(episodes))
+            step = PlayedStep(episodes, step_metrics(episodes, self._success_reported))
         metrics, _, why_stop = self._learn(step, clock)
         _stop_if(why_stop)
         # A run in the folder must not replace what was learned here.
@@ -304,7 +306,13 @@ class Trainer(RunLifecycle):
         }
 
     def _evaluator(self) -> Evaluator:
-        return Evaluator(self.components.collector, self.config, self._user, self._reporter)
+        return Evaluator(
+            self.components.collector,
+            self.config,
+            self._user,
+            self._reporter,
+            self._success_reported,
+        )
 
     # ---- checkpoints ----
 

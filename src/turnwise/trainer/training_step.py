@@ -14,7 +14,7 @@ from turnwise.errors import TrainingStopped
 from turnwise.inference import SamplingParams
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.batches import make_batch, token_columns, trained_rows
-from turnwise.trainer.episode_metrics import staleness, step_metrics
+from turnwise.trainer.episode_metrics import environments_with_success, staleness, step_metrics
 from turnwise.trainer.failures import MAX_FAILED_STEPS, FailureReport
 from turnwise.trainer.reporter import Metrics
 from turnwise.trainer.rollout import OnEpisode, Rollout
@@ -47,15 +47,18 @@ def play_step(
     failures: FailureReport,
     *,
     nothing_learned: bool,
+    success_reported: set[str],
 ) -> PlayedStep:
     """Play the episodes of a step, counted from 0.
 
-    `nothing_learned` says that no step before this one has changed the model.
+    `nothing_learned` says that no step before this one has changed the model. Environments that
+    report success are added to `success_reported`.
     """
     episodes = rollout.play(step, stop, on_episode)
     why_stop = failures.check(episodes, is_first_step=nothing_learned)
     baselines = rollout.baselines(stop) if why_stop is None else None
-    metrics = step_metrics(episodes) | rollout.idle_shares()
+    success_reported |= environments_with_success(episodes)
+    metrics = step_metrics(episodes, success_reported) | rollout.idle_shares()
     if rollout.zero_variance:
         metrics |= {
             f"{name}/zero_variance" if name else "zero_variance": share

@@ -10,9 +10,10 @@ from typing import Any
 
 from turnwise.bounded_files import opened
 from turnwise.errors import ConfigError
-from turnwise.runs.doctor import Doctor, Finding
+from turnwise.runs.doctor import Doctor, Finding, settings_if_readable
 from turnwise.runs.headline import Headline, headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MAX_LINE_BYTES, decode_metrics
+from turnwise.runs.run_folder import RunFolder
 
 MAX_BYTES = 2**28
 """The limit of one file; later lines are not shown."""
@@ -71,6 +72,7 @@ class MetricsReader:
             file.seek(start)
             if inode != self._inode or file.read(self._offset - start) != self._before:
                 self._forget()
+                self._doctor = Doctor(settings_if_readable(RunFolder(path.parent)))
                 file.seek(0)
             self._inode = inode
             data = file.read(MAX_BYTES - self._offset)

@@ -12,12 +12,15 @@ steps and report nothing while the reward rises.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
 from turnwise.runs.doctor.checks import CHECKS, Check
 from turnwise.runs.doctor.evidence import (
     AFTER_SHARED_ROWS,
@@ -28,7 +31,17 @@ from turnwise.runs.doctor.evidence import (
 from turnwise.runs.doctor.history import History
 from turnwise.runs.run_folder import RunFolder
 
-__all__ = ["CHECKS", "STOPPED", "Check", "Doctor", "Finding", "diagnose", "findings", "present"]
+__all__ = [
+    "CHECKS",
+    "STOPPED",
+    "Check",
+    "Doctor",
+    "Finding",
+    "diagnose",
+    "findings",
+    "present",
+    "settings_if_readable",
+]
 
 STOPPED = "stopped"
 """The finding about a run that an error ended."""
@@ -66,7 +79,9 @@ class Finding:
 class Doctor:
     """Examines the metrics of each step, in order, and reports new findings."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ConfigStore | None = None) -> None:
+        """`config` has the settings of the run: the doctor advises nothing that they have."""
+        self._config = config
         self._history = History()
         self._seen: dict[str, int] = {}
         self._said: dict[str, int] = {}
@@ -94,7 +109,9 @@ class Doctor:
         if not self._history.steps:
             return []
         seen = ((check, check.see(self._history)) for check in CHECKS)
-        return _arranged([(check, text) for check, text in seen if text], self._history)
+        return _arranged(
+            [(check, text) for check, text in seen if text], self._history, self._config
+        )
 
     def _is_news(self, code: str, now: int) -> bool:
         if now - self._explained.get(code, -NUM_GONE) < NUM_GONE:
@@ -104,7 +121,9 @@ class Doctor:
         return now - self._seen[code] > NUM_GONE or now - self._said[code] >= NUM_REPEAT
 
 
-def _arranged(found: Sequence[tuple[Check, str]], history: History) -> list[Finding]:
+def _arranged(
+    found: Sequence[tuple[Check, str]], history: History, config: ConfigStore | None
+) -> list[Finding]:
     """Findings that nothing else explains, each with all that follow from it."""
     causes = {
         check.code: next(
@@ -119,18 +138,20 @@ def _arranged(found: Sequence[tuple[Check, str]], history: History) -> list[Find
         while (cause := causes[first]) is not None and cause not in passed:
             passed.add(first := cause)
         if first != check.code:
-            under[first].append(Finding(check.code, text, check.fix))
+            under[first].append(Finding(check.code, text, check.advise(config)))
     explained = {finding.code for findings in under.values() for finding in findings}
     return [
-        Finding(check.code, text, check.fix, tuple(under[check.code]))
+        Finding(check.code, text, check.advise(config), tuple(under[check.code]))
         for check, text in found
         if check.code not in explained
     ]
 
 
-def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]]:
+def diagnose(
+    history: Iterable[Mapping[str, float]], config: ConfigStore | None = None
+) -> list[tuple[int, Finding]]:
     """Return all findings of a run as (step, finding)."""
-    doctor = Doctor()
+    doctor = Doctor(config)
     return [
         (int(step) if math.isfinite(step := metrics.get("step", number)) else number, finding)
         for number, metrics in enumerate(history, 1)
@@ -138,12 +159,21 @@ def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]
     ]
 
 
-def present(history: Iterable[Mapping[str, float]]) -> list[Finding]:
+def present(
+    history: Iterable[Mapping[str, float]], config: ConfigStore | None = None
+) -> list[Finding]:
     """Return the findings as of the last of these steps, causes first."""
-    doctor = Doctor()
+    doctor = Doctor(config)
     for metrics in history:
         doctor.add(metrics)
     return doctor.present()
+
+
+def settings_if_readable(folder: RunFolder) -> ConfigStore | None:
+    """Return the settings of a run; None if there are none, or they cannot be read."""
+    with contextlib.suppress(ConfigError):
+        return folder.settings()
+    return None
 
 
 def findings(run_folder: str | Path) -> list[Finding]:
@@ -154,7 +184,7 @@ def findings(run_folder: str | Path) -> list[Finding]:
     folder = RunFolder(Path(run_folder))
     found = [
         dataclasses.replace(finding, example=example_of(folder, finding.code))
-        for finding in present(folder.read_metrics())
+        for finding in present(folder.read_metrics(), settings_if_readable(folder))
     ]
     if (shared := rows_trained_on(folder.facts)) is not None:
         found.append(Finding("shared-rows", shared, AFTER_SHARED_ROWS))

@@ -6,9 +6,11 @@ package, an entry here, a row in docs/debugging.md, and a test with a run that h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from turnwise.config import ConfigStore
 from turnwise.runs.doctor import policy, rewards, staleness, turns
 from turnwise.runs.doctor.history import History
 
@@ -19,7 +21,10 @@ class Check:
 
     see: Callable[[History], str | None]
     """Returns the observation as text; None: nothing is wrong."""
-    fix: str
+    lead: str
+    """The fix; with `options`, the sentence that they end."""
+    options: tuple[str, ...] = ()
+    """What to try, except where the settings have it already."""
     explains: tuple[str, ...] = ()
     """The checks whose findings are consequences of this one."""
     is_of_updates: bool = False
@@ -36,6 +41,21 @@ class Check:
         """Its identifier, from the name of the function: `too-hard` of `too_hard`."""
         return self.see.__name__.replace("_", "-")
 
+    @property
+    def fix(self) -> str:
+        """All advice."""
+        return self.advise(None)
+
+    def advise(self, config: ConfigStore | None) -> str:
+        """Return what to try in a run with these settings."""
+        options = [option for option in self.options if not _is_done(option, config)]
+        words = " or ".join(filter(None, (", ".join(options[:-1]), *options[-1:])))
+        words = words if self.lead else words[:1].upper() + words[1:]
+        text = " ".join(filter(None, (self.lead, f"{words}." if words else "")))
+        if config is not None and config.agent is not None:  # it has no environment
+            text = re.sub(r" \((?:and )?environment\.[^)]*\)", "", text)
+        return text
+
     def explains_here(self, other: Check, history: History) -> bool:
         """Return whether the other's finding is a consequence of this one, in this run."""
         if other.code not in self.explains or other.is_own_cause(history):
@@ -43,6 +63,22 @@ class Check:
         if not self.is_cause(history):
             return False
         return not (self.is_of_updates and other.was_so_at_first(history))
+
+
+def _is_done(option: str, config: ConfigStore | None) -> bool:
+    """Return whether the settings already have what an option advises.
+
+    That is `name=value` with this value, `set name` of a setting that is on, and a warm start.
+    """
+    if config is None:
+        return False
+    values = dict(config.settings())
+    if "training.warm_start" in option and values["training.warm_start"] is not None:
+        return True
+    if any(values.get(name) for name in re.findall(r"\bset (\w+\.\w+)", option)):
+        return True
+    advised = re.findall(r"(\w+\.\w+)=([\w.]+)", option)
+    return any(str(values.get(name)) == value for name, value in advised)
 
 
 def _share_at_first(metric: str) -> Callable[[History], bool]:
@@ -59,6 +95,12 @@ _LOST_POLICY = (
     *("skipped-steps", "gradient-jump", "entropy-collapse", "entropy-explosion"),
     *("steps-too-large", "forgetting", "reward-hacking", "tools-unused", "malformed-calls"),
     *("unread-calls", "invalid-actions", "cut-turns", "out-of-tokens", *_POINTLESS_TURNS),
+)
+_EASIER = (
+    "begin with an easier task (environment.params, a curriculum)",
+    "warm-start on the expert (training.warm_start=expert)",
+    "reward partial progress",
+    "raise training.group_size and inference.temperature until some episodes differ",
 )
 
 
@@ -79,8 +121,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         policy.sampler_gap,
-        "Take model.dtype=float32 or inference.backend=local, see that the engine has the newest "
-        "weights and the same temperature and chat template, or keep importance correction on.",
+        "",
+        (
+            "take model.dtype=float32",
+            "take inference.backend=local",
+            "see that the engine has the newest weights and the same temperature and chat template",
+            "keep importance correction on",
+        ),
         explains=_LOST_POLICY,
     ),
     Check(
@@ -100,14 +147,24 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         policy.skipped_steps,
-        "If it recurs: lower training.learning_rate, set training.max_grad_norm, take "
-        "model.dtype=float32, and see that rewards are of moderate size.",
+        "If it recurs:",
+        (
+            "lower training.learning_rate",
+            "set training.max_grad_norm",
+            "take model.dtype=float32",
+            "see that rewards are of moderate size",
+        ),
         explains=("not-rising",),
     ),
     Check(
         turns.cut_turns,
-        "Raise inference.max_tokens, ask for short answers in the prompt, or warm-start: a model "
-        "that never learned to end its turn does not end it.",
+        "",
+        (
+            "raise inference.max_tokens",
+            "ask for short answers in the prompt",
+            "warm-start (training.warm_start): a model that never learned to end its turn does not "
+            "end it",
+        ),
         explains=("malformed-calls", "unread-calls", "invalid-actions", *_POINTLESS_TURNS),
         was_so_at_first=_share_at_first("cut_turns"),
     ),
@@ -119,17 +176,25 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         turns.malformed_calls,
-        "Check that the prompt shows one whole call and that the parser is the one of that "
-        "format, warm-start on good episodes (training.warm_start), and raise "
-        "inference.max_tokens if turns are cut.",
+        "",
+        (
+            "check that the prompt shows one whole call and that the parser is the one of that "
+            "format",
+            "warm-start on good episodes (training.warm_start)",
+            "raise inference.max_tokens if turns are cut",
+        ),
         explains=("invalid-actions", "tools-unused", *_POINTLESS_TURNS),
         was_so_at_first=_share_at_first("malformed_calls"),
     ),
     Check(
         turns.invalid_actions,
-        "Show an action in get_prompt_prefix, let the environment accept it with words around "
-        "it, warm-start (training.warm_start=random needs no expert), and raise "
-        "inference.max_tokens if turns are cut.",
+        "",
+        (
+            "show an action in get_prompt_prefix",
+            "let the environment accept it with words around it",
+            "warm-start (training.warm_start=random needs no expert)",
+            "raise inference.max_tokens if turns are cut",
+        ),
         explains=_POINTLESS_TURNS,
         was_so_at_first=_share_at_first("invalid_actions"),
     ),
@@ -157,10 +222,9 @@ CHECKS: tuple[Check, ...] = (
         rewards.constant_reward,
         "First look at the reward: turnwise play with --player expert and with --player random "
         "(of an agent: turnwise eval, with and without --agent expert) prints what a good and a "
-        "bad episode earn. If these differ, the reward is right and the "
-        "task too hard as yet: begin with an easier one (environment.params, a curriculum), "
-        "warm-start on the expert (training.warm_start=expert), reward partial progress, or raise "
-        "training.group_size and inference.temperature until some episodes differ.",
+        "bad episode earn. If these differ, the reward is right and the task too hard for this "
+        "model:",
+        _EASIER,
         explains=("entropy-collapse", "entropy-explosion"),  # chance moves the policy
         is_cause=_had_no_spread,
         was_so_at_first=_had_no_spread,
@@ -196,9 +260,8 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         rewards.too_hard,
-        "Begin with an easier task (environment.params, a curriculum), warm-start on the expert "
-        "(training.warm_start=expert), reward partial progress, or raise training.group_size and "
-        "inference.temperature until some episodes differ.",
+        "",
+        _EASIER,
         explains=("alike-groups", "value-useless", "steps-too-small", "not-rising"),
     ),
     Check(
@@ -208,17 +271,26 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         policy.entropy_collapse,
-        "Set training.entropy_coef (0.01), lower training.learning_rate, raise "
-        "inference.temperature, or hold the model with training.kl_loss_coef; go back to a "
-        "checkpoint from before. If it was so from the first step on, the warm start was too long "
-        "(training.warm_start_steps).",
+        "If it was so from the first step on, a warm start was too long "
+        "(training.warm_start_steps). Else go back to a checkpoint from before, and",
+        (
+            "set training.entropy_coef (0.01)",
+            "lower training.learning_rate",
+            "raise inference.temperature",
+            "set training.kl_loss_coef to hold the model",
+        ),
         explains=("constant-reward", "forgetting", "tools-unused", *_NOTHING_LEARNED),
         is_of_updates=True,
     ),
     Check(
         policy.entropy_explosion,
-        "Lower training.entropy_coef and training.learning_rate, set training.kl_loss_coef or "
-        "training.target_kl, or lower inference.temperature.",
+        "",
+        (
+            "lower training.entropy_coef and training.learning_rate",
+            "set training.kl_loss_coef",
+            "set training.target_kl (0.02)",
+            "lower inference.temperature",
+        ),
         explains=(
             *_NOTHING_LEARNED,
             "constant-reward",
@@ -237,7 +309,12 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         policy.steps_too_large,
-        "Lower training.learning_rate or training.update_epochs, or set training.target_kl (0.02).",
+        "",
+        (
+            "lower training.learning_rate",
+            "lower training.update_epochs",
+            "set training.target_kl (0.02)",
+        ),
         explains=("forgetting", "gradient-jump", "not-rising"),
         is_of_updates=True,
     ),
@@ -248,14 +325,21 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         turns.tools_unused,
-        "Look at the episodes: do calls fail, or does guessing earn as much? Reward a useful "
-        "call, let tool errors say how to call rightly, or set training.kl_loss_coef.",
+        "Look at the episodes: do calls fail, or does guessing earn as much? Then",
+        (
+            "reward a useful call",
+            "let tool errors say how to call rightly",
+            "set training.kl_loss_coef",
+        ),
     ),
     Check(
         rewards.forgetting,
-        "Unless the task was made harder in between: go back to the best checkpoint with a lower "
-        "training.learning_rate, or hold the model with training.kl_loss_coef or "
-        "training.target_kl.",
+        "Unless the task was made harder in between:",
+        (
+            "go back to the best checkpoint with a lower training.learning_rate",
+            "set training.kl_loss_coef to hold the model",
+            "set training.target_kl (0.02)",
+        ),
         explains=("not-rising",),
         is_of_updates=True,
     ),
@@ -266,8 +350,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         policy.value_useless,
-        "Raise training.value_coef or training.update_epochs, try training.critic=separate or a "
-        "larger training.batch_size, or an estimator without one: training.adv_estimator=grpo.",
+        "",
+        (
+            "raise training.value_coef or training.update_epochs",
+            "try training.critic=separate",
+            "try a larger training.batch_size",
+            "take an estimator without values: training.adv_estimator=grpo",
+        ),
     ),
     Check(
         policy.steps_too_small,
@@ -276,9 +365,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         rewards.not_rising,
-        "If that is less than you expect: a higher training.learning_rate, a larger "
-        "training.batch_size, reward for partial progress, or a warm start. If it is the best "
-        "that can be had, the run is done.",
+        "If it is the best that can be had, the run is done. Else try",
+        (
+            "a higher training.learning_rate",
+            "a larger training.batch_size",
+            "reward for partial progress",
+            "a warm start (training.warm_start)",
+        ),
     ),
     Check(
         staleness.slow_episodes,

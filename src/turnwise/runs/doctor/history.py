@@ -58,6 +58,7 @@ class History:
         """From the first nonzero norm of the gradient to the largest."""
         self.highest_reward = -math.inf
         """The highest reward of any episode."""
+        self.lowest_reward = math.inf
         self._first: dict[str, list[float]] = {}
         self._best: dict[str, tuple[float, int]] = {}
 
@@ -85,6 +86,7 @@ class History:
             before = norm if peak is None else peak.before
             self.gradient_peak = Jump("norm of the gradient", step, before, norm)
         self.highest_reward = max(self.highest_reward, metrics.get("reward_max", -math.inf))
+        self.lowest_reward = min(self.lowest_reward, metrics.get("reward_min", math.inf))
 
     def _entropy_jump(self, metrics: Mapping[str, float], step: int) -> Jump | None:
         usual, after = self.known("entropy", NUM_RECENT), metrics.get("entropy")
@@ -150,8 +152,26 @@ class History:
         rise = self.rise("reward", NUM_STEADY)
         return rise is not None and rise[0] > max(rise[1], 1e-9)
 
+    def rose_lately(self) -> bool:
+        """Return whether the reward is above that of 10, 20 or 30 steps ago by more than noise."""
+        rises = (self.rise("reward", NUM_STEADY, ago) for ago in (10, 20, 30))
+        return any(rise is not None and rise[0] > max(rise[1], 1e-9) for rise in rises)
+
     def success(self, num: int = NUM_RECENT) -> float:
+        """Return the mean success; 0 if the environment reports none."""
         return self.mean("success", num) or 0.0
+
+    @property
+    def reports_success(self) -> bool:
+        """Whether the environment says which episodes succeed."""
+        return "success" in self.first
+
+    def is_solved(self, num: int = NUM_RECENT) -> bool:
+        """Return whether nearly all episodes succeed, or earn as much as the best ones."""
+        if self.reports_success:
+            return self.success(num) >= 0.9
+        now, span = self.mean("reward", num), self.highest_reward - self.lowest_reward
+        return now is not None and span > 0 and now >= self.lowest_reward + 0.95 * span
 
     def has_fallen(self) -> bool:
         """Return whether the reward of the last three steps is clearly below the first one."""

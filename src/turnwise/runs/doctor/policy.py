@@ -14,7 +14,7 @@ FIXED = 0.005
 
 def learning_rate_too_high(history: History) -> str | None:
     """Detect updates that destroy the policy: exploding gradients, or entropy jumps."""
-    if history.num_steps < 3 or history.success(3) >= 0.9 or history.is_rising():
+    if history.num_steps < 3 or history.is_solved(3) or history.is_rising():
         return None
     jumps = [_exploding_gradient(history), history.first_jump if history.has_fallen() else None]
     seen = [
@@ -60,18 +60,16 @@ def entropy_collapse(history: History) -> str | None:
     if start is None or now is None or history.num_steps < NUM_STEADY:
         return None
     is_rising = history.is_rising() and not history.has_no_spread()  # else it only rose earlier
-    if history.success() >= 0.8 or is_rising or history.is_at_its_highest():
+    if history.is_solved() or history.success() >= 0.8 or is_rising or history.is_at_its_highest():
         return None
     if now > max(0.1 * start, FIXED):
         return None
     if start <= FIXED:
-        how = f"The entropy is {now:.2g}, as it was from the first step on ({start:.2g}),"
+        how = f"The entropy is {now:.2g}, as it was from the first step on ({start:.2g})"
     else:
         how = f"The entropy fell from {start:.3g} to {now:.2g}"
-    return (
-        f"{how} at a success of {history.success():.0%}: the model gives the same answers and "
-        "no longer explores."
-    )
+    at = f" at a success of {history.success():.0%}" if history.reports_success else ""
+    return f"{how}{at}: the model gives the same answers and no longer explores."
 
 
 def entropy_explosion(history: History) -> str | None:
@@ -95,7 +93,7 @@ def steps_too_large(history: History) -> str | None:
     moved, clipped = history.median("kl"), history.median("clip_fraction")
     if (moved or 0.0) < 0.1 and (clipped or 0.0) < 0.4:
         return None
-    if history.num_steps < 2 * NUM_STEADY or history.is_rising() or history.success() >= 0.9:
+    if history.num_steps < 2 * NUM_STEADY or history.is_rising() or history.is_solved():
         return None
     return (
         f"The policy moves too far in one update: KL {moved or 0.0:.2g}, "
@@ -110,7 +108,7 @@ def steps_too_small(history: History) -> str | None:
         return None
     if abs(moved) > 1e-5 or (clipped or 0.0) > 0.001 or history.has_no_spread():
         return None
-    if history.is_rising() or history.success() >= 0.9:
+    if history.is_rising() or history.is_solved():
         return None
     return f"The policy hardly moves (KL {moved:.1g} an update), and the reward does not rise."
 
@@ -121,8 +119,7 @@ def value_useless(history: History) -> str | None:
     if explained is None or explained > 0 or history.num_steps < 3 * NUM_STEADY:
         return None
     has_spread = min(history.last("reward_std", num), default=1.0) > 1e-6
-    is_solved = (history.median("success", num) or 0.0) > 0.9
-    if not has_spread or is_solved or history.is_rising():
+    if not has_spread or history.is_solved(num) or history.is_rising():
         return None  # nothing to explain, or not needed
     return (
         f"The value function explains nothing of the returns (explained variance {explained:.2g} "

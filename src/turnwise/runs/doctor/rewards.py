@@ -17,10 +17,12 @@ def constant_reward(history: History) -> str | None:
     reward, success = history.mean("reward") or 0.0, history.success()
     num_episodes = sum(history.last("num_episodes"))
     number = f"All {num_episodes:.0f} episodes" if num_episodes else "All episodes"
-    outcome = "none of them succeeded" if not success else f"{success:.0%} of them succeeded"
+    outcome = ""
+    if history.reports_success:
+        outcome = f"; {f'{success:.0%}' if success else 'none'} of them succeeded"
     return (
         f"{number} of the last {NUM_RECENT} steps earned exactly {reward:.4g}, whatever happened "
-        f"in them; {outcome}."
+        f"in them{outcome}."
     )
 
 
@@ -64,10 +66,13 @@ def too_hard(history: History) -> str | None:
     share = history.mean("zero_variance")
     if share is None or share < 0.8 or history.success() > 0.05 or history.has_no_spread():
         return None
+    # Twenty steps show whether it is being learned all the same.
+    if not history.reports_success or history.num_steps < 2 * NUM_STEADY or history.rose_lately():
+        return None
     reward = history.mean("reward") or 0.0
     return (
         f"In {share:.0%} of the groups all members earned the same, with success "
-        f"{history.success():.0%} and reward {reward:.3g}: too hard as yet."
+        f"{history.success():.0%} and reward {reward:.3g}: too hard for this model."
     )
 
 
@@ -89,8 +94,10 @@ def too_easy(history: History) -> str | None:
 
 def alike_groups(history: History) -> str | None:
     share = history.mean("zero_variance")
-    has_other_name = not 0.05 < history.success() < 0.95 or history.has_no_spread()
-    if share is None or share < 0.8 or has_other_name:
+    has_other_name = not 0.05 < history.success() < 0.95 and history.reports_success
+    if share is None or share < 0.8 or has_other_name or history.has_no_spread():
+        return None
+    if history.is_solved() or history.is_rising():
         return None
     text = f"In {share:.0%} of the groups all members earned the same: they teach nothing."
     if share < 1.0:
@@ -126,10 +133,11 @@ def reward_hacking(history: History) -> str | None:
 
 def not_rising(history: History) -> str | None:
     half = NUM_FLAT // 2
-    rise, success = history.rise("reward", half), history.mean("success", half) or 0.0
-    if rise is None or rise[0] > 0.5 * rise[1] or success >= 0.9:
+    rise = history.rise("reward", half)
+    if rise is None or rise[0] > 0.5 * rise[1] or history.is_solved(half):
         return None
     if history.has_no_spread() or forgetting(history):
         return None  # those findings are more specific
     reward = history.mean("reward", half) or 0.0
-    return f"The reward has not risen for {NUM_FLAT} steps: {reward:.3g}, success {success:.0%}."
+    success = f", success {history.success(half):.0%}" if history.reports_success else ""
+    return f"The reward has not risen for {NUM_FLAT} steps: {reward:.3g}{success}."

@@ -13,7 +13,7 @@ def policy_lag(history: History) -> str | None:
     effective, divergence = history.median("is_ess"), history.median("gap_kl") or 0.0
     if (effective is None or effective >= 0.7) and divergence < 0.2:
         return None
-    if history.is_rising() or history.success() >= 0.9:
+    if history.is_rising() or history.is_solved():
         return None
     weighted = "" if effective is None else f", and weighted they count as {effective:.0%} of them"
     return (

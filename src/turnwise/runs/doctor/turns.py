@@ -50,7 +50,7 @@ def invalid_actions(history: History) -> str | None:
 
 def cut_turns(history: History) -> str | None:
     share = history.stays_high("cut_turns")
-    if share is None or history.success() >= 0.9:
+    if share is None or history.is_solved():
         return None
     length = history.mean("tokens_per_turn")
     at = "" if length is None else f" ({length:.3g} tokens a turn on average)"
@@ -59,7 +59,7 @@ def cut_turns(history: History) -> str | None:
 
 def tools_unused(history: History) -> str | None:
     now, (best, _) = history.mean("tool_calls"), history.best("tool_calls")
-    if now is None or best < 0.5 or now > 0.1 * best or history.success() >= 0.9:
+    if now is None or best < 0.5 or now > 0.1 * best or history.is_solved():
         return None
     return f"The tools are no longer used: {now:.2g} calls an episode, once {best:.2g}."
 
