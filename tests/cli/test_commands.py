@@ -98,7 +98,11 @@ def test_config_errors_are_messages(turnwise, arguments, message):
 
 def test_version_and_help(turnwise):
     assert turnwise("--version").out == f"turnwise {__version__}\n"
-    assert "turnwise play guess-number" in turnwise("--help").out
+    text = turnwise("--help").out
+    assert "turnwise train" in text
+    listed = [line.split()[1] for line in text.partition("Commands")[2].splitlines() if "│" in line]
+    ours = [name for name in listed if name in ("train", "eval", "view", "config", "serve")]
+    assert ours == ["train", "eval", "view", "config", "serve"]  # what is used most comes first
     for command in (
         *("train", "eval", "export", "init", "doctor"),
         *("play", "check-env", "envs", "config", "chat", "serve"),
@@ -106,6 +110,30 @@ def test_version_and_help(turnwise):
         text = turnwise(command, "--help").out
         assert "Examples" in text
         assert f"turnwise {command}" in text
+        assert "<bool>" not in text
+        assert "<str>" not in text.partition("Options")[0]
+
+
+def test_ctrl_c_while_the_command_is_imported_has_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    source = str(Path(__file__).parents[2] / "src")
+    path = os.pathsep.join([str(tmp_path), source])
+    ran = subprocess.run(
+        [sys.executable, "-m", "turnwise", "envs"],
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"])
+def test_a_pipe_is_no_terminal_whatever_a_notebook_sets(turnwise, coins, monkeypatch, variable):
+    monkeypatch.setenv(variable, "1")
+    ran = turnwise("check-env", coins)
+    assert "\x1b" not in ran.out + ran.err
+    assert "checking" not in ran.out + ran.err
 
 
 def test_commands_never_import_torch():

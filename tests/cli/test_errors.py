@@ -51,6 +51,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "unimportable.py").write_text("import no_such_package_anywhere\n")
     (tmp_path / "unparsable.py").write_text("class Half(\n")
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "1 + 1", "solution": "2"}\n{"solutoin": "4"}\n'
+    )
     (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
     (tmp_path / "broken.yaml").write_text("training: {batch_size: [\n")
     (tmp_path / "bytes.yaml").write_bytes(b"\x00\xff\xfe\x80")
@@ -97,6 +100,14 @@ def is_told(ran, *words: str, codes=(1, 2)) -> None:
         (["doctor", "nowhere"], ["there is no run nowhere"]),
         (["view", "nowhere/at/all"], ["nowhere"]),
         (["eval", "."], ["--env guess-number"]),
+        (
+            ["train", "my.yaml", "dataset.path=openai/gsm8k"],
+            ["there is no file openai/gsm8k", "datasets.load_dataset(NAME, split='train')"],
+        ),
+        (
+            ["train", "my.yaml", "dataset.path=rows.jsonl", "dataset.columns={answer: solution}"],
+            ["rows.jsonl, line 2 has no 'solution', which dataset.columns names", "'solutoin'"],
+        ),
         (["export", "my.yaml", "out"], ["my.yaml"]),
     ],
 )

@@ -50,6 +50,22 @@ def test_an_interval_holds_its_rate_and_shrinks_with_more_episodes(num_solved, n
     assert nearer_high - nearer_low < high - low
 
 
+def test_a_run_that_is_not_there(turnwise, run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    ran = turnwise("eval", "runs/nope")
+    assert (ran.code, ran.out) == (2, "")
+    assert "there is no run runs/nope" in ran.err
+    assert "Runs in runs: runs/mine" in ran.err
+
+
+@pytest.mark.parametrize("arguments", [["--env", "nope"], ["--dataset", "nope.jsonl"]])
+def test_no_model_is_loaded_for_what_cannot_be_played(turnwise, run, monkeypatch, arguments):
+    monkeypatch.setattr("turnwise.trainer.state.load_trained_model", None)
+    ran = turnwise("eval", str(run), *arguments)
+    assert ran.code == 2
+    assert "nope" in ran.err
+
+
 def test_a_run_is_played_beside_its_expert_and_chance(turnwise, run):
     ran = turnwise("eval", str(run), "--episodes", "20")
     assert ran.code == 0, ran.err
@@ -117,7 +133,7 @@ def test_a_certain_checkpoint(turnwise, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tiny"], "tiny is not a run"),
+        (["tiny"], "A model plays in an environment that you name: --env guess-number"),
         ([".", "--env", "shop"], "the folder . holds no model"),
         (["tiny", "--env", "shopp"], "Did you mean 'shop'?"),
         (["tiny", "--env", "coins.py:Coins", "--checkpoint", "nowhere"], "nowhere"),

@@ -158,8 +158,8 @@ def test_changed_code_is_reported_and_missing_code_is_named_with_its_option(proj
     supplied: tuple[str, ...] = ()
     gone = tmp_path / "gone"
     for missing, option, value in (
-        ("model", "--model", "model"),
         ("envs/green house.py", "--env", "envs/green house.py:Greenhouse"),
+        ("model", "--model", "model"),
     ):
         done = turnwise(*words, *supplied)
         assert (done.code, done.out) == (2, "")

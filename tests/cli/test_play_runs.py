@@ -66,6 +66,23 @@ def test_calls_may_be_typed_as_the_model_writes_them_and_may_be_wrong(turnwise, 
     assert "Stopped after 2 turns" in out
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/say_wrd word=oak", "there is no tool 'say_wrd'. Did you mean 'say_word'?"),
+        ("/say_word oak", "got /say_word oak, expected /say_word word=..."),
+        ("/say_word word='oak", "cannot be read: No closing quotation"),
+        ("/", "there is no tool ''"),
+    ],
+)
+def test_a_mistyped_tool_costs_no_turn(turnwise, runs, line, message):
+    typed = f"{line}\n/say_word word=oak\ndone\n"
+    ran = turnwise("play", str(runs.tools), "--seed", "1", typed=typed)
+    assert message in ran.out
+    assert f"As an action: ={line}\n" in ran.out
+    assert "Solved  2 turns, total reward 1" in ran.out
+
+
 def test_an_environments_own_tools_need_no_run(turnwise, runs):
     Path("own.py").write_text(
         "from greenhouse import Greenhouse\n\n\nclass Own(Greenhouse):\n"

@@ -53,6 +53,7 @@ def test_a_run_from_a_file_is_told_in_lines_and_kept(turnwise, small, tmp_path):
     assert any(line.startswith("finished after 0:") for line in lines)
     assert "  turnwise eval runs/first " in ran.out
     assert "  turnwise play --player runs/first  " in ran.out
+    assert ran.out.index("  turnwise view runs/first  ") < ran.out.index("  turnwise eval runs/")
     assert [metrics["step"] for metrics in metrics_of(tmp_path / "runs/first")] == [1, 2]
     assert (tmp_path / "runs/first/checkpoints").is_dir()
     assert "step 2/2" in (tmp_path / "runs/first/log.txt").read_text()

@@ -14,6 +14,7 @@ from checker_doors import Doors, only_finding
 from turnwise.env import checker
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker import behaviour, check_env, harness
+from turnwise.tools import tool
 
 
 class NumbersOnly(Doors):
@@ -160,6 +161,28 @@ def test_bad_conduct(env, check, level, message, fix):
     finding = only_finding(check_env(env, num_episodes=3), check, level)
     assert re.search(message, finding.message)
     assert fix in finding.fix
+
+
+class ReActExpert(Doors):
+    """Its expert writes calls as lines of text; a text that is no door is invalid."""
+
+    @tool
+    def open_door(self, door: str):
+        """Open a door."""
+        return self.step(door)
+
+    def sample_action(self, rng):
+        return None
+
+    def expert_action(self):
+        return f'Action: open_door\nAction Input: {{"door": "{self.right}"}}'
+
+
+def test_calls_in_the_format_of_another_parser_are_not_the_experts_fault():
+    finding = only_finding(check_env(ReActExpert), "parser", "warning")
+    assert "'Action: open_door" in finding.message
+    assert "`--parser react`" in finding.fix
+    assert "parser" not in {f.check for f in check_env(ReActExpert, parser="react")}
 
 
 def test_a_check_goes_on_with_the_texts_that_work():

@@ -11,6 +11,7 @@ import pytest
 
 from checker_doors import Doors, only_finding
 from turnwise.env.checker import check_env
+from turnwise.tools import tool
 
 
 class ModuleRandom(Doors):
@@ -24,6 +25,16 @@ class NumpyRandom(Doors):
     def step(self, action):
         observation, reward, done, info = super().step(action)
         return observation, reward + 1e-3 * float(np.random.rand()), done, info
+
+
+class RandomTool(Doors):
+    @tool
+    def roll(self) -> str:
+        """Roll a die."""
+        return f"You rolled {random.randint(1, 6)}, not {self.rng.random()}."
+
+    def sample_action(self, rng):
+        return '{"name": "roll", "arguments": {}}'
 
 
 class OwnUnseededRandom(Doors):
@@ -113,6 +124,7 @@ class GlobalBlackboard(Doors):
 REPEATS = [
     (ModuleRandom, "seeds", "error", "two different episodes", "instead of `random`"),
     (NumpyRandom, "seeds", "error", "the reward was", "instead of `numpy.random`"),
+    (RandomTool, "seeds", "error", "You rolled", "In the tool roll write `self.rng`"),
     (OwnUnseededRandom, "seeds", "error", r"after reset\(\) the observation", "`self.rng`"),
     (SeedZeroForgotten, "seeds", "error", "seed 0", "if seed is not None:"),
     (SeedsTheModule, "global-random", "warning", r"reset\(\) draws.*random", "`self.rng`"),

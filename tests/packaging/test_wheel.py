@@ -48,7 +48,7 @@ def test_the_metadata_names_licence_extras_and_the_command(wheel):
     for extra in extras.split():
         assert f"Provides-Extra: {extra}\n" in text
     (scripts,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-    assert "turnwise = turnwise.cli:main" in archive.read(scripts).decode()
+    assert "turnwise = turnwise.__main__:main" in archive.read(scripts).decode()
 
 
 def test_the_installed_package_runs(wheel, tmp_path):

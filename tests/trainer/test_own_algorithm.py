@@ -100,6 +100,9 @@ def test_a_wrong_function_says_what_is_expected(tmp_path):
     def one_tensor(token_level_rewards, response_mask):
         return token_level_rewards
 
+    def per_episode(token_level_rewards, response_mask):
+        return token_level_rewards.sum(1), token_level_rewards
+
     def three(log_probs, advantages, response_mask):
         return log_probs.sum(), {}
 
@@ -110,6 +113,11 @@ def test_a_wrong_function_says_what_is_expected(tmp_path):
         ({"adv_estimator": no_rewards}, r"takes 'scores'.*Expected some of: token_level_rewards"),
         ({"adv_estimator": compares}, r"takes 'values'.*\(compares, needs_critic=True\)"),
         ({"adv_estimator": one_tensor}, r"returned Tensor, expected \(advantages, returns\)"),
+        (
+            {"adv_estimator": per_episode},
+            r"returned advantages of shape \(2,\), expected \(2, \d+\), .*"
+            r"advantages\[:, None\] \* response_mask",
+        ),
         ({"policy_loss": three}, r"Expected \(old_log_probs, log_probs, advantages, response_mask"),
         ({"policy_loss": no_metrics}, r"returned Tensor, expected \(loss, metrics\)"),
         ({"adv_estimator": 3}, r"training.adv_estimator got 3 \(int\), expected a function"),

@@ -48,7 +48,7 @@ def fit(folder, environment=Echo, *overrides, **options):
 def masked(text):
     """Numbers that the machine decides, and the folder, made equal."""
     text = re.sub(r"\d+:\d\d\b", "TIME", re.sub(r"[\d,]+ tok/s", "N tok/s", text))
-    return re.sub(r"run folder .*", "run folder ...", text)
+    return re.sub(r"(run folder|turnwise view|turnwise eval) [^,\n]*", r"\1 ...", text)
 
 
 @contextlib.contextmanager
@@ -83,6 +83,7 @@ def test_a_pipe_gets_the_folder_first_and_a_line_per_step(tmp_path, capsys):
         "training tiny on Echo, 2 steps",
         *steps,
         "finished after TIME",
+        "Next: turnwise view ..., turnwise eval ...",
     ]
     assert err == ""  # the user's INFO log on the same screen does not repeat it
     assert RunFolder(trainer.run_folder).log_file.read_text().count("INFO step ") == 2
@@ -134,7 +135,8 @@ def test_a_terminal_gets_the_live_display_and_all_else_above_it(tmp_path, termin
         assert everything.rindex(start) < picture
     assert "step 2/2" in everything[picture:]
     assert "\nfinished" in everything[picture:]
-    assert screen.raw.endswith("\x1b[?25h")  # the cursor is back
+    assert "\nNext: turnwise view " in everything[picture:]
+    assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")  # the cursor is back
     assert sys.stdout is sys.stderr is screen
 
 
@@ -190,6 +192,9 @@ def test_a_notebook_gets_one_output_that_is_updated(tmp_path, kernel, capfd):
     )
     assert text.count("\nstep ") == 2
     assert re.search(r"^finished after \d:\d\d$", text, re.M)
+    assert text.endswith(
+        f"Next: turnwise view {trainer.run_folder}, turnwise eval {trainer.run_folder}"
+    )
     assert 'in step\n        raise KeyError("<script>' in text  # the user's own lines
     assert "<script" not in page
     assert "<svg" in page

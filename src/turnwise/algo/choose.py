@@ -154,6 +154,14 @@ def compute_advantages(
             f"the advantage estimator {name!r} returned {type(found).__name__}, expected "
             "(advantages, returns): two tensors of the shape of response_mask"
         )
+    expected = tuple(batch["response_mask"].shape)
+    for what, tensor in zip(("advantages", "returns"), found, strict=True):
+        if tuple(tensor.shape) != expected:
+            raise ConfigError(
+                f"the advantage estimator {name!r} returned {what} of shape "
+                f"{tuple(tensor.shape)}, expected {expected}, that of response_mask. One number "
+                f"per episode becomes {what}[:, None] * response_mask."
+            )
     return found
 
 

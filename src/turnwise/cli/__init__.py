@@ -10,9 +10,10 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from turnwise import __version__
 from turnwise.cli.chat import chat
@@ -34,8 +35,29 @@ from turnwise.legible import LegibleFormatter
 
 _EXAMPLES = "[bold]Examples[/bold]"
 
+
+class _Help:
+    """Help without a type where it says nothing: `<bool>` of a flag, `<str>` of an argument."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if param.param_type_name == "argument" or param.is_flag:
+                param.display_type_rich = lambda ctx: None
+        return params
+
+
+class _Command(_Help, TyperCommand):
+    pass
+
+
+class _Group(_Help, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="turnwise",
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -47,12 +69,13 @@ def _add(command: Callable[..., None], name: str | None = None) -> None:
     """Register a command; the examples of its docstring go to the end of its help."""
     about, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_EXAMPLES)
     lines = [f"[cyan]{line}[/cyan]" for line in examples.splitlines() if line]
-    app.command(name, help=about, epilog="\n\n".join([_EXAMPLES, *lines]))(command)
+    epilog = "\n\n".join([_EXAMPLES, *lines])
+    app.command(name, cls=_Command, help=about, epilog=epilog)(command)
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(play, check_env, envs, config, chat, init, doctor),
-    *(train, evaluate, export, view, plot, serve),
+    *(train, evaluate, view, play, doctor, init, check_env),
+    *(envs, config, plot, chat, export, serve),
 )
 for _command in _COMMANDS:
     _add(_command, "eval" if _command is evaluate else None)
@@ -75,7 +98,7 @@ def turnwise(
 ) -> None:
     """Train language-model agents by reinforcement learning in environments you write yourself.
 
-    Start with: turnwise play guess-number
+    Start with: turnwise train, a demo that learns in minutes; turnwise init my_env, your own.
     """
 
 

@@ -187,7 +187,9 @@ def _summary(steps: Sequence[Mapping[str, Any]], main: Headline | None) -> str:
     if not steps:
         return "no step was finished"
     rewards = [(metrics["reward"], metrics.get("step")) for metrics in steps if "reward" in metrics]
-    words = [f"{len(steps)} steps", *([] if main is None else [str(main)])]
+    from turnwise.progress.run_state import count
+
+    words = [count(len(steps), "step"), *([] if main is None else [str(main)])]
     if rewards:
         most, when = max(rewards)
         words.append(f"highest reward of a training step {most:.3g} (step {when})")

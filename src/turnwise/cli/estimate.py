@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.cli.common import print_json, working
 from turnwise.config import ConfigStore
-from turnwise.progress.run_state import clock_time, one_line
+from turnwise.progress.run_state import clock_time, count, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,12 +165,14 @@ def _report(config: ConfigStore, found: Estimate) -> list[str]:
     warm, evaluation = found.warm_start_seconds, found.evaluation_seconds
     rows = {
         "a step": f"{_seconds(found.step_seconds)}: {parts}",
-        "warm start": f"{clock_time(warm)} for {training.warm_start_steps:,} steps" if warm else "",
+        "warm start": f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}"
+        if warm
+        else "",
         "evaluation": f"{_seconds(evaluation)} each, {found.num_evaluations:,} of them"
         if evaluation
         else "",
         "checkpoint": f"{_seconds(found.checkpoint_seconds)} each",
-        "whole run": f"{clock_time(found.whole_seconds)} for {found.num_steps:,} steps",
+        "whole run": f"{clock_time(found.whole_seconds)} for {count(found.num_steps, 'step')}",
         "memory": f"{found.memory_gib:.2f} GiB at most",
         "tokens": f"{found.sampled_tokens:,.0f} sampled, {trained:,.0f} trained on",
         "disk": f"{decimal(int(disk))}: {found.num_checkpoints} checkpoints of "

@@ -11,7 +11,14 @@ import typer
 
 from turnwise.cli import completion, options as opt
 from turnwise.cli.common import legible, make_console, say, working
-from turnwise.cli.run_settings import Supplied, load_player, restore, settings_of, source_of
+from turnwise.cli.run_settings import (
+    Supplied,
+    load_player,
+    restore,
+    settings_of,
+    source_of,
+    which_checkpoint,
+)
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,8 +124,6 @@ def evaluate(
     turnwise eval smollm2-135m --agent my_agent.py:solve --dataset tasks.jsonl
     turnwise eval runs/mine --json | jq .model.success
     """
-    from turnwise.cli.eval_episodes import Plan
-    from turnwise.cli.eval_report import report, report_mix, reported_headline
     from turnwise.user_code import settings_from
 
     source = source_of(run_or_model, checkpoint)
@@ -137,9 +142,12 @@ def evaluate(
             f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
             "Leave out one of them."
         )
-    plan = Plan(episodes, k, is_greedy, agent)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
+            from turnwise.cli.eval_episodes import Plan
+            from turnwise.cli.eval_report import report, report_mix, reported_headline
+
+            plan = Plan(episodes, k, is_greedy, agent)
             player, config = _loaded(
                 run_or_model, source, checkpoint, supplied, agent, trust_remote_code
             )
@@ -219,9 +227,13 @@ def _check_names(
     if name is not None and environment is None and (agent is not None or is_folder_of_runs):
         raise not_a_run(name)
     if environment is None:
-        who = f"{name} is not a run, so it" if name is not None else f"--agent {agent}"
+        if name is not None:
+            raise ConfigError(
+                f"{not_a_run(name)}. A model plays in an environment that you name: "
+                "--env guess-number"
+            )
         raise ConfigError(
-            f"{who} does not say what to play. Name an environment: --env guess-number"
+            f"--agent {agent} does not say what to play. Name an environment: --env guess-number"
         )
     if agent is not None:
         raise ConfigError(
@@ -240,21 +252,27 @@ def _loaded(
 ) -> tuple[LoadedModel, ConfigStore]:
     """Return the player (for an agent, only a tokenizer) and the settings of the episodes."""
     from turnwise.config import ConfigStore
+    from turnwise.trainer.state import find_checkpoint
 
+    config = ConfigStore()
+    if source is not None and agent is None:
+        config = settings_of(find_checkpoint(source, which_checkpoint(checkpoint)).path)
+    elif source is not None:
+        config = settings_of(source)
+    restore(config, source, supplied, takes_mix=True)  # what is wrong here needs no model
     if agent is None:
         assert name is not None
-        player, config = load_player(
-            name, source, checkpoint, ConfigStore(), supplied.model, trust_remote_code
+        player, trained = load_player(
+            name, source, checkpoint, config, supplied.model, trust_remote_code
         )
+        config.model, config.inference = trained.model, trained.inference
     else:
         from turnwise.models import LoadedModel
         from turnwise.trainer.state import load_configured_tokenizer, use_model
 
-        config = ConfigStore() if source is None else settings_of(source)
         if supplied.model is not None:
             use_model(config, supplied.model)
         player = LoadedModel(None, load_configured_tokenizer(config))
-    restore(config, source, supplied, takes_mix=True)
     return player, config
 
 

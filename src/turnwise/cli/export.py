@@ -53,14 +53,14 @@ def export(
         return
     source = source_of(run, checkpoint) or require_run(run)
     _check_free(place)
-    from turnwise.cli.model_card import model_card
-    from turnwise.models.load import without_progress_bars
-    from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.run_folder import RunFolder
-    from turnwise.trainer.state import find_checkpoint, load_trained_model
-    from turnwise.whole_files import honour_umask
-
     with working(f"loading {run}"):
+        from turnwise.cli.model_card import model_card
+        from turnwise.models.load import without_progress_bars
+        from turnwise.runs.checkpoints import CheckpointStore
+        from turnwise.runs.run_folder import RunFolder
+        from turnwise.trainer.state import find_checkpoint, load_trained_model
+        from turnwise.whole_files import honour_umask
+
         found = find_checkpoint(source, which_checkpoint(checkpoint))
         loaded, config = load_trained_model(
             found.path, trust_remote_code=trust_remote_code, model=model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise import __version__
 from turnwise.cli.run_paths import run_of
+from turnwise.progress.run_state import count
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
 
@@ -85,7 +86,7 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
         environments="environment{}\n{}".format(
             "s" if len(games) > 1 else "", ", ".join(f"`{game}`" for game in games)
         ),
-        steps=f"{step:,} steps of {training.batch_size:,} tasks each",
+        steps=f"{count(step, 'step')} of {count(training.batch_size, 'task')}",
         metrics=("" if main is None else f"**{main}**\n\n")
         + _table(history, step, [part for part in config.parts() if part], evaluated_on),
         play=games[0],

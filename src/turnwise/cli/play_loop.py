@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.driver import reset_environment, step_environment
 from turnwise.env.players import ending_of
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools import ActionParser, ToolCall, ToolRegistry
 from turnwise.tools.base import marked_tools
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
@@ -159,15 +160,22 @@ class Moves:
         return "\n".join(["tools:", *(f"  {line}" for line in tools)])
 
     def call_of(self, line: str) -> str | None:
-        """Return a typed `/tool name=value ...` in the model's format; None for other lines."""
+        """Return a typed `/tool name=value ...` in the model's format; None for other lines.
+
+        `ConfigError` for one that cannot be meant: it would be an action, and cost a turn.
+        """
         if self.parser is None or self._actions is None or not line.startswith("/"):
             return None
         try:
-            name, *words = shlex.split(line[1:])
-        except ValueError:
-            return None
-        if name not in {definition.name for definition in self._actions.definitions}:
-            return None
+            name, *words = shlex.split(line[1:]) or [""]
+        except ValueError as error:
+            raise ConfigError(f"{line} cannot be read: {error}.") from None
+        tools = {definition.name: definition for definition in self._actions.definitions}
+        if name not in tools:
+            raise ConfigError(f"there is no tool {name!r}. {did_you_mean(name, tools)}")
+        if any("=" not in word for word in words):
+            expected = " ".join(f"{argument}=..." for argument in _arguments(tools[name]))
+            raise ConfigError(f"got {line}, expected /{name} {expected}".rstrip())
         given = dict(word.partition("=")[::2] for word in words)
         return self.parser.render(ToolCall(name, {k: _value(v) for k, v in given.items()}))
 

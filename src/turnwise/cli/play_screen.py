@@ -15,6 +15,8 @@ from rich.text import Text
 from turnwise.cli.common import legible, make_console
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.report import explain
+from turnwise.errors import ConfigError
+from turnwise.progress.run_state import count
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Screen:
         if played.row is not None:
             facts.append(f"row {played.row + 1} of the dataset")
         if max_turns is not None:
-            facts.append(f"at most {_turns(max_turns)}")
+            facts.append(f"at most {count(max_turns, 'turn')}")
         self._print(Text.assemble((self.name, "bold"), (f"  {', '.join(facts)}", "dim")))
         if rules:
             self._rules(rules)
@@ -99,7 +101,11 @@ class Screen:
                 hint = env.expert_action()
                 self._print(Text(hint or "This environment has no expert.", "cyan"))
             elif word:
-                call = None if self.moves is None else self.moves.call_of(word)
+                try:
+                    call = None if self.moves is None else self.moves.call_of(word)
+                except ConfigError as error:
+                    self._print(Text(f"{error} As an action: ={word}", "yellow"))
+                    continue
                 return line.removeprefix("=") if call is None else call
 
     def action(self, action: str, *, thought: str = "", who: str = "") -> None:
@@ -140,11 +146,14 @@ class Screen:
         verdict, style = _verdict(trajectory)
         if self.is_brief:
             seed = f"seed {trajectory.seed}"
-            line = f"{seed:<12}{verdict:<14}{_turns(trajectory.num_turns):<12}"
+            line = f"{seed:<12}{verdict:<14}{count(trajectory.num_turns, 'turn'):<12}"
             score = "" if played.score is None else f"  score {_number(played.score)}"
             self._print(Text(f"{line}reward {_number(trajectory.total_reward)}{score}"))
             return
-        facts = [_turns(trajectory.num_turns), f"total reward {_number(trajectory.total_reward)}"]
+        facts = [
+            count(trajectory.num_turns, "turn"),
+            f"total reward {_number(trajectory.total_reward)}",
+        ]
         if played.score is not None:
             facts.append(f"score {_number(played.score)} by the reward function")
         facts.append(ENDINGS[trajectory.status])
@@ -170,7 +179,7 @@ class Screen:
 
     def left(self) -> None:
         turns, total = self.trajectory.num_turns, self.trajectory.total_reward
-        self._print(Text(f"\nStopped after {_turns(turns)}, total reward {_number(total)}."))
+        self._print(Text(f"\nStopped after {count(turns, 'turn')}, total reward {_number(total)}."))
 
     def failed(self, error: Exception | str) -> None:
         console = make_console(stderr=True)
@@ -192,10 +201,6 @@ def _verdict(trajectory: Trajectory) -> tuple[str, str]:
         return "Solved", "bold green"
     is_known = trajectory.reports_success
     return ("Not solved", "bold red") if is_known else ("Finished", "bold")
-
-
-def _turns(count: int) -> str:
-    return f"{count} turn" if count == 1 else f"{count} turns"
 
 
 def _number(value: float) -> str:

@@ -55,7 +55,9 @@ class PlaySetup:
         self.supplied.allow_code(agent)
         source = self.environment_run or self.player_run
         with settings_from(source, is_trusted=self.trust_remote_code):
-            yield played_settings(source, self.supplied)
+            with working(f"loading {self.name}"):
+                config = played_settings(source, self.supplied)
+            yield config
 
     @property
     def is_bare(self) -> bool:

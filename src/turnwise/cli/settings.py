@@ -206,6 +206,11 @@ class Finder:
             problem = f"{self.run} names the file {text} ({name.setting}), which is not there"
         kind = "FILE.PY:NAME" if name.kind == "code" else "FILE"
         supply = "" if self.run is None else f". {self._supply(name, kind)}"
+        if "dataset" in name.setting and not Path(text).suffix:
+            supply += (
+                ". A dataset of the Hugging Face hub is first saved as a file: "
+                "datasets.load_dataset(NAME, split='train').to_json('rows.jsonl')"
+            )
         return ConfigError(f"{problem}: looked in {', '.join(looked)}{supply}")
 
     def _supply(self, name: Named, value: str) -> str:

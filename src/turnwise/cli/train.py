@@ -255,14 +255,15 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
 
     run = shlex.quote(legible(folder))
     of_parts = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
+    commands = {f"turnwise view {run}": "read its conversations, token by token"}
     if config.agent is None:
-        commands = {
+        commands |= {
             f"turnwise eval {run}": "evaluate it, next to the expert and a random player",
             f"turnwise play --player {run}{of_parts[0]}": "watch it play",
             **{f"turnwise play {run}{part}": "try it yourself" for part in of_parts},
         }
     else:
-        commands = {
+        commands |= {
             f"turnwise eval {run}": "evaluate it on held-out tasks",
             f"turnwise serve {run}": "serve it to your agent, outside of training",
         }

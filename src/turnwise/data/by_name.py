@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 from turnwise.config import DatasetConfig
 from turnwise.data.dataset import PromptDataset
-from turnwise.data.sources import FILE_KINDS, Row, rows_of
+from turnwise.data.sources import FILE_KINDS, Row, read_files, read_row
 from turnwise.errors import ConfigError, did_you_mean
 
 
@@ -25,9 +26,14 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
             "here. Save its rows as .jsonl and name the file: --dataset or the setting dataset"
         )
     files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
-    rows = [_renamed(row, config.columns) for row in rows_of(files, None)]
     prompt_key = config.prompt_key if are_prompts else None
-    found = PromptDataset(rows[: config.max_rows], prompt_key=prompt_key)
+    rows = [
+        read_row(_renamed(read_row(value, None, place), config.columns, place), prompt_key, place)
+        for place, value in itertools.islice(read_files(files), config.max_rows)
+    ]
+    if not rows:
+        raise ConfigError(f"there are no rows in {', '.join(map(str, files))}")
+    found = PromptDataset(rows, prompt_key=prompt_key)
     found.origin = config
     return found
 
@@ -37,7 +43,7 @@ def _files(path: Path, split: str | None) -> list[Path]:
     if not path.is_dir():
         if split is not None:
             raise ConfigError(
-                f"dataset.split got {split!r}, and {path} is no folder: expected one that holds "
+                f"dataset.split got {split!r}, and {path} is not a folder: expected one that holds "
                 f"{split}.jsonl or the like"
             )
         return [path]
@@ -54,11 +60,12 @@ def _files(path: Path, split: str | None) -> list[Path]:
     return splits[split]
 
 
-def _renamed(row: Row, columns: dict[str, str]) -> Row:
+def _renamed(row: Row, columns: dict[str, str], place: str) -> Row:
     found: dict[str, Any] = dict(row)
     for new, old in columns.items():
         if old not in row:
-            raise ConfigError(f"dataset.columns names {old!r}. {did_you_mean(old, map(str, row))}")
+            hint = did_you_mean(old, map(str, row))
+            raise ConfigError(f"{place} has no {old!r}, which dataset.columns names. {hint}")
         found.pop(old, None)
         found[new] = row[old]
     return found

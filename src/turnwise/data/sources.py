@@ -43,7 +43,7 @@ def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
     if isinstance(source, list | tuple):
         is_files = len(source) > 0 and all(map(is_file_name, source))
         listed = ((f"row {number} of the list", value) for number, value in enumerate(source))
-        placed = _read_files(source) if is_files else listed
+        placed = read_files(source) if is_files else listed
         rows = [read_row(value, prompt_key, place) for place, value in placed]
     elif isinstance(source, Mapping):
         names = ", ".join(map(repr, source))
@@ -123,7 +123,7 @@ def read_row(value: object, prompt_key: str | None, place: str) -> Row:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{place}: the prompt is no text: {error}. Replace half surrogate pairs."
+            f"{place}: the prompt is not text: {error}. Replace half surrogate pairs."
         ) from None
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
@@ -146,7 +146,7 @@ def _no_source(source: object) -> str:
     )
 
 
-def _read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
+def read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
     """Yield the rows of all files in order, each with its place for error messages."""
     for path in (Path(path).expanduser() for path in paths):
         if path.suffix not in FILE_KINDS:
@@ -160,7 +160,7 @@ def _read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
             raise ConfigError(f"{path} is a folder, expected a file")
         if not path.is_file():
             is_there = os.path.lexists(path)
-            what = "is no plain file" if is_there else f"is not there (looked in {Path.cwd()})"
+            what = "is not a plain file" if is_there else f"is not there (looked in {Path.cwd()})"
             raise ConfigError(f"there is no file {path}: it {what}")
         if path.stat().st_size == 0:
             raise ConfigError(f"{path} is empty, expected rows with a prompt")

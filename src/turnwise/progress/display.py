@@ -23,6 +23,14 @@ PROGRESS = {"is_progress": True}
 class LegibleConsole(Console):
     """A rich console that prints no control characters of the text that it is given."""
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether lines can be redrawn. CI and `%%bash` in notebooks set FORCE_COLOR for a pipe,
+        which rich takes for a terminal."""
+        if self._force_terminal is not None:
+            return self._force_terminal
+        return super().is_terminal and self.file.isatty()
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:

@@ -90,7 +90,7 @@ class RunState:
     @property
     def opening(self) -> list[str]:
         """The lines at the beginning of the run."""
-        what = f"training {self.model} on {self.environment}, {self.num_steps:,} steps"
+        what = f"training {self.model} on {self.environment}, {count(self.num_steps, 'step')}"
         return [f"run folder {self.folder}", what]
 
     @property
@@ -164,6 +164,15 @@ def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
     if (left := state.seconds_left) is not None:
         parts.append(f"eta {clock_time(left)}")
     return "  ".join(parts)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "step"), count(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def one_line(text: str) -> str:

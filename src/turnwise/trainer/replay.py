@@ -20,6 +20,7 @@ import torch
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
 from turnwise.errors import TrainingStopped
+from turnwise.progress.run_state import count
 from turnwise.runs.run_folder import Resume
 from turnwise.trainer.assembly import SHARED_MODEL_BACKENDS, RunComponents, samples_exactly
 from turnwise.trainer.epochs import FitPlan
@@ -54,11 +55,11 @@ class ReplayOutcome:
     """The folder of the replay."""
 
     def __str__(self) -> str:
+        text = f"replayed {count(self.num_steps, 'step')}: "
         if self.num_equal == self.num_steps:
-            text = f"replayed {self.num_steps} steps: all metrics are exactly those recorded"
+            text += "all metrics are exactly those recorded"
         else:
-            text = f"replayed {self.num_steps} steps: {self.num_equal} with exactly the recorded "
-            text += "metrics, the others up to rounding"
+            text += f"{self.num_equal} with exactly the recorded metrics, the others up to rounding"
         for steps, how in (
             (self.equal_checkpoints, "the weights are bit for bit those of"),
             (self.other_checkpoints, "the weights are not exactly those of"),

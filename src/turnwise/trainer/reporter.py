@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -110,6 +111,16 @@ class AutoReporter(Reporters):
     def __exit__(self, *_: object) -> None:
         del self._reporters[1:]
         self._display.close()
+
+    def begin(self, run: RunInfo) -> None:
+        super().begin(run)
+        self._folder = run.folder
+
+    def end(self, outcome: str) -> None:
+        super().end(outcome)
+        if outcome == "finished" and len(self._reporters) > 1:
+            folder = shlex.quote(str(self._folder))
+            self.say(f"Next: turnwise view {folder}, turnwise eval {folder}")
 
     def say(self, text: str) -> None:
         super().say(text)

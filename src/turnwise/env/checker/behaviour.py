@@ -15,7 +15,7 @@ from turnwise.env.checker.harness import (
     Harness,
     Transition,
 )
-from turnwise.env.checker.report import Finding, odd_action, shorten
+from turnwise.env.checker.report import Finding, odd_action, other_parser, shorten
 
 MANY_TURNS = 1000
 """An episode that is longer counts as endless."""
@@ -126,6 +126,10 @@ def _invalid_offers(
     """Plays what a method offers, up to the first action that is invalid."""
     for seed in harness.seeds:
         for turn in harness.turns(env, seed, choose, describe=False):
+            parser = harness.tool_steps.other_format
+            if turn.action is not None and parser is not None:
+                yield other_parser(turn.action, parser)
+                return
             if turn.is_invalid:
                 yield Finding.warning(
                     method.replace("_", "-"),

@@ -20,6 +20,7 @@ from turnwise.env.checker.report import (
     no_task,
     not_closed,
     odd_action,
+    other_parser,
     raised,
     shorten,
 )
@@ -150,6 +151,8 @@ class Harness:
         try:
             return self.call(what, lambda: step(self.tool_steps.step(env, choice.action)))
         except BrokenCallError as broken:
+            if choice.trusted and (parser := self.tool_steps.other_format) is not None:
+                raise BrokenCallError(other_parser(choice.action, parser), broken.error) from None
             if not choice.trusted and broken.finding.check == "exceptions":
                 raise BrokenCallError(odd_action(broken.finding.message), broken.error) from None
             raise
@@ -262,6 +265,8 @@ class Harness:
             yield
         finally:
             name = f"{call.partition('(')[0]}()" if "(" in call else call
+            if name == "step()" and self.tool_steps.called:
+                name = f"the tool {self.tool_steps.called[-1]}"
             for module, state in _global_random_states().items():
                 # A module that the call imported has no earlier state to compare with.
                 if before.get(module, state) != state:

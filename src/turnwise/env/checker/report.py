@@ -118,6 +118,16 @@ def shorten(value: object, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[: width - 4]}...{text[-1]}"
 
 
+def other_parser(action: str | None, parser: str) -> Finding:
+    return Finding.warning(
+        "parser",
+        f"{shorten(action)} is a tool call in the format of the parser {parser!r}, which is not "
+        "the one in use: it went to step() as text",
+        f"Check with `--parser {parser}`, and train with `parser: {parser}`; or let the "
+        "environment offer calls as the parser in use reads them.",
+    )
+
+
 def odd_action(message: str) -> Finding:
     return Finding.error(
         "odd-actions",

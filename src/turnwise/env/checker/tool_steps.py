@@ -9,7 +9,7 @@ from turnwise.env.driver import step_environment
 from turnwise.errors import EnvironmentFault
 from turnwise.tools.base import marked_tools
 from turnwise.tools.context import ToolContext
-from turnwise.tools.parsers import ActionParser, get_parser
+from turnwise.tools.parsers import ActionParser, get_parser, other_format
 from turnwise.tools.registry import ToolRegistry
 from turnwise.tools.types import ToolFailure, ToolResult
 from turnwise.types import StepResult
@@ -38,6 +38,10 @@ class ToolSteps:
         self._tools = tools
         self._parser = parser
         self._open: dict[int, _Open] = {}
+        self.called: list[str] = []
+        """The tools that the last turn called."""
+        self.other_format: str | None = None
+        """The parser that reads a call in the last turn, where the one in use reads none."""
 
     async def begin(self, env: BaseEnvironment) -> None:
         """Closes the tools of the environment's earlier episode."""
@@ -47,15 +51,18 @@ class ToolSteps:
 
     async def step(self, env: BaseEnvironment, text: str) -> StepResult:
         """Carries out a turn."""
+        self.called, self.other_format = [], None
         found = self._open.get(id(env)) or self._opened(env)
         if found is None:
             return await step_environment(env, text)
         parsed = found.parser.parse(text)
         if parsed.is_empty:
+            self.other_format = other_format(text, found.parser, found.registry.definitions)
             return await step_environment(env, text)
         done = StepResult("", 0.0, terminated=False, truncated=False, info={})
         answers = []
         for call in parsed.calls:
+            self.called.append(call.name)
             result = await found.registry.execute_async(call, found.context)
             answers.append(result.text)
             _take(done, result)
