@@ -138,6 +138,10 @@ SUPPORTED = {
 
 _FIXED = "its attention cannot be replaced through transformers' attention interface"
 _RECURRENT = "its layers keep a recurrent state, not only a cache"
+_MIXED_OTHERWISE = (
+    "its tokens reach each other in other ways than transformers' attention interface, such as a "
+    "convolution, a recurrent state or an attention of its own"
+)
 _LINEAR = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
@@ -147,11 +151,11 @@ _LINEAR = {
 REFUSED = {
     "gemma2": (
         lambda: hf.Gemma2Config(**_MIXED, head_dim=16),
-        "its attention has soft-capped scores, which the engine does not implement",
+        "its attention has soft-capped scores, which packed attention does not implement",
     ),
     "gpt-oss": (
         lambda: hf.GptOssConfig(**_MIXED, head_dim=8, num_local_experts=4, num_experts_per_tok=2),
-        "its attention has sinks, which the engine does not implement",
+        "its attention has sinks, which packed attention does not implement",
     ),
     "stablelm": (
         lambda: hf.StableLmConfig(**_BASE, partial_rotary_factor=0.5, use_parallel_residual=True),
@@ -221,6 +225,37 @@ REFUSED = {
         _RECURRENT,
     ),
     "qwen3.5": (lambda: hf.Qwen3_5TextConfig(**_FOUR, **_LINEAR, head_dim=8), _RECURRENT),
+    "falcon-h1": (
+        lambda: hf.FalconH1Config(
+            **_BASE, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8
+        ),
+        _RECURRENT,
+    ),
+    "recurrent-gemma": (
+        lambda: hf.RecurrentGemmaConfig(
+            **_BASE,
+            lru_width=32,
+            block_types=["recurrent", "attention"],
+            attention_window_size=WINDOW,
+            logits_soft_cap=5.0,
+        ),
+        _RECURRENT,
+    ),
+    "lfm2": (
+        lambda: hf.Lfm2Config(**_FOUR, full_attn_idxs=[1, 3], block_auto_adjust_ff_dim=False),
+        _MIXED_OTHERWISE,
+    ),
+    "minimax": (
+        lambda: hf.MiniMaxConfig(
+            **_BASE,
+            head_dim=8,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            layer_types=["linear_attention", "full_attention"],
+            block_size=8,
+        ),
+        _MIXED_OTHERWISE,
+    ),
 }
 """Configs of models that the local engine refuses, and why."""
 

@@ -79,7 +79,12 @@ FAMILIES = [
         ("falcon", "falcon, alibi", "bloom", "mpt", "gptj", "gpt-neo", "stablelm"),
         "ALiBi, local attention",
     ),
-    Family("Mamba, Jamba", ("mamba", "jamba"), "state-space layers"),
+    Family(
+        "Mamba, Jamba, Falcon-H1, RecurrentGemma",
+        ("mamba", "jamba", "falcon-h1", "recurrent-gemma"),
+        "state-space layers, linear recurrences",
+    ),
+    Family("LFM2, MiniMax", ("lfm2", "minimax"), "convolutions; linear attention"),
 ]
 
 

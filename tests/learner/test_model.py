@@ -4,12 +4,19 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+)
 
 from inference.tiny_models import CONFIGS, SHAPE, make_model
 from learner.episodes import double_model, largest_difference, random_batch, weights
 from turnwise import ConfigError
-from turnwise.learner import PolicyValueModel
+from turnwise.learner import PolicyValueModel, UnsupportedModel
+from turnwise.learner.trunk import Trunk
 
 
 def made(config):
@@ -87,8 +94,10 @@ def test_a_sliding_window_is_kept():
     [
         (Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=5.0), "padded"),
         (GraniteConfig(**SHAPE, logits_scaling=3.0), "packed"),
+        (GraniteConfig(**SHAPE, logits_scaling=1.008), "packed"),
+        (GraniteConfig(**SHAPE, logits_scaling=1.00001), "packed"),
     ],
-    ids=["gemma2", "granite"],
+    ids=["gemma2", "granite", "granite, nearly 1", "granite, very nearly 1"],
 )
 def test_models_that_bound_or_scale_their_numbers_are_computed_as_they_are(config, layout):
     policy = made(config)
@@ -98,6 +107,31 @@ def test_models_that_bound_or_scale_their_numbers_are_computed_as_they_are(confi
     outputs = model(batch.input_ids, batch.attention_mask, batch.response_mask)
     expected, _ = plain_outputs(policy, batch)
     torch.testing.assert_close(outputs.log_probs.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scaling", [1.0, 1.008, 3.0])
+def test_the_scale_of_logits_is_exact_in_half_precision(scaling):
+    """To measure it by logits that are rounded would give another one."""
+    policy = made(GraniteConfig(**SHAPE, logits_scaling=scaling)).bfloat16()
+    assert Trunk(policy).head.scale == pytest.approx(1 / scaling, rel=1e-12)
+
+
+def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused():
+    class Squashed(LlamaForCausalLM):
+        def forward(self, *arguments, **named):
+            output = super().forward(*arguments, **named)
+            output.logits = 50 * torch.tanh(output.logits / 50)
+            return output
+
+    with pytest.raises(UnsupportedModel, match="otherwise than by a factor or a softcap"):
+        PolicyValueModel(Squashed(CONFIGS["llama"]), None)
+
+
+def test_a_model_without_a_body_is_refused():
+    model = make_model("llama")
+    del model.model
+    with pytest.raises(UnsupportedModel, match="no decoder apart from its output layer"):
+        PolicyValueModel(model, None)
 
 
 def test_an_episode_does_not_see_its_neighbours():

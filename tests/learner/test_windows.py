@@ -133,7 +133,7 @@ def test_a_layout_that_does_not_fit_is_reported_once_with_the_reason(caplog):
         PolicyValueModel(windowed_model("gemma2"), "separate")
     (record,) = [r for r in caplog.records if "padded" in r.getMessage()]
     assert "Gemma2ForCausalLM" in record.getMessage()
-    assert "softcap" in record.getMessage()
+    assert "soft-capped scores" in record.getMessage()
 
 
 @pytest.mark.parametrize(

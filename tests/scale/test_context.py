@@ -16,10 +16,3 @@ def test_learners_that_split_episodes_do_what_one_does(tmp_path, world):
 def test_heads_that_cannot_be_divided_are_an_error():
     with pytest.raises(ConfigError, match="got 3, and LlamaForCausalLM has 4 attention heads"):
         check_model(make_model("llama"), 3)
-
-
-def test_positions_that_depend_on_the_longest_episode_are_an_error():
-    model = make_model("llama")
-    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    with pytest.raises(ConfigError, match="rope_type dynamic"):
-        check_model(model, 2)

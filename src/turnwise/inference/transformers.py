@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from turnwise.inference.base import GenerationOutput, Overflow, Prompts
+from turnwise.inference.base import GenerationOutput, Overflow, Prompts, check_scored
 from turnwise.inference.protocol import FinishReason
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.turns import EngineTurn
@@ -23,6 +23,7 @@ from turnwise.inference.worker import WorkerEngine
 from turnwise.models import load_model
 from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
+from turnwise.models.rotary import rotary_limit
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class ModelEngine(WorkerEngine):
         return _context_length(self.model.config, self._max_model_len)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        check_scored(ids, start, self.context_length)
         task = self._in_thread(lambda: _plain_scores(self.model, ids, start), wait_for_idle=False)
         return await asyncio.wrap_future(task)
 
@@ -269,17 +271,11 @@ def _can_pad(model: Any) -> bool:
 def _context_length(config: Any, limit: int | None) -> int:
     """Return the number of positions of a model, or `limit` if that is less.
 
-    Some rotary embeddings change for all tokens once a text exceeds some length, which would
-    invalidate the KV cache; models with these are used up to that length only.
+    A model whose rotary embedding changes at some length is used up to that length only.
     """
-    length = int(getattr(config, "max_position_embeddings", None) or 2**31)
-    rotary = getattr(config, "rope_parameters", None) or {}
-    if rotary.get("rope_type") in {"dynamic", "longrope"}:
-        original = rotary.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        length = min(length, int(original or length))
-    return min(length, limit or length)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limits = (positions, rotary_limit(config), limit)
+    return min((int(length) for length in limits if length), default=2**31)
 
 
 def _plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:

@@ -19,8 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from turnwise.errors import ConfigError
 
-_ROPE_BY_LENGTH = {"dynamic", "longrope"}
-
 
 @dataclass(frozen=True)
 class Context:
@@ -171,12 +169,4 @@ def check_model(model: Any, size: int) -> None:
             f"ray.context_parallel_size got {size}, and {name} has {heads} attention heads and "
             f"{key_heads} key heads. Expected a divisor of the first that divides the second, or "
             "is a multiple of it."
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(x for x in rope.values() if isinstance(x, dict))]
-    if found := {kind.get("rope_type") for kind in kinds} & _ROPE_BY_LENGTH:
-        raise ConfigError(
-            f"ray.context_parallel_size got {size}, expected 1: the positions of {name} "
-            f"(rope_type {found.pop()}) depend on the longest episode of a forward, of which each "
-            "learner has a part."
         )

@@ -64,6 +64,11 @@ class Pack:
         return len(self.columns)
 
     @property
+    def longest_context(self) -> int:
+        """Tokens up to the end of a segment, those of its prefix included, in the longest."""
+        return max(len(p) + n for p, n in zip(self.prefixes, self.lengths, strict=True))
+
+    @property
     def num_policy_tokens(self) -> int:
         return len(self.targets)
 

@@ -9,10 +9,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from inspect import signature
 from typing import Any, Literal, TypeAlias
 
 import torch
 
+from turnwise.errors import ConfigError
 from turnwise.learner.context import Context
 from turnwise.learner.fast.modules import faster_modules
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
@@ -21,6 +23,7 @@ from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
+from turnwise.models.attention_probe import UnsupportedAttention, probe_attention
 from turnwise.models.empty import is_empty
 from turnwise.models.model_lock import ModelLock, lock_of
 from turnwise.models.probing import (
@@ -31,20 +34,23 @@ from turnwise.models.probing import (
     relative_gap,
     short_windows,
 )
+from turnwise.models.rotary import rotary_limit
 from turnwise.plain_mode import is_plain
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
 # With a larger share of needed tokens than this, all tokens are computed.
 _WORTH_SKIPPING = 0.8
+_SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names of the softcap of logits in configs."""
 _LOG = logging.getLogger("turnwise")
 
 
 class Trunk:
     """A causal language model up to its last hidden state, and the head on top of it.
 
-    `layout` None takes "packed" where the model runs with our attention, else "padded", as in plain
-    mode. To find out, two episodes are computed and compared with a plain forward.
+    `layout` None takes "packed" where tokens reach each other by our attention alone, else
+    "padded", as in plain mode.
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class Trunk:
         self.model = _without_wrapper(model).eval()
         self._configs = attention_configs(self.model)
         self._replaced: list[Replacement] = []
-        self._body = self.model.get_decoder()
+        self._body = _find_body(self.model)
         self._checkpointed: list[Any] = []
         if gradient_checkpointing:
             self.checkpoint_layers(None)
@@ -67,7 +73,8 @@ class Trunk:
         self._scale = 1.0
         self._softcap: float | None = None
         self._last_mlp: Any = None
-        self._is_exact_with_prefixes = False
+        self._left_out = 0.0
+        """What the last MLP returns for tokens that are left out of it."""
         self.context = Context()
         if not is_empty(self.model):
             self.probe()
@@ -80,11 +87,11 @@ class Trunk:
         for layout in self._layouts:
             self.layout = layout
             try:
+                if layout == "packed":
+                    self._check_only_attends()
+                # The structure decides; this only notices a forward that is wrong altogether.
                 with short_windows(self.model, self._configs):
-                    gap = self._gap_to_plain_forward(share_prompts=False)
-                    if self.layout == "packed" and not is_plain("learner.shared_prefix"):
-                        shared_gap = self._gap_to_plain_forward(share_prompts=True)
-                        self._is_exact_with_prefixes = shared_gap <= self._tolerance
+                    gap = self._gap_to_plain_forward()
             except PROBE_ERRORS as error:
                 if is_out_of_memory(error):
                     raise
@@ -127,7 +134,7 @@ class Trunk:
     @property
     def shares_prefixes(self) -> bool:
         """Whether packs may hold a prefix once for several episodes."""
-        return self.layout == "packed" and self._is_exact_with_prefixes
+        return self.layout == "packed" and not is_plain("learner.shared_prefix")
 
     def hidden(
         self, ids: torch.Tensor, pack: Pack, needed: torch.Tensor | None = None
@@ -138,6 +145,14 @@ class Trunk:
         the states of these tokens are right: after the last attention no token depends on another,
         so that the last MLP is computed for them alone.
         """
+        limit = rotary_limit(self.model.config)
+        if limit is not None and pack.longest_context > limit:
+            raise ConfigError(
+                f"an episode has {pack.longest_context} tokens, and {type(self.model).__name__} is "
+                f"used up to {limit}: beyond them its rotary frequencies change for all tokens "
+                "(rope_type longrope or dynamic), and with them the log-probs of other episodes. "
+                f"Set limits.max_tokens={limit}."
+            )
         with self._lock, self._checkpointing(), self._learner_forward():
             if self.layout == "padded":
                 return self._padded(ids, pack)
@@ -159,7 +174,9 @@ class Trunk:
         plain = self._last_mlp.forward
 
         def forward(x: torch.Tensor) -> torch.Tensor:
-            return torch.zeros_like(x).index_copy(1, at, plain(x.index_select(1, at)))
+            return torch.full_like(x, self._left_out).index_copy(
+                1, at, plain(x.index_select(1, at))
+            )
 
         with replaced_forwards([(self._last_mlp, forward)]):
             yield
@@ -237,25 +254,63 @@ class Trunk:
     def _tolerance(self) -> float:
         return largest_gap(self.model.dtype)
 
+    def _check_only_attends(self) -> None:
+        """Raise unless packed episodes are independent: only our attention mixes tokens."""
+        if "position_ids" not in signature(self._body.forward).parameters:
+            raise UnsupportedAttention("it takes no positions of tokens")
+        with self._lock:
+            calls = probe_attention(self.model)
+        if any(call.window != call.given_window for call in calls):
+            raise UnsupportedAttention("its attention is not told the sliding window of its mask")
+
     @torch.no_grad()
     def _measure_head(self) -> tuple[float, float | None]:
-        """Return the scale and the softcap that the model applies to its logits after the head."""
-        embedding = self.model.get_output_embeddings()
-        if type(embedding) is not torch.nn.Linear:
+        """Return the scale and the softcap that the model applies to its logits after the head.
+
+        The hidden states are 1 here and the logits of the head known numbers, both in float64: what
+        the model makes of them is not blurred by rounding.
+        """
+        head = self.model.get_output_embeddings()
+        name = type(self.model).__name__
+        if type(head) is not torch.nn.Linear:
             raise UnsupportedModel(
-                f"the learner takes a linear output layer, {type(self.model).__name__} has "
-                f"{type(embedding).__name__}. Adapters go on the layers below it."
+                f"the learner takes a linear output layer, {name} has {type(head).__name__}. "
+                "Adapters go on the layers below it."
             )
+        plain_body = self._body.forward
+        logits = torch.linspace(-64, 64, head.out_features, device=self.model.device).double()
+
+        def body(*arguments: Any, **named: Any) -> Any:
+            output = plain_body(*arguments, **named)
+            output.last_hidden_state = torch.ones_like(output.last_hidden_state).double()
+            return output
+
+        def known_logits(hidden: torch.Tensor) -> torch.Tensor:
+            return hidden[..., :1] * logits
+
         config = self.model.config.get_text_config()
-        softcap = getattr(config, "final_logit_softcapping", None)
+        softcaps = [cap for name in _SOFTCAPS if (cap := getattr(config, name, None)) is not None]
+        problem: Exception | None = None
+        with self._lock, replaced_forwards([(self._body, body), (head, known_logits)]):
+            try:
+                changed = self.model(self._probe(1, 1)[None], use_cache=False).logits[0, 0].double()
+            except PROBE_ERRORS as error:
+                if is_out_of_memory(error):
+                    raise
+                problem, changed = error, torch.full_like(logits, torch.nan)
+        softcap = float(softcaps[0]) if softcaps else None
         if softcap is not None:
-            return 1.0, float(softcap)
-        ids = self._probe(5, 1)[None]
-        own = self.model(ids, use_cache=False).logits.double()
-        plain = embedding(self._body(ids, use_cache=False).last_hidden_state).double()
-        scale = float((own * plain).sum() / plain.square().sum().clamp(min=1e-30))
-        # A difference from 1 that is only rounding is no scale.
-        return (1.0 if abs(scale - 1.0) < 1e-2 else scale), None
+            scale, expected = 1.0, softcap * (logits / softcap).tanh()
+        else:
+            scale = float(changed @ logits / (logits @ logits))
+            expected = scale * logits
+        # A model may round its logits to bfloat16; any other function is further away.
+        if not float((changed - expected).abs().max()) <= 0.01 * float(expected.abs().max()):
+            raise UnsupportedModel(
+                f"the learner cannot compute with {name}: it changes hidden states or logits at "
+                "its output layer otherwise than by a factor or a softcap"
+            ) from problem
+        return scale, softcap
 
     @torch.no_grad()
     def _find_last_mlp(self) -> None:
@@ -269,20 +324,21 @@ class Trunk:
         (pack,) = make_packs(present, torch.zeros_like(present), torch.arange(1), budget=9)
         pack, ids = pack.to(self.model.device), self._probe(9, 7)
         needed = torch.tensor([2, 5], device=self.model.device)
-        expected = self.hidden(ids, pack)[needed]
-        self._last_mlp = mlp
+        self._last_mlp, self._left_out = mlp, torch.nan
         try:
-            got = self.hidden(ids, pack, needed)[needed]
+            # With NaN for the others: if attention came after it, these would reach what is needed.
+            is_independent = bool(self.hidden(ids, pack, needed)[needed].isfinite().all())
         except PROBE_ERRORS as error:
-            self._last_mlp = None
             if is_out_of_memory(error):
                 raise
-            return
-        if not torch.allclose(got, expected, rtol=self._tolerance, atol=self._tolerance):
+            is_independent = False
+        finally:
+            self._left_out = 0.0
+        if not is_independent:
             self._last_mlp = None
 
     @torch.no_grad()
-    def _gap_to_plain_forward(self, *, share_prompts: bool) -> float:
+    def _gap_to_plain_forward(self) -> float:
         """Return the largest difference in logits of episodes that are computed together.
 
         Two of them have the same prompt.
@@ -295,7 +351,7 @@ class Trunk:
             present[row, : len(episode)] = True
             sampled[row, 6 : len(episode)] = True
             ids[row, : len(episode)] = episode
-        rows, shared = torch.arange(len(episodes)), ids if share_prompts else None
+        rows, shared = torch.arange(len(episodes)), ids if self.shares_prefixes else None
         (pack,) = make_packs(present, sampled, rows, 99, shared)
         pack = pack.to(self.model.device)
         hidden = self.hidden(pack.take(ids.to(self.model.device)), pack)
@@ -321,6 +377,19 @@ def _without_wrapper(model: Any) -> Any:
     """Return the model inside peft's wrapper; the adapters are in its layers."""
     unwrap = getattr(model, "get_base_model", None)
     return model if unwrap is None else unwrap()
+
+
+def _find_body(model: Any) -> Any:
+    """Return the model below its head."""
+    body = model.get_decoder()
+    if body is model:  # as with Llama 4, whose `base_model_prefix` names no attribute
+        body = getattr(model, "model", model)
+    if body is model:
+        raise UnsupportedModel(
+            f"the learner cannot compute with {type(model).__name__}: it has no decoder apart from "
+            "its output layer. Give it a method `get_decoder` that returns it."
+        )
+    return body
 
 
 def _checkpointable_layers(model: Any) -> list[Any]:

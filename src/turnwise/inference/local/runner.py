@@ -17,8 +17,9 @@ from turnwise.inference.local.elements import has_remainder
 from turnwise.inference.local.fast.cpu_attention import packing_order
 from turnwise.inference.local.fast.fused_forward import FusedForward, is_supported
 from turnwise.inference.local.kv_cache import KVCache, Segment
-from turnwise.inference.local.probe import LayerAttention, probe_layers, unsupported
+from turnwise.inference.local.probe import probe_layers, unsupported
 from turnwise.models.attention import attention_named, configs_of
+from turnwise.models.attention_probe import AttentionCall
 from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
 from turnwise.plain_mode import is_plain
@@ -319,7 +320,7 @@ def _has_matrices(module: nn.Module) -> bool:
 
 
 def _make_kv_cache(
-    model: nn.Module, layers: Sequence[LayerAttention], cache_tokens: int | None, max_tokens: int
+    model: nn.Module, layers: Sequence[AttentionCall], cache_tokens: int | None, max_tokens: int
 ) -> KVCache:
     num_layers, num_heads, width = len(layers), layers[0].num_kv_heads, layers[0].width
     parameter = next(model.parameters())

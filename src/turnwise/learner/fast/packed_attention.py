@@ -143,21 +143,12 @@ def episode_attention(
     episodes: Episodes,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention with the signature of transformers: query [1, H, N, D], key, value [1, K, N, D]."""
-    unknown = {
-        "a softcap": softcap,
-        "attention sinks": s_aux,
-        "a position bias": position_bias,
-        "an attention mask": attention_mask,
-    }
-    for name, given in unknown.items():
-        if given is not None:
-            raise NotImplementedError(f"packed attention does not support {name}")
+    """Attention with the signature of transformers: query [1, H, N, D], key, value [1, K, N, D].
+
+    `probe_attention` refuses models that ask for more.
+    """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = (episodes.context.to_heads(x) for x in (query, key, value))
     attend = _by_kernel if _has_kernel(query) else _by_torch

@@ -21,6 +21,7 @@ from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.elements import GRAIN, VECTOR
 from turnwise.inference.local.fast.fused_linear import FusedLinear
 from turnwise.models.adapters import is_mergeable
+from turnwise.models.rotary import rotary_limit
 from turnwise.plain_mode import is_plain
 
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -110,12 +111,11 @@ class FusedForward:
         self._scratch = torch.empty(0)
 
     def _make_rotations(self, model: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return cosines and sines of every position, if they do not depend on the length."""
-        config = model.config
-        kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if kind in {"dynamic", "longrope"} or config.max_position_embeddings > 2**17:
+        """Return cosines and sines of every position, if there are not too many."""
+        length = rotary_limit(model.config) or model.config.max_position_embeddings
+        if length > 2**17:
             return None
-        positions = torch.arange(config.max_position_embeddings, device=model.device)
+        positions = torch.arange(length, device=model.device)
         cos, sin = self._body.rotary_emb(self._body.norm.weight, position_ids=positions[None])
         cos, sin = self._ops.signed(cos[0], sin[0])
         return cos, sin
