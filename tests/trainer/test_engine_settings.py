@@ -1,13 +1,16 @@
 """`inference.url` and `inference.options`: what reaches the engine of a run."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from inference.sglang_runtime import TinySGLang
 from inference.sglang_server import SGLangServer
+from inference.zoo import SUPPORTED, make
 from trainer.worlds import Memory, small_model, small_trainer
 from turnwise import ConfigError, ConfigStore
+from turnwise.trainer import assembly
 from turnwise.trainer.assembly import check_settings, make_engine
 
 SHORT = ("training.warm_start=null", "training.batch_size=4", "training.max_log_prob_gap=1e-3")
@@ -69,3 +72,35 @@ def test_what_a_server_cannot_follow_is_refused(overrides, message):
     check_settings(ConfigStore.load(overrides=url))
     with pytest.raises(ConfigError, match=message):
         check_settings(ConfigStore.load(overrides=[*url, *overrides]))
+
+
+class TestRotaryLimits:
+    """vLLM and SGLang take the frequencies of the learner, or are refused."""
+
+    def make(self, monkeypatch, name, *overrides):
+        """The options with which the engine would be made, and whether it was closed."""
+        model, engine = make(SUPPORTED[name]()), SimpleNamespace(context_length=4096)
+        engine.close = lambda: setattr(engine, "context_length", 0)
+
+        def create(model_path, backend, options, **_):
+            engine.options = options
+            return engine
+
+        monkeypatch.setattr(assembly, "create_inference_engine", create)
+        config = ConfigStore.load(overrides=["inference.backend=vllm", *overrides])
+        return make_engine(config, model, None).options
+
+    def test_an_engine_of_the_run_takes_no_longer_texts(self, monkeypatch):
+        for given, expected in ((None, 80), (64, 64), (4096, 80)):
+            overrides = [f"inference.options.max_model_len={given}"] if given else []
+            options = self.make(monkeypatch, "phi3, longrope", *overrides)
+            assert options["max_model_len"] == expected
+        assert "max_model_len" not in self.make(monkeypatch, "phi3")
+
+    def test_a_server_that_takes_longer_texts_is_refused(self, monkeypatch):
+        with pytest.raises(ConfigError, match=r"takes .* tokens, expected at most 80"):
+            self.make(monkeypatch, "phi3, longrope", "inference.url=http://localhost:1")
+
+    def test_dynamic_frequencies_are_refused(self, monkeypatch):
+        with pytest.raises(ConfigError, match=r"rope_type 'dynamic'.*Set it to 'local'"):
+            self.make(monkeypatch, "llama, dynamic rope")

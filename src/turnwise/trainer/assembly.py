@@ -22,6 +22,7 @@ from turnwise.inference.base import StaleCache
 from turnwise.learner import has_adapters, make_learner, merged_weights
 from turnwise.learner.base import BaseLearner
 from turnwise.models import model_folder
+from turnwise.models.rotary import rope_types, rotary_limit
 from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
@@ -154,12 +155,30 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     else:
         options["dtype"] = config.model.dtype
         options["tensor_parallel_size"] = config.model.tensor_parallel_size
-    return create_inference_engine(
-        inference.url or path,
-        inference.backend,
-        options | inference.options,
-        tokenizer=tokenizer,
+    options |= inference.options
+    limit = None if model is None else rotary_limit(model.config)
+    if limit is not None and inference.backend in ("vllm", "sglang"):
+        # They compute longrope with other frequencies than the learner if longer texts are
+        # possible, and dynamic ones with others at any length.
+        if "dynamic" in rope_types(model.config):
+            raise ConfigError(
+                f"inference.backend got {inference.backend!r}, and {path} has rope_type 'dynamic', "
+                "for which it takes other frequencies than the learner. Set it to 'local'."
+            )
+        if inference.url is None:
+            options["max_model_len"] = min(options.get("max_model_len") or limit, limit)
+    engine = create_inference_engine(
+        inference.url or path, inference.backend, options, tokenizer=tokenizer
     )
+    length = engine.context_length
+    if limit is not None and inference.url is not None and length > limit:
+        engine.close()
+        raise ConfigError(
+            f"the server at {inference.url} takes {length} tokens, expected at most {limit}: "
+            f"beyond them {path} changes its rotary frequencies (rope_type longrope). Start it "
+            f"with a maximum length of {limit}."
+        )
+    return engine
 
 
 def check_run(config: ConfigStore, user: UserComponents) -> None:
