@@ -30,11 +30,6 @@ class NoStep(BaseEnvironment):
         return "state"
 
 
-class Sized(Doors):
-    def __init__(self, size, colour):
-        super().__init__()
-
-
 class RaisesWhenMade(Doors):
     def __init__(self, config=None):
         raise FileNotFoundError("words.txt")
@@ -81,7 +76,6 @@ MISSHAPEN = [
     (NotDerived(), "base-class", "instance of NotDerived", "class NotDerived(BaseEnvironment):"),
     (make_the_wrong_thing, "base-class", "NotDerived", "derives from BaseEnvironment"),
     (NoStep, "signature", r"no step\(\)", "def step(self, action: str)"),
-    (Sized, "signature", "positional argument", "def __init__(self, config=None)"),
     (
         RaisesWhenMade,
         "exceptions",

@@ -284,9 +284,13 @@ TRAINERS = [
     ),
     (
         {"environment": Sized},
-        "Sized.__init__ takes (size, colour), expected (config) or nothing else without a default. "
-        "To give it other arguments, pass an object, environment=Sized(...), or a function that "
-        "makes one.",
+        "Sized takes (size, colour): missing a required argument: 'size'. Set environment.params: "
+        "{size: ..., colour: ...} (-p size=...), or pass an object: environment=Sized(...). An "
+        "argument named config gets all settings of the environment.",
+    ),
+    (
+        {"environment": Sized, "config": {"environment": {"params": {"siez": 2, "colour": "red"}}}},
+        "environment.params has 'siez', and Sized takes (size, colour). Did you mean 'size'?",
     ),
     (
         {"environment": "guess-numbr"},

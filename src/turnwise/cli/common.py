@@ -29,17 +29,22 @@ def environment_config(
     """Return the environment's section of the settings from the options of a command."""
     from turnwise.config import ConfigStore
 
-    for parameter in parameters or []:
-        if "=" not in parameter.lstrip("="):
-            raise ConfigError(
-                f"--param got {parameter!r}, expected KEY=VALUE, for example --param size=6"
-            )
-    overrides = [f"environment.params.{parameter}" for parameter in parameters or []]
+    overrides = parameter_overrides(parameters)
     if max_steps is not None:
         overrides.append(f"environment.max_steps={max_steps}")
     config = ConfigStore.load(overrides=overrides).environment
     config.name = name
     return config
+
+
+def parameter_overrides(parameters: list[str] | None) -> list[str]:
+    """Return the options `--param KEY=VALUE` as overrides of settings."""
+    for parameter in parameters or []:
+        if "=" not in parameter.lstrip("="):
+            raise ConfigError(
+                f"--param got {parameter!r}, expected KEY=VALUE, for example --param size=6"
+            )
+    return [f"environment.params.{parameter}" for parameter in parameters or []]
 
 
 def make_importable(name: str, folder: Path | None = None) -> None:

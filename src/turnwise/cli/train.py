@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import legible, make_console, print_file, say
+from turnwise.cli.common import legible, make_console, parameter_overrides, print_file, say
 from turnwise.cli.engines import Engine, split_settings, train_with_verl, verl_trainer
-from turnwise.cli.options import ConfigName, ConfigPath, TrustRemoteCode, argument
+from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 from turnwise.plain_mode import plain_mode
 
@@ -35,6 +35,7 @@ def train(
             completion.settings,
         ),
     ] = None,
+    param: Parameters = None,
     config_path: ConfigPath = None,
     config_name: ConfigName = None,
     name: Annotated[
@@ -113,6 +114,7 @@ def train(
 
     words, verl_words = split_settings(arguments or [], engine)
     file, overrides = split_arguments(words, config_path, config_name)
+    overrides += parameter_overrides(param)
     if replayed is not None:
         from turnwise.cli.replay import replayed_run
 
@@ -164,6 +166,7 @@ def train(
         given = {"config-path": config_path, "config-name": config_name, "name": name}
         given |= {"output": output, "engine": engine}
         options = [part for key, value in given.items() if value for part in (f"--{key}", value)]
+        options += [part for value in param or [] for part in ("-p", value)]
         again = legible(shlex.join(["turnwise", "train", *words, *options]))
         _train(config, mode, lines or plain, as_json, again)
 

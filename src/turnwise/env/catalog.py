@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -47,9 +48,10 @@ def environment_factory(
     """Returns a function that creates a fresh environment with each call.
 
     `source` is a built-in name, `path.py:Class`, `module:Class`, a class, a factory (a function
-    without arguments, or one that takes the config), or an instance, which stays unused: each call
-    spawns a copy. A class that cannot be instantiated is an error at once; `is_checked=False`
-    leaves that to the call.
+    that makes an environment), or an instance, which stays unused: each call spawns a copy. A class
+    or a function gets `config.params` as keyword arguments, or, if it has an argument `config`, the
+    whole config. A class that cannot be instantiated is an error at once; `is_checked=False` leaves
+    that to the call.
     """
     config = EnvironmentConfig.of(config)
     if isinstance(source, str):
@@ -64,10 +66,17 @@ def environment_factory(
         )
     if isinstance(source, type) and is_checked:
         _check_class(source)
-    takes_config = bool(inspect.signature(source).parameters)
+    arguments = _arguments(source, config)
 
     def make() -> BaseEnvironment:
-        env = source(config) if takes_config else source()
+        # Params are copied, since an environment may change the list or dict that it is given.
+        env = source(
+            **{
+                name: value if value is config else copy.deepcopy(value)
+                for name, value in arguments.items()
+            }
+        )
+        takes_config = "config" in arguments
         if not takes_config and isinstance(env, BaseEnvironment) and config.max_steps is not None:
             env.max_steps = config.max_steps
         if not isinstance(env, BaseEnvironment):
@@ -138,15 +147,59 @@ def _check_class(source: type) -> None:
             "-> str, step(action) -> (observation, reward, done, info) and "
             "get_state_description() -> str."
         )
-    signature = inspect.signature(source)
+
+
+def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[str, Any]:
+    """Returns the arguments of a class or function: the config, or `params` by their names."""
+    signature = _signature(source)
+    parameters = signature.parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    arguments = dict(config.params)
+    if "config" in names:  # it reads there what it has no argument for
+        arguments = {name: value for name, value in arguments.items() if name in names}
+        arguments["config"] = config
+    name = _name_of(source)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    odd = next((key for key in arguments if key not in names and not takes_any), None)
+    if odd is not None:
+        takes = f"takes {signature}. {did_you_mean(odd, names)}" if names else "takes no arguments."
+        raise ConfigError(f"environment.params has {odd!r}, and {name} {takes}")
+    if "max_steps" in names and config.max_steps is not None:
+        arguments.setdefault("max_steps", config.max_steps)
     try:
-        signature.bind(*([None] if signature.parameters else []))
-    except TypeError:
+        signature.bind(**arguments)
+    except TypeError as error:
+        missing = [
+            p.name
+            for p in parameters
+            if p.name in names and p.default is p.empty and p.name not in arguments
+        ]
+        example = ", ".join(f"{argument}: ..." for argument in missing)
         raise ConfigError(
-            f"{name}.__init__ takes {signature}, expected (config) or nothing else without a "
-            f"default. To give it other arguments, pass an object, environment={name}(...), or a "
-            "function that makes one."
+            f"{name} takes {signature}: {error}. Set environment.params: {{{example}}}"
+            f"{''.join(f' (-p {argument}=...)' for argument in missing[:1])}, or pass an object: "
+            f"environment={name}(...). An argument named config gets all settings of the "
+            "environment."
         ) from None
+    return arguments
+
+
+def _signature(source: Callable[..., Any]) -> inspect.Signature:
+    """Returns the signature; of a constructor that passes everything on, that of the next class."""
+    signature = inspect.signature(source)
+    if not isinstance(source, type):
+        return signature
+    for kind in source.__mro__:
+        if "__init__" not in vars(kind) or kind is object:
+            continue
+        own = inspect.signature(vars(kind)["__init__"])
+        parameters = list(own.parameters.values())[1:]
+        if {p.kind for p in parameters} != {
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
+        }:
+            return own.replace(parameters=parameters, return_annotation=own.empty)
+    return signature
 
 
 def _described(source: object) -> str:

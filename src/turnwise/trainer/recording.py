@@ -29,7 +29,7 @@ from turnwise.config import (
     LimitsConfig,
     RewardItem,
 )
-from turnwise.env import BaseEnvironment
+from turnwise.env import BaseEnvironment, make_environment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.episode import EpisodeLimits
@@ -172,7 +172,7 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
         if user.expert is not None:
             found["expert"] = fingerprint(user.expert)
     elif not user.mix:
-        found = {"environment": _code_of(user.environment), **found}
+        found = {"environment": _code_of(user.environment, config.environment), **found}
     found |= _algorithm_code(user, config)
     if user.dataset is not None:
         found["dataset"] = dataset_hash(user.dataset)
@@ -204,20 +204,29 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
         return dataclasses.replace(config, name=source)
     reference = reference_to(source)
     if isinstance(source, BaseEnvironment):
-        own = dataclasses.replace(source.config, name=reference.label, reward=config.reward)
-        return own if _is_remade(source) else dataclasses.replace(own, name=object_label(source))
+        remade = _remaking_config(source, config)
+        label = object_label(source) if remade is None else reference.label
+        return dataclasses.replace(remade or source.config, name=label, reward=config.reward)
     return dataclasses.replace(config, name=reference.label)
 
 
-def _is_remade(environment: BaseEnvironment) -> bool:
-    """Whether the class with the same config makes an equal environment."""
-    try:
-        again = type(environment)(environment.config)
-        is_same = fingerprint(again) == fingerprint(environment)
-        close_environment(again)
-    except Exception:  # the user's constructor takes more than a config
-        return False
-    return is_same
+def _remaking_config(
+    environment: BaseEnvironment, settings: EnvironmentConfig
+) -> EnvironmentConfig | None:
+    """Return the config with which the class makes an equal environment, or None.
+
+    It is the environment's own, or that of the settings: `Maze(**config.environment.params)`.
+    """
+    for config in (environment.config, settings):
+        try:
+            again = make_environment(type(environment), config)
+            is_same = fingerprint(again) == fingerprint(environment)
+            close_environment(again)
+        except Exception:  # the user's constructor takes more than this config has
+            continue
+        if is_same:
+            return config
+    return None
 
 
 def _reward(function: RewardFn) -> str | list[RewardItem]:
@@ -249,10 +258,10 @@ def _parser(parser: ParserChoice) -> str:
     return reference_to(parser).label if is_default_instance(parser) else object_label(parser)
 
 
-def _code_of(environment: EnvironmentSource | None) -> str:
+def _code_of(environment: EnvironmentSource | None, config: EnvironmentConfig) -> str:
     if isinstance(environment, str):
         return fingerprint(source_by_name(environment))
-    if isinstance(environment, BaseEnvironment) and _is_remade(environment):
+    if isinstance(environment, BaseEnvironment) and _remaking_config(environment, config):
         return fingerprint(type(environment))  # as a command that has only its name hashes it
     return fingerprint(environment)
 

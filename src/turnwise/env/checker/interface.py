@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 import random
 import re
-import traceback
 from collections.abc import Iterator
 
 from turnwise.deadlines import call_with_deadline, run_sync
-from turnwise.env import catalog
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.harness import (
     GENERAL_TEXTS,
@@ -71,12 +69,6 @@ def check_make(harness: Harness) -> Iterator[Finding]:
             for name in missing:
                 fix = f"Add the method `{DEFINITIONS[name]}` to the class."
                 yield Finding.error("signature", f"the class has no {name}()", fix)
-        elif isinstance(error, TypeError) and _raised_by_the_call(error):
-            fix = (
-                "Derive the class from BaseEnvironment and let it take the config: "
-                "`def __init__(self, config=None): super().__init__(config)`."
-            )
-            yield Finding.error("signature", f"the class cannot be made: {error}", fix)
         elif isinstance(error, AttributeError) and "'rng'" in str(error):
             fix = "Delete the line `self.rng = ...`: BaseEnvironment has a self.rng, and seeds it."
             yield Finding.error("signature", message, fix)
@@ -94,10 +86,6 @@ def spawn_failed(level: Level, message: str) -> Finding:
         "Pass the class instead of an instance, or make what cannot be copied in reset(), or add "
         "`def spawn(self): return type(self)(self.config)`.",
     )
-
-
-def _raised_by_the_call(error: TypeError) -> bool:
-    return traceback.extract_tb(error.__traceback__)[-1].filename == catalog.__file__
 
 
 def check_signatures(harness: Harness) -> Iterator[Finding]:
