@@ -49,6 +49,19 @@ class _Loader(yaml.SafeLoader):
             self._sizes[node] = self._num_nodes - before
         return node
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name is None or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if name in lines:  # YAML forbids it, and PyYAML would keep the last one in silence
+                first = f"the first one is in line {lines[name]}"
+                raise _refused(f"the key {name!r} is given twice, {first}", key.start_mark)
+            lines[name] = key.start_mark.line + 1
+        return node
+
 
 def _refused(problem: str, mark: Any) -> yaml.YAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)

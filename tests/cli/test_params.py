@@ -77,3 +77,35 @@ def test_a_run_is_opened_again_with_its_params(turnwise):
     other = turnwise("play", "runs/Maze", "--player", "expert", "-p", "size=8")
     assert "A red maze of size 8." in other.out
     assert turnwise("play", "runs/Maze", "--player", "expert", "-p", "siez=8").code == 2
+
+
+def test_train_takes_an_environment_as_play_does(turnwise, tmp_path):
+    ran = turnwise("train", "maze.py:make", "-p", "size=6", *QUICK)
+    assert ran.code == 0, ran.err
+    assert "A blue maze of size 6." in turnwise("play", "runs/make", "--player", "expert").out
+    (tmp_path / "my.yaml").write_text("training: {batch_size: 2}\n")
+    shown = turnwise("train", "my.yaml", "maze.py:Maze", "-p", "size=1", "--dry-run")
+    assert "name: maze.py:Maze" in shown.out
+    assert "batch_size: 2" in shown.out
+    assert "name: grid-world" in turnwise("train", "grid-world", "--dry-run").out
+    ran = turnwise("train", "maze.py")
+    assert ran.code == 2
+    assert "maze.py:ClassName" in ran.err
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "training: {batch_size: 2}\n"])
+def test_a_file_that_names_nothing_to_train_on_is_refused(turnwise, tmp_path, text):
+    (tmp_path / "my.yaml").write_text(text)
+    ran = turnwise("train", "my.yaml")
+    assert ran.code == 2
+    assert "my.yaml names nothing to train on. Write environment: file.py:ClassName" in ran.err
+    assert not (tmp_path / "runs").exists()
+    assert turnwise("train", "my.yaml", "environment=shop", "--dry-run").code == 0
+    assert turnwise("train", "my.yaml", "dataset=rows.jsonl", "--dry-run").err.count("rows.jsonl")
+
+
+def test_a_dataset_alone_is_not_played_in_the_demos_environment(turnwise, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 + 2?", "answer": "4"}\n')
+    shown = turnwise("train", "dataset=rows.jsonl", "--dry-run").out
+    assert "path: rows.jsonl" in shown
+    assert "warm_start: null" in shown  # the demo's is random

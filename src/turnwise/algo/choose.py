@@ -20,6 +20,7 @@ from turnwise.algo.records import (
     TokenSelection,
 )
 from turnwise.config import TrainingConfig
+from turnwise.config.other_libraries import ALGORITHMS
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.user_code import import_object
 
@@ -173,7 +174,7 @@ def _chosen(setting: str, choice: Any, table: Mapping[str, Any]) -> Any:
             return table[choice]
         if ":" not in choice:
             raise ConfigError(
-                f"there is no {what} {choice!r}. {did_you_mean(choice, table)} "
+                f"there is no {what} {choice!r}. {_hint(setting, choice, table)} "
                 "A function of your own: file.py:name."
             )
         choice = import_object(choice, option=f"training.{setting}")
@@ -182,3 +183,15 @@ def _chosen(setting: str, choice: Any, table: Mapping[str, Any]) -> Any:
             f"training.{setting} got {choice!r} ({type(choice).__name__}), expected a function"
         )
     return choice
+
+
+def _hint(setting: str, choice: str, table: Mapping[str, Any]) -> str:
+    """Return what to write instead of a name that is not in the table."""
+    name = choice.lower()
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if setting == "adv_estimator" and name in POLICY_LOSSES:
+        return f"{choice} is a policy loss: policy_loss: {name} with adv_estimator: grpo."
+    if setting == "policy_loss" and name in ADVANTAGE_ESTIMATORS:
+        return f"{choice} is an advantage estimator: adv_estimator: {name} with policy_loss: ppo."
+    return did_you_mean(name, table)

@@ -24,11 +24,18 @@ _OVERRIDE = re.compile(r"\+?[\w.]+=")
 def split_arguments(
     words: Sequence[str], config_path: str | None, config_name: str | None
 ) -> tuple[Path | None, list[str]]:
-    """Return the configuration file, if one is named, and the overrides `section.name=value`."""
+    """Return the configuration file, if one is named, and the overrides `section.name=value`.
+
+    A word may also be an environment, which becomes the first override.
+    """
     from turnwise.config import find_config
 
     overrides = [word for word in words if _OVERRIDE.match(word)]
     files = [word for word in words if not _OVERRIDE.match(word)]
+    environments = [word for word in files if _names_environment(word)]
+    if environments:
+        files = [word for word in files if word not in environments]
+        overrides.insert(0, f"environment.name={environments[-1]}")
     found = find_config(config_path, config_name)
     if len(files) + (found is not None) > 1:
         names = ", ".join([*files, *([str(found)] if found else [])])
@@ -37,6 +44,20 @@ def split_arguments(
             "section.name=value, for example training.batch_size=8"
         )
     return (Path(files[0]) if files else found), overrides
+
+
+def _names_environment(word: str) -> bool:
+    """Return whether a word is an environment, as `turnwise play` takes it, and no file."""
+    from turnwise.env.catalog import ADAPTERS, BUILT_IN
+
+    if Path(word).exists():
+        if word.endswith(".py"):
+            raise ConfigError(
+                f"{word} is Python code, expected a YAML file or an environment. Name the class in "
+                f"it: {word}:ClassName"
+            )
+        return False
+    return word in BUILT_IN or word.partition(":")[0] in ADAPTERS or names_code(word)
 
 
 def find_code(

@@ -30,8 +30,9 @@ def train(
     arguments: Annotated[
         list[str] | None,
         argument(
-            "[CONFIG] [SECTION.NAME=VALUE]...",
-            "A YAML file or the folder of a run, and settings that override its values.",
+            "[CONFIG] [ENV] [SECTION.NAME=VALUE]...",
+            "A YAML file or the folder of a run, an environment such as file.py:ClassName, and "
+            "settings that override the file's.",
             completion.settings,
         ),
     ] = None,
@@ -98,6 +99,7 @@ def train(
     [bold]Examples[/bold]
 
     turnwise train
+    turnwise train my_env.py:MyEnvironment -p size=5
     turnwise train my.yaml training.learning_rate=3e-5 --name second
     turnwise train my.yaml --estimate
     turnwise train runs/mine --resume
@@ -183,18 +185,24 @@ def _run_of(file: Path | None) -> Path | None:
 def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     """Return the settings of a file, of a run, or of the demo, with the overrides."""
     from turnwise.config import ConfigStore
+    from turnwise.yaml_files import read_yaml
 
     run = file if file is not None and file.is_dir() else None
     if run is not None:
         file = run / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"{run} is not a run: it has no config.yaml")
-    # The demo's settings are tuned for its environment only.
-    named = ("environment.name=", "agent=")
-    names_environment = any(word.lstrip("+").startswith(named) for word in overrides)
-    if file is None and not names_environment:
-        file = DEMO
+    named = ("environment.name=", "environment=", "agent=", "dataset=", "dataset.path=")
+    is_named = any(word.lstrip("+").startswith(named) for word in overrides)
+    if file is None and not is_named:
+        file = DEMO  # its settings are tuned for its environment only
     config = ConfigStore.load(file, overrides)
+    tasks = {"environment", "environments", "agent", "dataset"}
+    if file is not None and not is_named and not tasks & set(read_yaml(file)):
+        raise ConfigError(
+            f"{file} names nothing to train on. Write environment: file.py:ClassName (or a name of "
+            "`turnwise envs`), agent: file.py:function, or dataset: rows.jsonl"
+        )
     if run is not None:
         config.checkpoint.output_dir = str(run.parent)
         config.checkpoint.run_name = run.resolve().name

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
+from turnwise.config.other_libraries import answer_setting
 from turnwise.errors import ConfigError, did_you_mean
 
 Positive = Annotated[int, Ge(1)]
@@ -39,7 +40,8 @@ class Section:
         known = {f.name for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         if name not in known:
             raise ConfigError(
-                f"{type(self).__name__} has no setting {name!r}. {did_you_mean(name, known)}"
+                f"{type(self).__name__} has no setting {name!r}. "
+                f"{answer_setting(name) or did_you_mean(name, known)}"
             )
         object.__setattr__(self, name, value)
 

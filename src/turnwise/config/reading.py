@@ -6,26 +6,34 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from turnwise.config.environment import EnvironmentItem
 from turnwise.config.fields import Section, SettingTypes, setting_types_of
+from turnwise.config.other_libraries import answer_setting
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.yaml_files import line_of, parse_value
 
-SHORT_SECTIONS = ("dataset", "eval_dataset")
-"""Sections that may be written as their path alone."""
+SHORT_SECTIONS = {
+    "model": "model_name",
+    "environment": "name",
+    "dataset": "path",
+    "eval_dataset": "path",
+}
+"""Sections that may be written as one setting alone, such as `model: tiny`."""
+_DATASETS = ("dataset", "eval_dataset")
 
 Store = TypeVar("Store", bound=Section)
 
 
 def full_section(name: str, value: Any, is_single: bool = False) -> Any:
     """Return a section of a YAML file in full; it may be empty or in a short form."""
-    if name in SHORT_SECTIONS and isinstance(value, str | list):
-        return {"path": value}
+    is_short = isinstance(value, str) or (name in _DATASETS and isinstance(value, list))
+    if name in SHORT_SECTIONS and is_short:
+        return {SHORT_SECTIONS[name]: value}
     if name == "environments" and isinstance(value, list):
         return [full_item(item) for item in value]
     return {} if value is None and not is_single else value
@@ -37,7 +45,7 @@ def full_item(item: Any) -> Any:
         return {"environment": item}
     if not isinstance(item, dict):
         return item
-    rows = {name: full_section(name, item[name]) for name in SHORT_SECTIONS if name in item}
+    rows = {name: full_section(name, item[name]) for name in _DATASETS if name in item}
     return {**item, **rows}
 
 
@@ -50,9 +58,10 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
         names = {full.rpartition(".")[2]: full for full in reversed(list(known))}
         near = difflib.get_close_matches(key.strip(), names, n=1, cutoff=0.8)
         example = f"{names[near[0]]}={raw}" if near else "training.learning_rate=3e-5"
+        elsewhere = None if near else answer_setting(key.strip())
         raise ConfigError(
-            f"cannot read the override {override!r}. Write section.name=value, "
-            f"for example {example}"
+            f"cannot read the override {override!r}. "
+            + (elsewhere or f"Write section.name=value, for example {example}")
         )
     value = parse_value(raw)
     kind = known.get(".".join(path), ("", None))[1]
@@ -61,10 +70,12 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
     place = data
     if path[0] == "environments" and len(path) > 1:
         place, path = _item_of(data, path, override)
+    if place is data and path in (["model"], ["environment"]):  # its other settings stay
+        path = [*path, SHORT_SECTIONS[path[0]]]
     for part in path[:-1]:
         inner = place.get(part)
-        if inner is None:
-            inner = place[part] = {}
+        if inner is None or (place is data and part in SHORT_SECTIONS):
+            inner = place[part] = full_section(part, inner)
         if not isinstance(inner, dict):
             raise ConfigError(f"cannot apply {override!r}: {part!r} is a value, not a section")
         place = inner
@@ -113,16 +124,35 @@ def checked(
     """
     from pydantic import ValidationError
 
+    known = setting_types_of(store)
+    for name, value in _booleans(data):
+        if name in known and not _takes_bool(known[name][1]):
+            place = _place(name.split("."), source, overrides)
+            raise ConfigError(f"{place}: {name} got {value}. Expected: {known[name][0]}")
     try:
         settings: Store = _adapter(store).validate_python(data)  # type: ignore[arg-type]
     except ValidationError as error:
-        known = setting_types_of(store)
         problems = [
             f"{_place(problem['loc'], source, overrides)}: {_explain(problem, data, known)}"
             for problem in error.errors()
         ]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
     return settings
+
+
+def _booleans(data: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield each boolean in the sections with its dotted name; pydantic takes true for 1."""
+    for section, values in data.items():
+        if isinstance(values, Mapping):
+            yield from (
+                (f"{section}.{name}", value)
+                for name, value in values.items()
+                if isinstance(value, bool)
+            )
+
+
+def _takes_bool(kind: Any) -> bool:
+    return kind in (bool, Any) or any(_takes_bool(one) for one in typing.get_args(kind))
 
 
 def _place(where: Sequence[Any], source: str, overrides: Mapping[str, str]) -> str:
@@ -145,9 +175,9 @@ def _explain(problem: Any, data: Mapping[str, Any], known: SettingTypes) -> str:
         return f"{where[0]} got {data[where[0]]!r}. Expected: {known[where[0]][0]}"
     if problem["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
         kind = "section" if len(where) == 1 else "setting"
-        inside = [full for full in known if full.endswith(f".{name}")]
-        near = f"Did you mean {inside[0]!r}?" if inside else _near(where, known)
-        return f"there is no {kind} {name!r}. {near}"
+        inside = [full for full in known if full.endswith(f".{where[-1]}")]
+        near = f"Did you mean {inside[0]!r}?" if inside else answer_setting(name)
+        return f"there is no {kind} {name!r}. {near or _near(where, known)}"
     return f"{name} got {problem['input']!r:.200}. {problem['msg']}."
 
 
@@ -168,7 +198,7 @@ def _explain_item(problem: Any) -> str:
         return f"there is no setting {where!r}. {did_you_mean(setting_name, known)}"
     if problem["type"] in {"missing", "missing_argument"}:
         return f"{where} is missing. Expected: {known[setting_name]}"
-    if rest and setting_name in SHORT_SECTIONS:
+    if rest and setting_name in _DATASETS:
         return f"{where}.{rest[0]} got {problem['input']!r:.200}. {problem['msg']}."
     if rest:  # pydantic reports each type of a union: the help is clearer
         return f"{where} got a value of another kind. Expected: {known[setting_name]}"

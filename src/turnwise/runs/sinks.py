@@ -221,12 +221,13 @@ SINKS: Mapping[str, type[Sink]] = {
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Raise `ConfigError` for an unknown sink."""
+    """Raise for an unknown sink, and for one whose package is not installed."""
     for name in names:
         if name not in SINKS:
             raise ConfigError(
                 f"logging.sinks got {name!r}, which is no sink. {did_you_mean(name, SINKS)}"
             )
+        import_extra(SINKS[name].package, SINKS[name].package)
 
 
 def make_sinks(

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from turnwise.config import ConfigStore
-from turnwise.env.catalog import EnvironmentFactory
+from turnwise.config import CheckpointConfig, ConfigStore
+from turnwise.env import BaseEnvironment, PromptEnvironment
+from turnwise.env.catalog import PROMPTS, EnvironmentFactory, source_by_name
+from turnwise.env.prompts import answer_of
 from turnwise.episode import CollectorOptions, EpisodeCollector
 from turnwise.episode.collector import EpisodeSource
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference import BaseInferenceEngine, create_inference_engine
 from turnwise.inference.base import StaleCache
 from turnwise.learner import has_adapters, make_learner, merged_weights
@@ -26,12 +28,14 @@ from turnwise.models.rotary import rope_types, rotary_limit
 from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
+from turnwise.trainer.rollout import group_size
 from turnwise.user_code import require_model_code, require_use, server_use
 
 _LOG = logging.getLogger("turnwise")
 Collector = TypeVar("Collector", bound=EpisodeCollector)
 SHARED_MODEL_BACKENDS = ("local", "transformers")
 """Backends that sample from the learner's own Hugging Face model."""
+_NUM_ROWS_CHECKED = 100
 
 
 @dataclass
@@ -188,6 +192,71 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     check_components(user)
     check_resampling(config, user)
     _check_turn_limits(config, user)
+    group_size(config, user.algorithm(config).estimator)
+    _check_best_metric(config)
+    for part in user.mix or (None,):
+        components = user if part is None else part.components
+        _check_players(config.training.warm_start, components)
+        _check_answers(components)
+
+
+def _check_best_metric(config: ConfigStore) -> None:
+    name = config.checkpoint.best_metric
+    parts = [part for part in config.parts() if part]
+    kinds = ("reward", "success", "turns", "truncated", "errors")
+    of_step = {"step", *kinds, *(f"{part}/{kind}" for part in parts for kind in kinds)}
+    of_evaluation = {
+        f"eval/{part}{how}/{kind}"
+        for part in ("", *(f"{part}/" for part in parts))
+        for how in ("greedy", "sampled")
+        for kind in kinds
+    }
+    if name not in of_step | of_evaluation and "reward/" not in name:  # a component of the reward
+        raise ConfigError(
+            f"checkpoint.best_metric got {name!r}, which is no metric. "
+            f"{did_you_mean(name, of_step | of_evaluation)}"
+        )
+    is_default = name == CheckpointConfig().best_metric
+    if name in of_evaluation and not is_default and not config.training.eval_episodes:
+        raise ConfigError(
+            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0: there are no "
+            "evaluations. Set training.eval_episodes, for example to 64."
+        )
+
+
+def _check_players(warm_start: str | None, user: UserComponents) -> None:
+    """Raise if an environment lacks the player that the warm start imitates.
+
+    A function shows it only when it is called: then the first step of the warm start raises.
+    """
+    methods = {"expert": "expert_action", "random": "sample_action"}
+    source = user.environment
+    if warm_start not in methods or source is None:
+        return
+    source = source_by_name(source) if isinstance(source, str) else source
+    kind = type(source) if isinstance(source, BaseEnvironment) else source
+    method = methods[warm_start]
+    if getattr(kind, method, None) is getattr(BaseEnvironment, method):
+        raise ConfigError(
+            f"training.warm_start got {warm_start!r}, and {user.environment_name} has no method "
+            f"{method}. Write one, or set training.warm_start to null or to a file of "
+            "conversations."
+        )
+
+
+def _check_answers(user: UserComponents) -> None:
+    """Raise for prompts whose every reply would earn 0."""
+    if user.environment not in (PROMPTS, PromptEnvironment) or user.reward_fn is not None:
+        return
+    rows = user.train_rows or ()
+    first = [rows[number] for number in range(min(len(rows), _NUM_ROWS_CHECKED))]
+    if first and all(answer_of(row) is None for row in first):
+        raise ConfigError(
+            "the rows of the dataset have no 'answer', and there is no reward function: every "
+            f"reply would earn 0. They have: {', '.join(map(str, first[0]))}. Name the column with "
+            "dataset.columns: {answer: its name}, or set reward: file.py:function "
+            "(Trainer(reward_fn=...))."
+        )
 
 
 def _require_engine(config: ConfigStore) -> None:
@@ -237,6 +306,13 @@ def check_settings(config: ConfigStore) -> None:
             "to learn from. Set it to 1.0."
         )
 
+    training = config.training
+    if training.kl_target is not None and not training.use_kl_in_reward:
+        raise ConfigError(
+            f"training.kl_target got {training.kl_target}, and there is no KL penalty whose weight "
+            "it would adapt. Set training.use_kl_in_reward to true, or kl_target to null"
+            + (": kl_loss_coef stays as it is." if training.kl_loss_coef else ".")
+        )
     if config.max_staleness and config.inference.options.get("sleep"):
         raise ConfigError(
             f"inference.options.sleep got true with training.max_staleness="

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,13 @@ import torch
 
 from turnwise.assemblers import ASSEMBLERS
 from turnwise.config import ConfigStore
-from turnwise.errors import ConfigError, EngineStalled, describe_error, error_message
+from turnwise.errors import (
+    ConfigError,
+    EngineStalled,
+    MissingExtraError,
+    describe_error,
+    error_message,
+)
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
@@ -220,6 +227,8 @@ class RunLifecycle:
             self._assemble()  # before there is a folder: it raises for what cannot be used
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
                 folder, resumes = self._folder()
+                if not folder.exists:
+                    stack.push(functools.partial(self._remove_if_unused, folder))
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.held())
                 stack.enter_context(folder.logged(self.config.logging.level))
@@ -286,6 +295,13 @@ class RunLifecycle:
             outcome = "finished" if is_finished else "interrupted"
             records.end(outcome, self.step, self._write_state)
             stop.raise_signal()
+
+    def _remove_if_unused(self, folder: RunFolder, kind: Any, *_: object) -> None:
+        """Remove a new folder if a mistake of the user ended the run before its first step."""
+        is_mistake = kind is not None and issubclass(kind, ConfigError | MissingExtraError)
+        if is_mistake and self.step == 0 and not folder.has_checkpoints:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            self.run_folder = None
 
     def _is_over(self, plan: FitPlan) -> bool:
         return self.step >= plan.num_steps and self._pending_metrics is None

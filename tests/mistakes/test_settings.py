@@ -1,0 +1,175 @@
+"""Mistakes in settings are refused before there is a run folder."""
+
+import sys
+
+import pytest
+
+from mistakes.test_table import Good
+from turnwise import ConfigStore, Trainer
+from turnwise.errors import ConfigError, TurnwiseError
+
+
+def load(tmp_path, text, *overrides):
+    (tmp_path / "my.yaml").write_text(text)
+    return ConfigStore.load(tmp_path / "my.yaml", overrides)
+
+
+# ---- YAML ----
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "training:\n  batch_size: 4\nmodel: tiny\ntraining:\n  seed: 1\n",
+            "in line 4, column 1: the key 'training' is given twice, the first one is in line 1",
+        ),
+        (
+            "training: {seed: 1, batch_size: 2, seed: 3}\n",
+            "in line 1, column 36: the key 'seed' is given twice, the first one is in line 1",
+        ),
+    ],
+)
+def test_a_key_that_is_given_twice(tmp_path, text, problem):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert str(caught.value) == f"{tmp_path}/my.yaml is not valid YAML {problem}"
+
+
+def test_merged_keys_may_be_overridden(tmp_path):
+    text = "environments:\n- &maze {environment: a.py:A, weight: 1}\n- {<<: *maze, weight: 2}\n"
+    assert [item.weight for item in load(tmp_path, text).environments] == [1, 2]
+
+
+def test_sections_as_text(tmp_path):
+    config = load(tmp_path, "environment: maze.py:Maze\nmodel: smollm2-135m\ndataset: a.jsonl\n")
+    assert config.environment.name == "maze.py:Maze"
+    assert config.model.model_name == "smollm2-135m"
+    assert config.dataset.path == "a.jsonl"
+    text = "environment: maze.py:Maze\nmodel: {dtype: float32}\n"
+    config = load(tmp_path, text, "environment.params.size=5", "model=tiny")
+    assert (config.environment.name, config.environment.params) == ("maze.py:Maze", {"size": 5})
+    assert (config.model.model_name, config.model.dtype) == ("tiny", "float32")
+    assert ConfigStore.of({"environment": "shop"}).environment.name == "shop"
+
+
+@pytest.mark.parametrize("name", ["training.batch_size", "training.gamma", "ray.num_actors"])
+def test_a_boolean_is_no_number(tmp_path, name):
+    section, key = name.split(".")
+    with pytest.raises(ConfigError, match=rf"my.yaml, line 2: {name} got True. Expected: "):
+        load(tmp_path, f"{section}:\n  {key}: true\n")
+    with pytest.raises(ConfigError, match=rf"override {name}=yes: {name} got True"):
+        load(tmp_path, "", f"{name}=yes")
+    assert load(tmp_path, "", "training.gradient_checkpointing=true", "ray.use_ray=yes")
+
+
+# ---- the words of other libraries ----
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("training: {lr: 1}", "'training.lr'. Here it is training.learning_rate."),
+        ("lr: 1", "'lr'. Here it is training.learning_rate."),
+        ("training: {beta: 0.1}", "Here it is training.kl_loss_coef"),
+        ("training: {num_generations: 8}", "Here it is training.group_size."),
+        ("training: {per_device_train_batch_size: 8}", "training.batch_size"),
+        ("training: {max_completion_length: 8}", "Here it is inference.max_tokens"),
+        ("training: {rollout_n: 8}", "Here it is training.group_size."),
+        ("actor_rollout_ref: {rollout: {n: 8}}", "--engine verl"),
+        ("algorithm: {kl_loss_coef: 1}", "--engine verl"),
+        ("inference: {kl_loss_coef: 1}", "Did you mean 'training.kl_loss_coef'?"),
+    ],
+)
+def test_a_setting_of_another_library(tmp_path, text, answer):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert answer in str(caught.value)
+
+
+def test_a_setting_of_another_library_in_python_and_as_override():
+    with pytest.raises(ConfigError, match=r"Here it is training.learning_rate\."):
+        ConfigStore().training.lr = 1e-5
+    with pytest.raises(ConfigError, match=r"Here it is training.group_size\."):
+        ConfigStore.load(overrides=["num_generations=8"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "answer"),
+    [
+        ("adv_estimator", "ppo", "PPO is adv_estimator: gae with policy_loss: ppo."),
+        ("adv_estimator", "PPO", "PPO is adv_estimator: gae with policy_loss: ppo."),
+        ("adv_estimator", "dapo", "DAPO is adv_estimator: grpo with clip_ratio_high: 0.28"),
+        ("adv_estimator", "gspo", "policy_loss: gspo with adv_estimator: grpo."),
+        ("policy_loss", "grpo", "adv_estimator: grpo with policy_loss: ppo."),
+        ("policy_loss", "vanilla", "PPO's loss is policy_loss: ppo."),
+    ],
+)
+def test_an_algorithm_of_another_library(setting, name, answer):
+    with pytest.raises(ConfigError) as caught:
+        Trainer({"training": {setting: name}}, Good).fit()
+    assert answer in str(caught.value)
+
+
+# ---- refused before there is a folder ----
+
+ROWS = [{"prompt": "What is 2 + 2?", "solution": "4"}]
+
+
+def make_good():
+    return Good()
+
+
+class LateExpert(Good):
+    """Has an expert that knows nothing, which only an episode shows."""
+
+    def expert_action(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"config": {"checkpoint": {"best_metric": "eval/greedy/rewrd"}}},
+            "'eval/greedy/rewrd', which is no metric. Did you mean 'eval/greedy/reward'?",
+        ),
+        (
+            {"config": {"checkpoint": {"best_metric": "eval/sampled/success"}}},
+            "training.eval_episodes is 0: there are no evaluations",
+        ),
+        (
+            {"config": {"training": {"kl_target": 0.1}}},
+            "training.kl_target got 0.1, and there is no KL penalty",
+        ),
+        (
+            {"config": {"training": {"adv_estimator": "grpo", "group_size": 1}}},
+            "training.group_size is 1: nothing would be learned",
+        ),
+        (
+            {"config": {"training": {"warm_start": "expert"}}},
+            "training.warm_start got 'expert', and Good has no method expert_action.",
+        ),
+        (
+            {"environment": LateExpert, "config": {"training": {"warm_start": "expert"}}},
+            "LateExpert has no expert",
+        ),
+        (
+            {"environment": make_good, "config": {"training": {"warm_start": "random"}}},
+            "no random",
+        ),
+        (
+            {"environment": None, "dataset": ROWS},
+            "have no 'answer', and there is no reward function: every reply would earn 0",
+        ),
+        ({"config": {"logging": {"sinks": ["mlflow"]}}}, "pip install 'turnwise[mlflow]'"),
+    ],
+)
+def test_it_is_refused_and_no_folder_stays(given, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # as if it were not installed
+    with pytest.raises(TurnwiseError) as caught:
+        Trainer(**{"environment": Good, **given}, reporter=None).fit()
+    assert text in str(caught.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not list(tmp_path.glob("runs/*"))
