@@ -88,6 +88,7 @@ def test_train_takes_an_environment_as_play_does(turnwise, tmp_path):
     assert "name: maze.py:Maze" in shown.out
     assert "batch_size: 2" in shown.out
     assert "name: grid-world" in turnwise("train", "grid-world", "--dry-run").out
+    assert "Did you mean 'grid-world'?" in turnwise("train", "gird-world").err
     ran = turnwise("train", "maze.py")
     assert ran.code == 2
     assert "maze.py:ClassName" in ran.err

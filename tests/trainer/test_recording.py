@@ -217,3 +217,14 @@ def test_the_hash_of_a_run_is_that_of_each_function_and_the_same_by_name():
     ]
     assert len({of(environment=Echo, reward_fn=reward)["reward"] for reward in rewards}) == 3
     assert of(environment=Echo()) == of(environment=Echo)  # recorded alike: trainer.worlds:Echo
+
+
+def test_arguments_of_a_partial_are_recorded_as_params():
+    config = ConfigStore.of({"environment": {"params": {"size": 5}}})
+    source = functools.partial(Echo, slippery=True)
+    assert recorded(config, UserComponents(source)).environment.params == {
+        "slippery": True,
+        "size": 5,
+    }
+    source = functools.partial(Echo, rng=random.Random(0))  # no YAML holds it
+    assert recorded(config, UserComponents(source)).environment.params == {"size": 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ def _names_environment(word: str) -> bool:
                 f"it: {word}:ClassName"
             )
         return False
-    return word in BUILT_IN or word.partition(":")[0] in ADAPTERS or names_code(word)
+    is_misspelt = bool(difflib.get_close_matches(word, BUILT_IN, n=1, cutoff=0.8))
+    return is_misspelt or word.partition(":")[0] in ADAPTERS or names_code(word)
 
 
 def find_code(

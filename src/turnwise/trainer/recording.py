@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -207,6 +208,13 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
         remade = _remaking_config(source, config)
         label = object_label(source) if remade is None else reference.label
         return dataclasses.replace(remade or source.config, name=label, reward=config.reward)
+    if isinstance(source, functools.partial) and not source.args:
+        try:
+            given = json.loads(json.dumps(source.keywords))
+        except (TypeError, ValueError):  # an object, which YAML cannot hold
+            given = None
+        if given == source.keywords:
+            config = dataclasses.replace(config, params={**given, **config.params})
     return dataclasses.replace(config, name=reference.label)
 
 
