@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -10,12 +12,15 @@ from turnwise.errors import ConfigError
 
 Task: TypeAlias = Mapping[str, Any]
 
+_NUM_TASKS = 32
+
 
 @runtime_checkable
 class Curriculum(Protocol):
     """Chooses the tasks of a step, and observes their results.
 
-    A task is the `task` of an environment when it is reset.
+    A task is the `task` of an environment when it is reset. Evaluations play all tasks of a
+    sequence `tasks`, from easy to hard, if it has one.
     """
 
     def choose(self, num_tasks: int, rng: random.Random) -> Sequence[Task]:
@@ -28,6 +33,20 @@ class Curriculum(Protocol):
         """Return what a resumed run needs, as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def evaluation_tasks(curriculum: Curriculum) -> list[Task] | None:
+    """Return the tasks that evaluations of its run play: all its `tasks`, the hardest first.
+
+    A curriculum without `tasks` is asked for those of a first step. None if that is not possible
+    without changing it.
+    """
+    tasks = getattr(curriculum, "tasks", None)
+    if tasks is not None:
+        return list(reversed(tasks))
+    with contextlib.suppress(Exception):  # of a user's code, or it cannot be copied
+        return list(copy.deepcopy(curriculum).choose(_NUM_TASKS, random.Random(0)))
+    return None
 
 
 class Levels:

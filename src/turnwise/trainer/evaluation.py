@@ -18,6 +18,7 @@ from turnwise.trainer.episode_metrics import (
     episodes_of,
     weighted_mean,
 )
+from turnwise.trainer.failures import described
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rows, run_tasks, seed_of
@@ -93,6 +94,8 @@ class Evaluator:
                 clock = Stopwatch()
                 with clock.timing("play"):
                     played = self.play(number, is_greedy, stop)
+                if is_greedy:
+                    self.report_failure(played)
                 for environment, values in self.by_environment(played).items():
                     prefix = f"eval/{environment}/{name}" if environment else f"eval/{name}"
                     metrics |= {f"{prefix}/{key}": value for key, value in values.items()}
@@ -118,6 +121,18 @@ class Evaluator:
             stop,
             lambda done, total: self._reporter.progress("evaluation", done, total),
         )
+
+    def report_failure(self, played: Collection) -> None:
+        """Report an environment in which every episode failed, with the first failure."""
+        for name in [part.name for part in self._user.mix] or [""]:
+            episodes = episodes_of(played, name)
+            results = [*episodes, *episodes.dropped]
+            if results and all(result.status.is_error for result in results):
+                where = f" in {name}" if name else ""
+                self._reporter.say(
+                    f"error: every episode of the evaluation{where} failed, so there is no result; "
+                    f"the first one with: {described(results[0])}"
+                )
 
     def by_environment(self, played: Collection) -> dict[str, Metrics]:
         """Return the metrics of each environment of a mix, and of all under the empty name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 import threading
@@ -29,7 +30,7 @@ from turnwise.trainer.assembly import RunComponents, assemble
 from turnwise.trainer.async_rollout import AsyncRollout
 from turnwise.trainer.callbacks import checked_callbacks
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.curriculum import Curriculum, evaluation_tasks
 from turnwise.trainer.epochs import Epochs, FitPlan
 from turnwise.trainer.recording import identity
 from turnwise.trainer.records import Records
@@ -72,10 +73,14 @@ class RunLifecycle:
         """The folder of the run, once it has begun."""
         self.step = 0
         """Finished steps."""
+        check_curriculum(curriculum, is_mix=bool(given.mix))
+        has_rows = any(dataset.path is not None for _, dataset in config.datasets())
+        if curriculum is not None and not has_rows and given.dataset is given.eval_dataset is None:
+            # Without a task its environment may not even reset. Rows are recorded, for `eval`.
+            given = dataclasses.replace(given, eval_dataset=evaluation_tasks(curriculum))
         self._given = given
         self._user = given.filled_from(config)
         self._name = self._user.environment_name if not given.mix else config.environment_name
-        check_curriculum(curriculum, is_mix=bool(given.mix))
         self._curriculum = curriculum
         self._callbacks = checked_callbacks(callbacks)
         self._reporter, self._display = choose_reporter(reporter)

@@ -13,7 +13,7 @@ from turnwise.env.catalog import EnvironmentSource
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools import ToolRegistry
 from turnwise.trainer.components import MixEnvironment, UserComponents
-from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.curriculum import Curriculum, evaluation_tasks
 from turnwise.trainer.wrong_types import check_curriculum
 from turnwise.user_code import reference_to
 
@@ -65,7 +65,10 @@ class GivenMixEnvironment:
                 f"an environment of a mix got max_steps or params, and {type(source).__name__} is "
                 "an instance, which has its settings already. Pass the class, or only the instance."
             )
-        check_curriculum(objects.get("curriculum"))
+        curriculum = objects.get("curriculum")
+        check_curriculum(curriculum)
+        if curriculum is not None and not {"dataset", "eval_dataset"} & set(given):
+            objects["eval_dataset"] = evaluation_tasks(curriculum)
         label = source if isinstance(source, str) else reference_to(source).label
         own = {key: given[key] for key in (*_SETTINGS, *named) if given.get(key) is not None}
         return cls(
@@ -78,7 +81,7 @@ class GivenMixEnvironment:
                 tools,
                 system_prompt=objects.get("system_prompt"),
             ),
-            objects.get("curriculum"),
+            curriculum,
         )
 
 

@@ -299,6 +299,7 @@ class Trainer(RunLifecycle):
         number = num_episodes or self.config.training.eval_episodes or 32
         evaluator = self._evaluator()
         played = evaluator.play(number, greedy, StopRequest(self._reporter.say))
+        evaluator.report_failure(played)
         return {
             f"{environment}/{name}" if environment else name: value
             for environment, metrics in evaluator.by_environment(played).items()

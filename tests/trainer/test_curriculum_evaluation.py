@@ -1,0 +1,104 @@
+"""A run with a curriculum is evaluated on its tasks; an evaluation that only fails is an error."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.runs import Listener, metrics_of
+from trainer.worlds import Echo, small_trainer
+from turnwise import Levels
+from turnwise.runs.run_folder import RunFolder
+
+SMALL = (
+    "training.warm_start=null",
+    "training.batch_size=2",
+    "training.max_steps=2",
+    "training.eval_episodes=4",
+    "inference.max_tokens=1",
+)
+
+
+class Asked(Echo):
+    """Cannot begin without a task."""
+
+    def reset(self):
+        super().reset()
+        self.letter = self.task["letter"]
+        return self.letter
+
+
+class Chosen:
+    """A curriculum of the user's own, without a list of tasks."""
+
+    def choose(self, num_tasks, rng):
+        return [{"letter": rng.choice("ab")} for _ in range(num_tasks)]
+
+    def observe(self, success, reward): ...
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state): ...
+
+
+LEVELS = [{"letter": letter} for letter in "abcd"]
+
+
+@pytest.mark.parametrize("curriculum", [Levels(LEVELS), Chosen()], ids=["levels", "own"])
+def test_its_tasks_are_evaluated(tmp_path, curriculum):
+    listener = Listener()
+    options = {"curriculum": curriculum, "reporter": listener}
+    with small_trainer(tmp_path, Asked, *SMALL, **options) as trainer:
+        trainer.fit()
+        assert trainer.evaluate(8)["errors"] == 0.0
+    last = metrics_of(trainer.run_folder)[-1]
+    assert last["eval/greedy/errors"] == last["eval/sampled/errors"] == 0.0
+    assert last["eval/greedy/num_episodes"] == 4
+    assert not [line for line in listener.said if "error" in line]
+
+
+def test_its_tasks_are_recorded_for_other_commands(tmp_path):
+    with small_trainer(tmp_path, Asked, *SMALL, curriculum=Levels(LEVELS)) as trainer:
+        trainer.fit()
+    rows = RunFolder(trainer.run_folder).settings().eval_dataset.paths
+    letters = [json.loads(line)["letter"] for line in Path(rows[0]).read_text().splitlines()]
+    assert letters == ["d", "c", "b", "a"]  # few episodes play the hardest
+
+
+def test_in_a_mix(tmp_path):
+    mix = [{"environment": Asked, "curriculum": Levels(LEVELS)}, Echo]
+    with small_trainer(tmp_path, None, *SMALL, environments=mix) as trainer:
+        trainer.fit()
+    last = metrics_of(trainer.run_folder)[-1]
+    assert last["eval/Asked/greedy/errors"] == 0.0
+
+
+class Unready(Echo):
+    """Breaks when it is told to."""
+
+    is_broken = False
+
+    def reset(self):
+        if Unready.is_broken:
+            raise RuntimeError("the server for evaluations is down")
+        return super().reset()
+
+
+class Breaks(Listener):
+    """Breaks the environment when the first evaluation begins."""
+
+    def progress(self, what, done, total):
+        Unready.is_broken = what == "evaluation" or (what == "episodes" and done == 2)
+
+
+def test_an_evaluation_in_which_every_episode_fails_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(Unready, "is_broken", False)
+    listener = Breaks()
+    settings = (*SMALL, "training.max_steps=1")
+    with small_trainer(tmp_path, Unready, *settings, reporter=listener) as trainer:
+        trainer.fit()
+    (line,) = [line for line in listener.said if line.startswith("error: ")]
+    assert "every episode of the evaluation failed, so there is no result" in line
+    assert "the server for evaluations is down" in line
+    assert metrics_of(trainer.run_folder)[-1]["eval/greedy/errors"] == 1.0
