@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from trainer.runs import Listener
+from trainer.worlds import Several, small_trainer
 from turnwise import BaseEnvironment, ConfigStore, EpisodeLimits, Trainer
 from turnwise.episode import EpisodeCollector, episode_limits
 from turnwise.errors import ConfigError
@@ -101,3 +102,27 @@ def test_two_different_turn_limits_are_refused(given, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"inference.max_turns got 5 and limits.max_turns got 7"):
         Trainer(environment=Long, **given).fit()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "horizon"),
+    [
+        ((), {}, 12),  # three tokens, four steps
+        (("inference.max_tokens=5",), {}, 20),
+        (("inference.max_turns=2",), {}, 6),
+        (("limits.max_turns=2",), {}, 6),
+        (("limits.max_tokens_per_turn=7",), {}, 28),
+        (("limits.max_tokens=9",), {}, 9),
+        (("limits.max_tokens=9", "limits.max_context_tokens=8"), {}, 12),  # it may sample more
+        (("inference.multi_turn=false",), {}, 3),
+        (("environment.max_steps=6",), {}, 18),
+        ((), {"limits": EpisodeLimits(max_turns=2, max_tokens_per_turn=8)}, 16),
+        ((), {"limits": EpisodeLimits(max_turns=2, max_tokens_per_turn=None)}, None),
+    ],
+)
+def test_the_horizon_of_the_loss_is_that_of_the_episodes(tmp_path, settings, given, horizon):
+    class FourSteps(Several):
+        max_steps = 4
+
+    with small_trainer(tmp_path, FourSteps, *settings, **given) as trainer:
+        assert trainer.components.learner.options.horizon == horizon

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise import __version__
 from turnwise.cli.run_paths import run_of
+from turnwise.episode import episode_limits
 from turnwise.progress.run_state import count
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
@@ -90,7 +91,7 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
         metrics=("" if main is None else f"**{main}**\n\n")
         + _table(history, step, [part for part in config.parts() if part], evaluated_on),
         play=games[0],
-        max_tokens=config.inference.max_tokens,
+        max_tokens=episode_limits(config).max_tokens_per_turn,
         temperature=config.inference.temperature,
         settings="".join(f"| {key} | {_shown(value)} |\n" for key, value in settings),
     )

@@ -92,6 +92,22 @@ class EpisodeLimits:
             return _TURNS_WITHOUT_LIMIT
         return max(max_steps, _TURNS_WITHOUT_LIMIT) if has_tools else max_steps
 
+    def horizon(self, max_steps: int | None, *, has_tools: bool = False) -> int | None:
+        """Return the most tokens that an agent can sample in an episode; None without a limit.
+
+        The arguments are those of `turn_limit`.
+
+        >>> EpisodeLimits(max_turns=4, max_tokens_per_turn=100).horizon(15)
+        400
+        """
+        limits = []
+        if self.max_tokens_per_turn is not None:
+            num_turns = self.turn_limit(max_steps, has_tools=has_tools)
+            limits.append(num_turns * self.max_tokens_per_turn)
+        if self.max_tokens is not None and self.max_context_tokens is None:
+            limits.append(self.max_tokens)
+        return min(limits, default=None)
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -78,16 +78,13 @@ class LearnerOptions:
         loss = get_policy_loss(policy_loss or training.policy_loss)
         own, settings = ({f.name for f in dataclasses.fields(kind)} for kind in (cls, training))
         same: dict[str, Any] = {name: getattr(training, name) for name in own & settings}
-        limits = episode_limits(config)
         max_steps = config.environment.max_steps or BaseEnvironment.max_steps
-        max_turns = limits.turn_limit(None if config.agent else max_steps)
-        horizon = (limits.max_tokens_per_turn or config.inference.max_tokens) * max_turns
         different = {
             "adam_betas": _betas(training.adam_betas),
             "total_steps": total_steps,
             "policy_loss": loss,
             "policy_loss_options": _loss_options(training, loss),
-            "horizon": horizon,
+            "horizon": episode_limits(config).horizon(None if config.agent else max_steps),
             "kl_estimate": training.kl_loss_type,
         }
         return cls(**{**same, **different})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +94,7 @@ def assemble(
     model, tokenizer = user.model_and_tokenizer(config)
     # The learner first: it may add adapters to the modules that the engine samples from.
     learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
+    learner.options = dataclasses.replace(learner.options, horizon=user.horizon(config))
     engine = make_engine(config, model, tokenizer)
     learner.on_low_memory = engine.free_memory
     options = user.episode_options(config, closing)

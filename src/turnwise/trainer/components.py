@@ -174,6 +174,21 @@ class UserComponents:
         """Return the estimator and policy loss that were given, or those of the settings."""
         return Algorithm.of(config.training, self.adv_estimator, self.policy_loss)
 
+    def horizon(self, config: ConfigStore) -> int | None:
+        """Return the most tokens that an agent can sample in an episode, by the limits in force.
+
+        The steps of an environment that is known by its name alone count as those of any other.
+        """
+        known = [(config, self), *((part.config, part.components) for part in self.mix)]
+        max_steps = max(
+            own.environment.max_steps
+            or getattr(components.environment, "max_steps", BaseEnvironment.max_steps)
+            for own, components in known[bool(self.mix) :]
+        )
+        limits = self.limits or episode_limits(config)
+        has_tools = self.tools is not None or bool(config.tools)
+        return limits.horizon(None if self.agent is not None else max_steps, has_tools=has_tools)
+
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
         if self.mix:

@@ -86,11 +86,11 @@ def assemble(
         spec = EpisodeSpec(source, tokenizer, origin, worker_options, worker_kinds)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
         group = LearnerGroup(cluster, config, source, algorithm, failures)
-        learner = RemoteLearner(
-            make_policy(config, model, algorithm),
+        learner_options = dataclasses.replace(
             LearnerOptions.from_config(config, total_steps, algorithm.policy_loss),
-            group=group,
+            horizon=user.horizon(config),
         )
+        learner = RemoteLearner(make_policy(config, model, algorithm), learner_options, group=group)
         # A server may have the weights of another run, and vLLM cannot load a user's own model.
         shares = config.inference.backend in SHARED_MODEL_BACKENDS
         must_send = not shares and (is_own or config.inference.url is not None)
