@@ -7,9 +7,11 @@ import itertools
 import json
 import os
 import random
+import resource
 import socket
 import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -260,7 +262,7 @@ def test_a_body_of_100_mb_is_refused_and_the_next_request_served(path, problem):
                 answer = connection.getresponse()
                 error = json.loads(answer.read())["error"]
             assert (answer.status, error[problem[0]]) == (413, problem[1])
-            assert "32 MiB" in error["message"]
+            assert "16 MiB" in error["message"]
         assert not session.tree.turns
         assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
 
@@ -381,6 +383,37 @@ def test_budgets_end_with_the_errors_of_the_real_api():
         _, found = ask(llm, CHAT, chat_body(QUESTION))
         assert found["choices"][0]["finish_reason"] == "length"
         assert found["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "hello there, " * 800_000}],
+        [{"role": "user", "content": "q"}, {"role": "user", "content": "ab" * 2_000_000}],
+        [{"role": "user", "content": "q"}] * 100_000,
+    ],
+    ids=["long text", "long word", "many messages"],
+)
+def test_messages_that_cannot_fit_are_refused_before_they_are_encoded(messages):
+    session = make_session(limits=EpisodeLimits(max_tokens=5000))
+    with serving(session) as (_, _, llm):
+        memory, start = _peak_megabytes(), time.process_time()
+        status, found = ask(llm, CHAT, chat_body(messages))
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
+        assert session.exhausted is EpisodeStatus.TRUNCATED_BY_TOKENS
+    assert time.process_time() - start < 10
+    assert _peak_megabytes() - memory < 300
+
+
+def _peak_megabytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def test_a_long_text_that_fits_is_encoded():
+    session = make_session(limits=EpisodeLimits(max_tokens=5000))
+    with serving(session) as (_, _, llm):
+        text = {"role": "user", "content": "hello " * 2000}
+        assert ask(llm, CHAT, chat_body([text]))[0] == 200
 
 
 def test_the_time_of_an_episode_ends_in_the_middle_of_a_turn(monkeypatch):

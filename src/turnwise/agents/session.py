@@ -101,7 +101,7 @@ class AgentSession:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of a request's prompt, rendered from its messages."""
-        _check_messages(request.messages)
+        self._check_messages(request.messages)
         prompt = ConversationTree(self.tree.writer).match(request.messages, request.tools)
         await self._encode(prompt, request)
         return len(prompt.ids)
@@ -127,7 +127,7 @@ class AgentSession:
         limits = self._setup.limits
         if self._is_closed:
             raise ApiError("the episode has ended", status=401, code="invalid_api_key")
-        _check_messages(request.messages)
+        self._check_messages(request.messages)
         most = limits.turn_limit(None)
         # A request that was refused or cancelled has no turn, and costs none.
         num_under_way = sum(not task.done() for task in self._tasks)
@@ -176,6 +176,28 @@ class AgentSession:
         texts = self._token_texts(result) if request.wants_log_probs else []
         return make_reply(reply, len(prompt.ids), result, texts)
 
+    @property
+    def _max_tokens(self) -> int:
+        length, limit = self._setup.engine.context_length, self._setup.limits.max_tokens
+        return length if limit is None else min(length, limit)
+
+    def _check_messages(self, messages: Sequence[Message]) -> None:
+        if not messages:
+            raise ApiError("messages is empty, expected at least one message", param="messages")
+        if len(messages) > self._max_tokens:  # each has a token at least
+            raise self._too_long(f"more than {len(messages)}")
+        for number, message in enumerate(messages):
+            check_message(message, number)
+
+    def _too_long(self, num_tokens: str) -> ApiError:
+        self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS
+        return ApiError(
+            f"This model's maximum context length is {self._max_tokens} tokens. However, your "
+            f"messages resulted in {num_tokens} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+
     async def _encode(self, prompt: TreePrompt, request: ChatRequest) -> None:
         """Encode a prompt; a long one in a thread, so that the loop serves other episodes."""
         try:
@@ -188,11 +210,18 @@ class AgentSession:
             if _num_characters(prompt) < _LONG_TEXT:
                 prompt.encode(writer)
             else:
-                await asyncio.to_thread(prompt.encode, writer)
+                await asyncio.to_thread(self._encode_long, prompt, writer)
         except (ConfigError, ToolError) as error:
             raise ApiError(str(error), param="messages") from error
         if not prompt.ids:
             raise ApiError("the chat template writes nothing for these messages", param="messages")
+
+    def _encode_long(self, prompt: TreePrompt, writer: MessageWriter) -> None:
+        """Encode a long prompt, unless it cannot fit: that would take gigabytes for nothing."""
+        tools = prompt.tools if prompt.parent is None else ()
+        if self._setup.chat.is_longer_than(self._max_tokens, prompt.messages, tools):
+            raise self._too_long(f"more than {self._max_tokens}")
+        prompt.encode(writer)
 
     def _writer(self, enable_thinking: bool | None) -> MessageWriter:
         """What writes the messages of a request; raises ConfigError if the template cannot."""
@@ -236,17 +265,9 @@ class AgentSession:
         live: LiveText | None,
     ) -> TurnTokens:
         setup, limits = self._setup, self._setup.limits
-        length = setup.engine.context_length
-        most = length if limits.max_tokens is None else min(length, limits.max_tokens)
-        num_left = most - len(prompt.ids)
+        num_left = self._max_tokens - len(prompt.ids)
         if num_left < 1:
-            self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS
-            raise ApiError(
-                f"This model's maximum context length is {most} tokens. However, your messages "
-                f"resulted in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise self._too_long(f"{len(prompt.ids)}")
         wanted = (request.max_tokens, limits.max_tokens_per_turn, num_left)
         sampling = setup.sampling
         if self._honours_sampling:
@@ -323,13 +344,6 @@ class AgentSession:
             self._timer.seconds - started,
             result.later_versions,
         )
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise ApiError("messages is empty, expected at least one message", param="messages")
-    for number, message in enumerate(messages):
-        check_message(message, number)
 
 
 def _num_characters(prompt: TreePrompt) -> int:

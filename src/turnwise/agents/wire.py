@@ -17,7 +17,7 @@ from turnwise.agents.live import EventStream
 from turnwise.agents.requests import ApiError
 from turnwise.errors import describe_error
 
-MAX_BODY_BYTES = 32 * 2**20
+MAX_BODY_BYTES = 16 * 2**20
 _LOG = logging.getLogger("turnwise")
 
 

@@ -16,11 +16,16 @@ from typing import Any, Protocol
 from turnwise.chat.control import ControlTokens
 from turnwise.chat.encoding import Encoder, text_decoder
 from turnwise.chat.endings import ANSWER, ANSWERED, QUESTION, Endings, end_of_answer
-from turnwise.chat.ownership import ROLES, RenderedText
+from turnwise.chat.ownership import ROLES, RenderedText, change_messages, change_tools
 from turnwise.chat.rendering import Message, Renderer, template_text
 from turnwise.chat.templates import TEMPLATES
 from turnwise.chat.thinking import thinking_variables
 from turnwise.errors import ConfigError, did_you_mean
+
+
+_CHARACTERS_PER_TOKEN = 8
+"""Texts with fewer per token of the context are encoded without being counted first."""
+_PIECE = 50_000
 
 
 class Tokenizer(Protocol):
@@ -82,6 +87,36 @@ class ChatFormat:
         rendered = self._render_increment(self._renderer.completed(messages, history), history)
         ids = self._encoder.encode(rendered, is_continued=True)
         return ids[self._endings.num_closed(ids, turn_ids) :]
+
+    def is_longer_than(
+        self,
+        num_tokens: int,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> bool:
+        """Return whether a conversation surely has more tokens than this, at little cost.
+
+        Encoding takes some hundred bytes of memory per character. So a long text is counted piece
+        by piece until it has twice as many tokens: cutting a text adds few, and what a tokenizer
+        merges or leaves out is not counted.
+        """
+        texts: list[str] = []
+
+        def collect(text: str) -> str:
+            texts.append(text)
+            return text
+
+        change_messages(messages, collect)
+        change_tools(tools, collect)
+        if sum(map(len, texts)) <= _CHARACTERS_PER_TOKEN * num_tokens:
+            return False
+        num_counted = 0
+        for text in texts:
+            for start in range(0, len(text), _PIECE):
+                num_counted += len(self._encoder.encode_text(text[start : start + _PIECE]))
+                if num_counted > 2 * num_tokens:
+                    return True
+        return False
 
     def _render_increment(
         self, messages: Sequence[Message], history: Sequence[Message]
