@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from turnwise import ConfigError
+from turnwise.chat import ChatFormat
 from turnwise.models import load_model, load_tokenizer, model_folder
 from turnwise.models.tiny import make_tiny
 
@@ -138,7 +139,6 @@ def test_the_hub_out_of_reach(offline, name):
 
 def test_the_hub_has_no_such_model(monkeypatch):
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-    from transformers import AutoModelForCausalLM
 
     response = SimpleNamespace(headers={}, request=None)
     for error, message in (
@@ -149,6 +149,64 @@ def test_the_hub_has_no_such_model(monkeypatch):
         def refuse(*_, error=error, **__):
             raise OSError("long text") from error("no", response=response)
 
-        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+        monkeypatch.setattr("transformers.utils.hub.cached_file", refuse)
         with pytest.raises(ConfigError, match=message):
             load_model("somebody/something")
+
+
+def change_json(path, change):
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_hidden_layers", 10**7), ("vocab_size", 10**12), ("hidden_size", 10**9)],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_numbers_that_no_model_has_are_refused_before_it_is_built(folder, name, value, inside):
+    change = {"text_config": {name: value}} if inside else {name: value}
+    change_json(folder / "config.json", lambda config: config.update(change))
+    with pytest.raises(ConfigError, match=f"config.json has {name}: {value}, expected at most"):
+        load_model(folder, device="cpu")
+
+
+def replace(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def in_sequence(step, number, name="normalizers"):
+    return {"type": "Sequence", name: [step] * number}
+
+
+TOKENIZER_BOMBS = {
+    "doubled": ("normalizer", in_sequence(replace({"String": "e"}, "ee"), 40)),
+    "long": ("normalizer", replace({"Regex": "."}, "x" * 1000)),
+    "empty": ("normalizer", replace({"String": ""}, "x")),
+    "empty expression": ("normalizer", replace({"Regex": ""}, "x")),
+    "nested": ("normalizer", in_sequence(in_sequence(replace({"String": "e"}, "eee"), 3), 3)),
+    "decoder": ("decoder", in_sequence(replace({"String": "e"}, "eeee"), 30, "decoders")),
+}
+
+
+@pytest.mark.parametrize(("section", "step"), TOKENIZER_BOMBS.values(), ids=TOKENIZER_BOMBS)
+def test_a_tokenizer_that_makes_texts_far_longer_is_refused(folder, section, step):
+    change_json(folder / "tokenizer.json", lambda tokenizer: tokenizer.update({section: step}))
+    with pytest.raises(ConfigError, match=r"times longer|empty pattern"):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_in_the_way_of_sentencepiece_is_loaded(folder):
+    steps = [{"type": "Prepend", "prepend": "_"}, replace({"String": " "}, "\u2581")]
+    normalizer = {"type": "Sequence", "normalizers": steps}
+    change_json(folder / "tokenizer.json", lambda t: t.update(normalizer=normalizer))
+    assert load_tokenizer(folder).encode("a b")
+
+
+def test_an_expression_that_backtracks_without_end_is_a_clear_error(folder):
+    normalizer = replace({"Regex": "(a+)+$"}, "x")
+    change_json(folder / "tokenizer.json", lambda t: t.update(normalizer=normalizer))
+    chat = ChatFormat(load_tokenizer(folder))
+    with pytest.raises(ConfigError, match="the tokenizer cannot encode a text"):
+        chat.prompt_ids([{"role": "user", "content": "a" * 40 + "b"}])

@@ -8,13 +8,15 @@ the tokenizer; otherwise it is cut inside each forged token, and the pieces are 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 from turnwise.chat.control import ControlTokens
 from turnwise.chat.fast.tokenizer_core import core_decoder, core_encoder, core_of
 from turnwise.chat.ownership import RenderedText, Span
+from turnwise.errors import ConfigError
 from turnwise.plain_mode import is_plain
 
 # One of these precedes a text that continues another; one whose token does not merge with it works.
@@ -28,7 +30,24 @@ def text_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    return encode if is_plain("chat.encoding") else core_encoder(tokenizer, encode)
+    encode_fast = encode if is_plain("chat.encoding") else core_encoder(tokenizer, encode)
+
+    def encode_readably(text: str) -> list[int]:
+        with _readable_panics():
+            return encode_fast(text)
+
+    return encode_readably
+
+
+@contextmanager
+def _readable_panics() -> Iterator[None]:
+    """Turn a panic of the `tokenizers` library, which no `except Exception` sees, into an error."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"the tokenizer cannot encode a text: {error}") from error
 
 
 def text_decoder(
@@ -138,11 +157,12 @@ class Encoder:
     def _with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
         core = self._core
         # Other users of the tokenizer may have turned on truncation or padding.
-        if core.truncation is None and core.padding is None and not core.encode_special_tokens:
-            encoded = core.encode(text, add_special_tokens=False)
-            return encoded.ids, encoded.offsets
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return encoded["input_ids"], encoded["offset_mapping"]
+        with _readable_panics():
+            if core.truncation is None and core.padding is None and not core.encode_special_tokens:
+                encoded = core.encode(text, add_special_tokens=False)
+                return encoded.ids, encoded.offsets
+            encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            return encoded["input_ids"], encoded["offset_mapping"]
 
     def _with_places_names(self, text: str, is_continued: bool) -> tuple[list[int], list[Span]]:
         """The same for tokenizers without offsets: only control tokens get a span."""

@@ -22,7 +22,6 @@ from turnwise.chat.templates import TEMPLATES
 from turnwise.chat.thinking import thinking_variables
 from turnwise.errors import ConfigError, did_you_mean
 
-
 _CHARACTERS_PER_TOKEN = 8
 """Texts with fewer per token of the context are encoded without being counted first."""
 _PIECE = 50_000

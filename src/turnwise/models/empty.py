@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from turnwise.errors import ConfigError
+from turnwise.models.foreign_files import check_model_files
 from turnwise.models.load import model_folder, readable_errors, resolve_device, resolve_dtype
 from turnwise.models.rounding import round_weight, threshold_key
 from turnwise.models.weight_files import NotLoadableInParts, WeightFiles, stored_names
@@ -39,6 +40,7 @@ def load_empty_model(
     place = resolve_device(device)
     source = model_folder(name_or_path)
     with readable_errors(name_or_path), _parameters_on_meta():
+        check_model_files(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=resolve_dtype(dtype, place), trust_remote_code=trust_remote_code

@@ -16,6 +16,7 @@ from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 from turnwise.models.cache import cached_folder
 from turnwise.models.dtypes import warn_if_emulated
+from turnwise.models.foreign_files import check_model_files
 from turnwise.models.rounding import HALF, round_weight, threshold_key
 from turnwise.models.smollm2 import smollm2_folder
 from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
@@ -71,6 +72,7 @@ def load_model(
     source = model_folder(name_or_path)
     options = _four_bits(kind, place) if load_in_4bit else {}
     with readable_errors(name_or_path):
+        check_model_files(source)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, trust_remote_code=trust_remote_code, **options
         )
@@ -119,6 +121,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: b
 
     source = model_folder(name_or_path)
     with readable_errors(name_or_path):
+        check_model_files(source)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -226,6 +229,8 @@ def readable_errors(name: str | os.PathLike[str]) -> Iterator[None]:
     try:
         with without_progress_bars():
             yield
+    except ConfigError:
+        raise
     except Exception as error:  # transformers may raise anything
         raise ConfigError(_explain(str(name), error)) from error
 
