@@ -74,7 +74,7 @@ def parse_json(data: bytes | str, place: str) -> Any:
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ConfigError(
-            f"{place} is no JSON: {error.msg} at {line}column {error.colno}; "
+            f"{place} is not JSON: {error.msg} at {line}column {error.colno}; "
             f"it {'is empty' if not data else f'begins with {start_of(data)}'}"
         ) from None
     except UnicodeDecodeError as error:
@@ -82,7 +82,7 @@ def parse_json(data: bytes | str, place: str) -> Any:
     except RecursionError:
         raise _too_deep(place, data) from None
     except ValueError as error:  # a number of thousands of digits
-        raise ConfigError(f"{place} is no JSON that can be read: {error}") from None
+        raise ConfigError(f"{place} is not JSON that can be read: {error}") from None
     if is_deeper(value, MAX_DEPTH):
         raise _too_deep(place, data)
     return value

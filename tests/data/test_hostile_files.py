@@ -8,13 +8,13 @@ from turnwise import ConfigError, PromptDataset
 from turnwise.trainer.warm_start import read_conversations
 
 LINES = {
-    b'{"prompt": "a"}\n{"prompt"': r"line 2 is no JSON: .* at column 10; it begins with",
+    b'{"prompt": "a"}\n{"prompt"': r"line 2 is not JSON: .* at column 10; it begins with",
     b'{"prompt": "a"}\n\n["x"]': r"line 3 is \['x'\] \(list\), expected a text or a dict",
     b'{"prompt": "a"}\n{"promp": "b"}': "line 2 has no 'prompt'. Did you mean 'promp'",
     b'{"prompt": 3}': r"line 1: a prompt is 3 \(int\), expected a text",
     b'{"prompt": [{"role": 1, "content": 2}]}': r"line 1: ",
-    b'{"prompt": "\\ud800"}': "line 1: the prompt is no text: .*surrogates",
-    b'{"prompt": ' + b"9" * 5000 + b"}": "line 1 is no JSON that can be read: Exceeds the limit",
+    b'{"prompt": "\\ud800"}': "line 1: the prompt is not text: .*surrogates",
+    b'{"prompt": ' + b"9" * 5000 + b"}": "line 1 is not JSON that can be read: Exceeds the limit",
     b"[" * 100_000: "line 1 is nested too deeply",
     b'{"prompt": "a", "x": ' + b"[" * 300 + b"]" * 300 + b"}": "line 1 is nested too deeply",
     '{"prompt": "ü"}'.encode("latin-1"): "line 1 is not UTF-8: .* Save the file as UTF-8",
@@ -25,10 +25,10 @@ LINES = {
 }
 ARRAYS = {
     b"[" * 100_000: "nested too deeply",
-    b'[{"prompt": 1' + b"0" * 5000 + b"}]": "no JSON that can be read: Exceeds the limit",
+    b'[{"prompt": 1' + b"0" * 5000 + b"}]": "not JSON that can be read: Exceeds the limit",
     b'{"prompt": "a"}\n{"prompt": "b"}': r"Extra data at line 2.* Then name it rows\.jsonl",
     b'{"prompt": "a"}': "holds a dict, .* expected a list of rows",
-    b'[{"prompt": "a"},': "is no JSON: .*column",
+    b'[{"prompt": "a"},': "is not JSON: .*column",
     b"\xff": "is not UTF-8",
 }
 
@@ -52,8 +52,8 @@ def test_what_is_no_file(tmp_path, kind):
     loop.symlink_to(loop)
     for path, words in {
         folder: "is a folder, expected a file",
-        pipe: "is no plain file",
-        loop: "is no plain file",
+        pipe: "is not a plain file",
+        loop: "is not a plain file",
         tmp_path / f"none.{kind}": "is not there",
     }.items():
         with pytest.raises(ConfigError, match=words):

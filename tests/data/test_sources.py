@@ -146,7 +146,7 @@ def test_what_json_holds_comes_back(tmp_path_factory, rows):
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.jsonl", '{"prompt": "x"}\n{"prompt": \n', r"a\.jsonl, line 2 is no JSON: .*column"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": \n', r"a\.jsonl, line 2 is not JSON: .*column"),
         ("a.jsonl", '{"prompt": "x"}\n\n{"promt": "y"}\n', r"line 3 has no 'prompt'.*prompt_key"),
         ("a.jsonl", "[1]\n", r"line 1 is \[1\] \(list\), expected a text or a dict"),
         ("a.jsonl", '{"prompt": 3}\n', r"line 1: a prompt is 3 \(int\), expected a text or a list"),
@@ -158,7 +158,7 @@ def test_what_json_holds_comes_back(tmp_path_factory, rows):
         ("a.json", "[]", r"no rows in .*a\.json"),
         ("a.json", '{"data": []}', r"a\.json holds a dict, .*expected a list of rows"),
         ("a.json", '{"prompt": "x"}\n{"prompt": "y"}', r"at line 2, column 1.*name it a\.jsonl"),
-        ("a.json", '[{"prompt": "x"},\n{"prompt" "y"}]', r"a\.json is no JSON: .*at line 2"),
+        ("a.json", '[{"prompt": "x"},\n{"prompt" "y"}]', r"a\.json is not JSON: .*at line 2"),
         ("a.json", '[{"prompt": "x"}, 4]', r"a\.json, row 1 is 4 \(int\)"),
         ("a.csv", "prompt\nx", r"a\.csv' is not a file of a supported type: \.jsonl"),
     ],

@@ -454,7 +454,7 @@ FILES = [
     ("", "rows.jsonl is empty, expected rows with a prompt"),
     (
         '{"prompt": "a"}\n{"prompt": b}\n',
-        "rows.jsonl, line 2 is no JSON: Expecting value at column 12; it begins with "
+        "rows.jsonl, line 2 is not JSON: Expecting value at column 12; it begins with "
         "'{{\"prompt\": b}}'",
     ),
     (

@@ -41,14 +41,14 @@ def test_plain_files_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "x is no JSON.*is empty"),
-        (b"{", "x is no JSON: .* at column 2"),
+        (b"", "x is not JSON.*is empty"),
+        (b"{", "x is not JSON: .* at column 2"),
         (b'{\n"a": }', "at line 2, column 6"),
         (b"\xff{}", "x is not UTF-8"),
         (b"[" * 100_000, "x is nested too deeply"),
         (b"[" * 500 + b"]" * 500, "x is nested too deeply, expected at most 100"),
         (b'{"a":' * 500 + b"1" + b"}" * 500, "x is nested too deeply"),
-        (b"1" * 5000, "no JSON that can be read: Exceeds the limit"),
+        (b"1" * 5000, "not JSON that can be read: Exceeds the limit"),
     ],
 )
 def test_json_that_is_none(data, words):

@@ -112,7 +112,7 @@ def test_a_run_that_can_be_read_has_no_problems(client, spoil):
     [
         ("run.json", DEEP, "run.json is nested too deeply"),
         ("run.json", OBJECTS, "run.json is nested too deeply"),
-        ("run.json", b"", "run.json is no JSON"),
+        ("run.json", b"", "run.json is not JSON"),
         ("run.json", b"[1]", "expected a JSON object"),
         ("run.json", b'{"step": []}', "step got [], expected a whole number"),
         ("metrics.jsonl", DEEP + b"\n", "line 1: expected a JSON object"),

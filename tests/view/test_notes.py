@@ -87,7 +87,7 @@ def test_what_others_wrote_into_the_file_stays(client, place):
         ({"status": "finished"}, "notes got status, expected tags, note or archived"),
         ({}, "notes got nothing, expected tags, note or archived"),
         ([], "notes got [], expected a JSON object"),
-        (b"{", "the request is no JSON"),
+        (b"{", "the request is not JSON"),
     ],
 )
 def test_other_things_are_refused_and_told(client, changes, expected):

@@ -135,7 +135,7 @@ def _text(content: Any, param: str) -> str:
     texts = []
     for block in content:
         if not isinstance(block, Mapping) or block.get("type") != "text":
-            raise ApiError(f"{param} has a block that is no text; this model takes text only")
+            raise ApiError(f"{param} has a block that is not text; this model takes text only")
         texts.append(str(block.get("text") or ""))
     return "\n\n".join(texts)
 

@@ -84,7 +84,7 @@ async def read_json(request: Request) -> Any:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 async def unless_disconnected(request: Request, work: Any) -> Any:

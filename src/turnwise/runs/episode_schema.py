@@ -187,7 +187,7 @@ def check_text(data: Any, place: str) -> StoredText:
         problem = error.errors(include_url=False, include_input=True)[0]
         where = ".".join(map(str, problem["loc"])) or "it"
         raise ConfigError(
-            f"{place} is no text of episodes: {where:.200} got {problem['input']!r:.80}. "
+            f"{place} is not a text of episodes: {where:.200} got {problem['input']!r:.80}. "
             f"{problem['msg']:.200}."
         ) from None
 

@@ -148,7 +148,7 @@ class EpisodeStore:
                 f"{self.folder} has no {kind} episodes of step {step}. Steps that it has: {steps}."
             ) from None
         if _TEXT not in members:
-            raise ConfigError(f"{path} is no file of episodes: it has no {_TEXT}")
+            raise ConfigError(f"{path} is not a file of episodes: it has no {_TEXT}")
         written, place = members.pop(_TEXT), f"{path}: {_TEXT}"
         if len(written) > self._max_file_bytes // _TEXT_SHARE:
             raise ConfigError(
