@@ -45,7 +45,7 @@ def metrics(step: int, **others: float) -> dict[str, float]:
     rate = 1 - math.exp(-step / 40)
     own = {"step": step, "reward": rate, "success": rate, "entropy": 1.2, "kl": 0.004}
     own["num_steps"] = 4  # of the optimiser: with one, KL says nothing and is not shown
-    return {**own, "time/tokens_per_second": 1234.0, "time/step": 1.0, **others}
+    return {**own, "time/episodes_per_second": 21.4, "time/step": 1.0, **others}
 
 
 def told(reporter, clock: Clock, num_steps: int, **others: float):
@@ -131,8 +131,8 @@ def test_the_picture_says_what_matters():
     ):
         assert text in picture
     names, values = re.search(r"^(reward .*)\n(.*)$", picture.split("\n\n")[2], re.M).groups()
-    assert names.split() == ["reward", "success", "entropy", "KL", "tokens/s"]
-    assert values.split() == ["0.86", "→", "0.86", "→", "1.20", "→", "0.004", "→", "1,234", "→"]
+    assert names.split() == ["reward", "success", "entropy", "KL", "episodes/s"]
+    assert values.split() == ["0.86", "→", "0.86", "→", "1.20", "→", "0.004", "→", "21.4", "→"]
 
 
 def test_arrows_point_against_ten_steps_ago():
@@ -377,11 +377,11 @@ def test_plain_lines_can_be_searched():
     assert out.getvalue().splitlines() == [
         "run folder runs/mine",
         "training tiny on guess-number, 4 steps",
-        "step 1/4  reward 0.53  success 0.41  entropy 1.20  kl 0.004  1,234 tok/s  eta 0:03",
+        "step 1/4  reward 0.53  success 0.41  21.4 episodes/s  eta 0:03  entropy 1.20  kl 0.004",
         "checkpoint saved",
         "  episodes 37/64",
-        "step 2/4  reward 0.049  success 0.049  entropy 1.20  kl 0.004  eval/greedy/success 0.50"
-        "  1,234 tok/s  eta 0:40",
+        "step 2/4  reward 0.049  success 0.049  eval/greedy/success 0.50  21.4 episodes/s"
+        "  eta 0:40  entropy 1.20  kl 0.004",
         "finished after 0:23",
     ]
 

@@ -49,7 +49,7 @@ def test_a_run_from_a_file_is_told_in_lines_and_kept(turnwise, small, tmp_path):
     assert lines[:2] == ["run folder runs/first", "training tiny on coins.py:Coins, 2 steps"]
     steps = [line for line in lines if re.match(r"step \d/2  reward -?[\d.]+", line)]
     assert [line[:8] for line in steps] == ["step 1/2", "step 2/2"]
-    assert all("eval/greedy/reward" in line and " tok/s" in line for line in steps)
+    assert all("eval/greedy/reward" in line and " episodes/s " in line for line in steps)
     assert any(line.startswith("finished after 0:") for line in lines)
     assert "  turnwise eval runs/first " in ran.out
     assert "  turnwise play --player runs/first  " in ran.out

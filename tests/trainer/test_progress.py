@@ -47,7 +47,7 @@ def fit(folder, environment=Echo, *overrides, **options):
 
 def masked(text):
     """Numbers that the machine decides, and the folder, made equal."""
-    text = re.sub(r"\d+:\d\d\b", "TIME", re.sub(r"[\d,]+ tok/s", "N tok/s", text))
+    text = re.sub(r"\d+:\d\d\b", "TIME", re.sub(r"\S+ episodes/s", "N episodes/s", text))
     return re.sub(r"(run folder|turnwise view|turnwise eval) [^,\n]*", r"\1 ...", text)
 
 
@@ -73,7 +73,8 @@ def test_a_pipe_gets_the_folder_first_and_a_line_per_step(tmp_path, capsys):
     assert out.startswith(f"run folder {trainer.run_folder}\n")
     first, second = trainer.metrics_history
     steps = [
-        f"step {number}/2  reward {reward}  entropy {m['entropy']:.2f}  grad_norm "
+        f"step {number}/2  reward {reward}  N episodes/s  eta TIME  "
+        f"entropy {m['entropy']:.2f}  grad_norm "
         for number, m in enumerate((first, second), 1)
         for reward in [f"{m['reward']:.2f}" if m["reward"] else "0"]
     ]

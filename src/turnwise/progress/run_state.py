@@ -151,18 +151,23 @@ class RunState:
 
 
 def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
-    """Return a line such as `step 3/9  reward 0.50  entropy 1.20  1,234 tok/s  eta 0:12`."""
+    """Return a line such as `step 3/9  reward 0.50  21.4 episodes/s  eta 0:12  entropy 1.20`.
+
+    What everybody reads comes first, what tells an expert how training goes last.
+    """
     parts = [f"step {metrics['step']:.0f}/{state.num_steps}"]
-    names = ["reward", "success", "entropy", *policy_movement(metrics)]
+    names = ["reward", "success"]
     if not state.reports_success:
         names.remove("success")
     kinds = ["success", "reward"] if "success" in names else ["reward"]
     names += [f"eval/{way}/{kind}" for way in ("greedy", "sampled") for kind in kinds]
     parts += [f"{name} {brief(metrics[name])}" for name in names if name in metrics]
-    if (speed := metrics.get("time/tokens_per_second")) is not None:
-        parts.append(f"{speed:,.0f} tok/s")
+    if (speed := metrics.get("time/episodes_per_second")) is not None:
+        parts.append(f"{brief(speed)} episodes/s")
     if (left := state.seconds_left) is not None:
         parts.append(f"eta {clock_time(left)}")
+    details = ["entropy", *policy_movement(metrics)]
+    parts += [f"{name} {brief(metrics[name])}" for name in details if name in metrics]
     return "  ".join(parts)
 
 

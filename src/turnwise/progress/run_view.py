@@ -21,7 +21,7 @@ METRICS = (
     ("kl_ref", "KL to reference", 0),
     ("kl", "KL", 0),
     ("grad_norm", "gradient norm", 0),
-    ("time/tokens_per_second", "tokens/s", 0),
+    ("time/episodes_per_second", "episodes/s", 0),
     ("turns", "turns", 0),
 )
 _MOVEMENT = ("kl_ref", "kl", "grad_norm")

@@ -54,6 +54,7 @@ class Stopwatch:
             **split_seconds(played, self._seconds.get("play", 0.0)),
             **rest,
             "time/tokens_per_second": sampled / total if total else 0.0,
+            "time/episodes_per_second": len(played) / total if total else 0.0,
             "time/memory_gib": peak_memory() / 2**30,
             **self._used_gib,
         }

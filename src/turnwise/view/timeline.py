@@ -37,7 +37,8 @@ def timeline(
             name.removeprefix("time/"): value
             for name, value in metrics.items()
             if name.startswith("time/")
-            and name not in ("time/step", "time/tokens_per_second", "time/memory_gib")
+            and name not in ("time/step", "time/memory_gib")
+            and not name.endswith("_per_second")
         }
     else:
         shares = _shares(rows)

@@ -75,7 +75,7 @@ const GROUPS = [
       "idle/episodes",
     ],
   ],
-  ["Where does the time go?", ["time", "time/step", "time/tokens_per_second", "time/memory_gib"]],
+  ["Where does the time go?", ["time", "time/step", "time/episodes_per_second", "time/tokens_per_second", "time/memory_gib"]],
 ];
 
 export const TITLES = {
@@ -110,6 +110,7 @@ export const TITLES = {
   time: "shares of a step",
   "time/step": "seconds per step",
   "time/tokens_per_second": "tokens per second",
+  "time/episodes_per_second": "episodes per second",
   "time/memory_gib": "memory, GiB",
   reward_per_turn: "reward per turn",
 };
