@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -104,6 +105,11 @@ def turnwise(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command, and print errors of turnwise as messages."""
+    # GNU OpenMP reads this when torch is loaded. By default a thread that waits for the others
+    # spins for up to a millisecond. Beside busy processes it so takes the core that they need, and
+    # small models ran several times slower.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     _escape_control_characters()
     try:
         app(args=arguments)
