@@ -61,11 +61,11 @@ def learn(config: ConfigStore, expert: float) -> Learned:
         if reached is None and success is not None and success >= ENOUGH * expert:
             reached, steps = spent, int(metrics["step"])
     seconds, to_rise = 0.0, None
-    success = [metrics["success"] for metrics in history]
+    successes = [metrics["success"] for metrics in history]
     for index, metrics in enumerate(history):
         seconds += metrics["time/step"]
-        recent = mean(success[max(index - 4, 0) : index + 1])
-        if to_rise is None and index >= 5 and recent >= mean(success[:5]) + VISIBLE_RISE:
+        recent = mean(successes[max(index - 4, 0) : index + 1])
+        if to_rise is None and index >= 5 and recent >= mean(successes[:5]) + VISIBLE_RISE:
             to_rise = seconds
     warm = minutes * 60 - sum(m["time/step"] + m.get("time/evaluate", 0.0) for m in history)
     last = history[-1]
