@@ -14,7 +14,7 @@ from episode.worlds import Counting, model, tokenizer
 from turnwise import EpisodeLimits, ScriptedEngine, ToolError, run_episode, tool
 from turnwise.episode import EpisodeCollector
 from turnwise.inference import GenerationRequest, create_inference_engine
-from turnwise.learner import Learner, PolicyValueModel
+from turnwise.learner import Learner, PolicyValueModel, PPOBatch
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.tools import ActionParser, ToolCall, ToolContext
 from turnwise.tools.parsers.base import ParseResult
@@ -182,6 +182,23 @@ def test_the_reward_of_an_action_reaches_the_sub_agents_that_it_called():
     batch = make_batch(rows)
     assert batch.rewards[0, agent.reward_positions[0]] == 1.0
     assert set(_turn_ids(batch, rows)[batch.response_mask].tolist()) == {0}
+
+
+def test_a_truncated_episode_is_bootstrapped_from_the_agents_own_conversation():
+    result = play(answer, limits=limits(max_turns=1, max_tokens_per_turn=60))
+    agent = result.agent
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TURNS
+    assert [turn.kind for turn in agent.turns] == ["action"] + 4 * ["sub_agent"]
+    start, end = agent.turns[0].tokens
+    own = PPOBatch(torch.tensor([agent.stream.ids[:end]]), torch.tensor([agent.stream.mask[:end]]))
+    policy = PolicyValueModel(model(), "shared")
+    torch.nn.init.normal_(policy.value_head.weight)
+    learner = Learner(policy)
+    found = learner.score(make_batch([AgentRow(result, agent), AgentRow(result, agent)]))
+    expected = learner.score(own)
+    for row in (0, 1):  # the second shares its tokens with the first one
+        torch.testing.assert_close(found.last_values[row], expected.last_values[0])
+        torch.testing.assert_close(found.values[row, start:end], expected.values[0, start:end])
 
 
 def test_what_cannot_be_asked_is_refused_and_a_failing_engine_fails_the_episode():

@@ -135,6 +135,16 @@ class AgentRecord:
         return ends
 
     @property
+    def branches(self) -> Sequence[tuple[int, int]]:
+        """Those of the stream, and one more if it ends with a sub-agent's conversation: back to
+        the agent's own, which nothing followed."""
+        branches = list(self.stream.branches)
+        last = self.turns[-1] if self.turns else None
+        if last is not None and last.kind == "sub_agent" and last.tokens[1] == len(self.stream):
+            branches.append((len(self.stream), self.action_spans[-1][1]))
+        return branches
+
+    @property
     def action_numbers(self) -> list[int]:
         """For each turn of the stream the number of its action; of a summary that of the next."""
         ends = self.action_ends

@@ -58,7 +58,8 @@ class PPOBatch:
     """Set on a token after which an episode ended."""
     branches: Sequence[Sequence[tuple[int, int]]] | None = None
     """For each episode the branches of its stream (`TokenStream.branches`), counted in tokens; None
-    if no episode has any."""
+    if no episode has any. A last one without tokens says where the episode's own conversation ends,
+    if not with the stream."""
     sampler_is_exact: bool = True
     """Whether the sampler's log-probs equal the learner's; if not, the update computes
     `old_log_probs` where they are missing."""

@@ -57,7 +57,7 @@ class Pack:
     target_columns: torch.Tensor
     """[M], the column of each policy token in the batch."""
     ends: torch.Tensor
-    """[b], the last token of each episode."""
+    """[b], the last token of each episode's own conversation."""
 
     @property
     def num_tokens(self) -> int:
@@ -196,6 +196,9 @@ def _pack(
         places = np.concatenate([places[:num_shared], computed])
         previous = np.concatenate([[-1], places[:-1]])
         forks = branches[row] if branches else ()
+        end_of_own = len(at)
+        if forks and forks[-1][0] == len(at):
+            forks, end_of_own = forks[:-1], forks[-1][1]
         begins = [0, *(begin for begin, _ in forks)]
         for begin, end in zip(begins, [*begins[1:], len(at)], strict=True):
             first = max(begin, num_shared)
@@ -220,7 +223,7 @@ def _pack(
         targets.append(places[chosen])
         target_rows.append(np.full(len(chosen), name))
         target_columns.append(at[chosen])
-        ends[name] = places[-1]
+        ends[name] = places[end_of_own - 1]
         num_tokens += len(computed)
     return Pack(
         rows=torch.tensor(rows),

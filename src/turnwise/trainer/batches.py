@@ -62,6 +62,8 @@ def trained_rows(
 def make_batch(rows: list[AgentRow]) -> PPOBatch:
     """Return a batch of tokens, masks and log-probs, with rewards on each turn's last token."""
     batch = PPOBatch.from_streams([row.agent.stream for row in rows])
+    branches = [row.agent.branches for row in rows]
+    batch.branches = branches if any(branches) else None
     rewards = torch.zeros(batch.input_ids.shape)
     for number, row in enumerate(rows):
         places, earned = row.agent.reward_positions, row.agent.turn_rewards
