@@ -445,3 +445,21 @@ def test_too_few_gpus_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr("turnwise.scale.ray.cluster._PLACEMENT_SECONDS", 1.0)
     with pytest.raises(ConfigError, match="2 workers need 2 CPUs and 4 GPUs, and it has 4 CPUs"):
         train(tmp_path, Memory, "ray.use_ray=true", "ray.gpus_per_worker=2")
+
+
+def test_a_global_that_cannot_be_sent_is_named(tmp_path, monkeypatch):
+    (tmp_path / "locked.py").write_text(
+        "import threading\n"
+        "from trainer.worlds import Memory\n\n"
+        "LOCK = threading.Lock()\n\n\n"
+        "class Locked(Memory):\n"
+        "    def step(self, action):\n"
+        "        with LOCK:\n"
+        "            return super().step(action)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = ("environment.name=locked.py:Locked", "ray.use_ray=true", "ray.num_actors=1")
+    trainer = small_trainer(tmp_path, None, *settings)
+    with pytest.raises(ConfigError, match=r"lock' object \(LOCK of locked.py\)") as error, trainer:
+        trainer.fit()
+    assert "Serializing" not in str(error.value)

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from turnwise.config import RayConfig
@@ -21,6 +22,33 @@ _PLACEMENT_SECONDS = 120.0
 _SMALLEST_STORE = 256 * 2**20
 _COPIES = 12
 """Copies of the weights for which the object store has space: two versions with optimizer state."""
+
+
+def put_for_workers(value: Any) -> Any:
+    """Put what workers need into the object store; `ConfigError` for what cannot be sent."""
+    try:
+        return ray.put(value)
+    except TypeError as error:  # its message is the log of Ray's search
+        names = [
+            f"{name} of {Path(module.__file__ or module.__name__).name}"
+            for module in (*imported_files(), sys.modules["__main__"])
+            for name, value in vars(module).items()
+            if not name.startswith("__") and not callable(value) and not _can_be_sent(value)
+        ]
+        blamed = f" ({', '.join(names)})" if names else ""
+        raise ConfigError(
+            f"your code cannot be sent to the workers of Ray: {error.__cause__ or 'see above'}"
+            f"{blamed}. Create locks, clients, open files and the like in the environment's "
+            "__init__ or in the function that uses them, not as global variables."
+        ) from None
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        ray.cloudpickle.dumps(value)
+    except Exception:  # any error of a user's __reduce__ means no
+        return False
+    return True
 
 
 class Cluster:

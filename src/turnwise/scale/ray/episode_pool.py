@@ -21,7 +21,7 @@ from turnwise.episode.collector import together
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import EngineError, TrainingStopped, import_extra
 from turnwise.inference import SamplingParams
-from turnwise.scale.ray.cluster import Cluster
+from turnwise.scale.ray.cluster import Cluster, put_for_workers
 from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Weights
 from turnwise.scale.ray.failures import (
     SECONDS_BETWEEN_CALLS,
@@ -78,7 +78,7 @@ class EpisodePool:
         self, cluster: Cluster, num_workers: int, spec: EpisodeSpec, failures: Failures
     ) -> None:
         self._cluster = cluster
-        self._spec = ray.put(spec)
+        self._spec = put_for_workers(spec)
         self.failures = failures
         self._lock = threading.Lock()
         self._workers = [self._request(number) for number in range(num_workers)]
