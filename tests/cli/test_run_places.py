@@ -160,6 +160,13 @@ def test_a_run_without_tools_and_a_model_with_some(turnwise, runs, reads):
     assert "  calculator(expression='6 * 7') -> 42\n42.\n" in ran.out
 
 
+def test_the_prompt_of_a_runs_environment_is_used_without_its_code(turnwise, runs, reads):
+    engine = reads("take")
+    ran = turnwise("chat", str(runs.script), typed="Take 1.\n")
+    assert "with its system prompt and no tools" in ran.err
+    assert "Say take or stop." in engine.heard[0]
+
+
 def test_a_server_cannot_load_a_run(turnwise, runs):
     ran = turnwise("chat", str(runs.script), "--backend", "vllm", typed="Hello\n")
     assert ran.code == 2

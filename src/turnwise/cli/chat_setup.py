@@ -15,8 +15,11 @@ from turnwise.cli.run_paths import run_of
 from turnwise.cli.run_settings import Supplied, which_checkpoint
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.episode import episode_limits
+from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, SamplingParams
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.places import places_of
+from turnwise.runs.run_folder import RunFolder
 from turnwise.tools import ActionParser, ToolRegistry
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.state import find_checkpoint, load_trained_model
@@ -91,6 +94,8 @@ class ChatSetup:
             settings.find_code(config, places_of(run), run=run)
             registry = tools_by_name(config.tools, closing) if config.tools else None
             parser = parser_by_name(config.parser)
+        if supplied.system_prompt is None and registry is None:
+            config.system_prompt = _recorded_prompt(run) or config.system_prompt
         limits = episode_limits(config)
         return cls(
             inference.create_inference_engine(loaded.model, backend, tokenizer=loaded.tokenizer),
@@ -124,6 +129,17 @@ def _without_environment(config: ConfigStore) -> None:
     config.environment = EnvironmentConfig()
     config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
     config.reward = None
+
+
+def _recorded_prompt(run: Path) -> str | None:
+    """Return the system message of the run's last episodes, with what its environment added."""
+    store = EpisodeStore(RunFolder(run).episodes, budget_bytes=0)  # it is only read
+    with contextlib.suppress(ConfigError):  # a damaged file: the prompt of the settings is used
+        for step in reversed(store.steps()):
+            for episode in store.read_text(step)[0]:
+                for message in episode["agents"][0]["messages"][:1]:
+                    return str(message["content"]) if message["role"] == "system" else None
+    return None
 
 
 def _about(step: int, config: ConfigStore, registry: ToolRegistry | None, environment: str) -> str:
