@@ -15,7 +15,7 @@ env = $$($(PYTHON) scripts/environment.py $(1))
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo:  ## install, then train a tiny model on a game: two to six minutes
+demo:  ## install, then train a tiny model on a game: one to three minutes
 	@py=$(call env,demo)
 	$$py -m turnwise train --fresh
 

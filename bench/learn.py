@@ -130,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "end, greedy": found.greedy,
                     "minutes": found.minutes,
                     **({"minutes to 0.9": found.minutes_to_bar} if found.minutes_to_bar else {}),
+                    **({"s to rise": found.seconds_to_rise} if found.seconds_to_rise else {}),
                 },
             )
             results.append(found)

@@ -75,7 +75,10 @@ const GROUPS = [
       "idle/episodes",
     ],
   ],
-  ["Where does the time go?", ["time", "time/step", "time/episodes_per_second", "time/tokens_per_second", "time/memory_gib"]],
+  [
+    "Where does the time go?",
+    ["time", "time/step", "time/episodes_per_second", "time/tokens_per_second", "time/memory_gib"],
+  ],
 ];
 
 export const TITLES = {
