@@ -259,8 +259,8 @@ def _about_the_demo(config: ConfigStore) -> str:
     return (
         f"A model of a million random weights learns to find a number from {game.params['low']} "
         f"to {game.params['high']}\nin {game.max_steps} guesses. It first imitates random play, "
-        "to learn the format of a guess;\nthe rest it learns from reward alone. "
-        "This takes about two minutes on two cores.\n"
+        "to learn the format of a guess;\nthe rest it learns from reward alone: a guess earns what "
+        "it rules out, the right one 1 more.\nThis takes about two minutes on two cores.\n"
         "Ctrl-C saves a checkpoint and exits; the same command resumes the run.\n"
     )
 
