@@ -44,7 +44,7 @@ MAY_CHANGE = frozenset(
         *("ray.use_ray", "ray.num_actors", "ray.min_actors", "ray.num_learners"),
         *("ray.address", "ray.mode", "ray.max_failures", "ray.context_parallel_size"),
         "ray.gpus_per_worker",
-        *("logging.level", "logging.sinks", "logging.episodes_gb"),
+        *("logging.level", "logging.sinks", "logging.episodes_gb", "logging.wandb"),
     }
 )
 """New settings go here, or with a reason into `FIXED`."""

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from contention import wait_until
-from turnwise import ConfigError, MissingExtraError
+from turnwise import ConfigError, MissingExtraError, Trainer
 from turnwise.runs import sinks as module
 from turnwise.runs.sinks import Sinks, make_sinks
 
@@ -37,8 +37,8 @@ def a_slow_machine_may_take_its_time(monkeypatch):
     monkeypatch.setattr(module, "_CLOSE_SECONDS", 120.0)
 
 
-def run(folder, names, steps):
-    sinks = make_sinks(names, folder, "my-run", CONFIG)
+def run(folder, names, steps, **logging):
+    sinks = make_sinks(names, folder, "my-run", {**CONFIG, "logging": logging})
     for step in steps:
         sinks.log(step, metrics(step))
     sinks.close()
@@ -140,6 +140,32 @@ def test_wandb_is_offline_without_a_login_and_goes_on_after_a_resume(tmp_path):
     logged, ids = read_wandb(tmp_path)
     assert logged == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
     assert len(ids) == 1
+
+
+def test_wandb_gets_the_project_the_name_and_the_tags_of_the_settings(tmp_path):
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    chosen = {"project": "maze", "name": "first", "tags": ["grpo", "small"]}
+    run(tmp_path, ["wandb"], [1], wandb=chosen)
+
+    def sent():
+        for path in tmp_path.glob("wandb/offline-run-*/*.wandb"):
+            for data in wandb_records(path):
+                record = Record.FromString(data)
+                if record.HasField("run"):
+                    return record.run
+        return None
+
+    wait_until(lambda: sent() is not None)
+    assert (sent().project, sent().display_name, list(sent().tags)) == tuple(chosen.values())
+
+
+def test_an_unknown_option_of_wandb_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"logging.wandb has no 'porject'.*Did you mean 'project'"
+    ):
+        Trainer({"logging": {"wandb": {"porject": "maze"}}})
 
 
 def test_trackio_goes_on_after_a_resume(tmp_path, monkeypatch):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from turnwise.deadlines import call_with_deadline
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.players import Player, expert_player, random_player
 from turnwise.errors import ConfigError
+from turnwise.reward.chat_server import Answer, ChatServer
 from turnwise.user_code import import_object
+
+if TYPE_CHECKING:
+    from turnwise.chat import Message
+    from turnwise.inference import GenerationRequest
 
 SCRIPTED = ("expert", "random")
 AgentMaker: TypeAlias = Callable[[int, int], Player]
@@ -81,3 +87,45 @@ def _function_player(function: Callable[..., Any], who: str, takes_state: bool) 
         return action
 
     return play
+
+
+class ServedModel:
+    """A model behind a URL, which plays episodes through OpenAI's chat interface.
+
+    Tools are described in the prompt, and calls are text: so every server can play.
+    """
+
+    def __init__(self, url: str, model: str | None) -> None:
+        """Without `model`, the only one that the server offers."""
+        self._server = ChatServer(url, os.environ.get("OPENAI_API_KEY"), timeout=600.0)
+        if model is None:
+            offered = self._server.models()
+            if len(offered) != 1:
+                raise ConfigError(
+                    f"{url} offers {len(offered)} models. Name one with --model: "
+                    f"{', '.join(offered[:10])}"
+                )
+            (model,) = offered
+        self.model = model
+        self.name = f"{model} at {url}"
+
+    async def reply(self, messages: Sequence[Message], request: GenerationRequest) -> Answer:
+        """Return the server's next message of a conversation."""
+        sampling = request.sampling
+        options: dict[str, Any] = {"max_tokens": request.max_tokens}
+        options["temperature"] = sampling.temperature
+        if sampling.top_p < 1.0:
+            options["top_p"] = sampling.top_p
+        answer: Answer = await call_with_deadline(
+            lambda: self._server.complete(self.model, list(map(_as_sent, messages)), **options),
+            timeout=request.timeout,
+            waiting_for=self.name,
+        )
+        return answer
+
+
+def _as_sent(message: Message) -> Mapping[str, Any]:
+    """Return a message for the server: without its own calls, results of tools are the user's."""
+    if message["role"] != "tool":
+        return {"role": message["role"], "content": message["content"]}
+    return {"role": "user", "content": f"{message['name']}: {message['content']}"}

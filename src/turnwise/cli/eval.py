@@ -22,6 +22,7 @@ from turnwise.cli.run_settings import (
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
+    from turnwise.cli.agents import ServedModel
     from turnwise.cli.eval_episodes import EvalRows, Plan
     from turnwise.config import ConfigStore
     from turnwise.episode import EpisodeResult
@@ -73,6 +74,22 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="In an environment, a model behind a URL plays: any OpenAI-compatible server, for "
+            "example http://localhost:8000/v1. --model names its model, OPENAI_API_KEY has the "
+            "key.",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Maximum tokens of one turn.", show_default="the run's own, or 64"
+        ),
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of tasks to play.")] = 100,
     k: Annotated[
         int | None,
@@ -122,6 +139,8 @@ def evaluate(
     turnwise eval smollm2-135m --env grid-world --param size=4
     turnwise eval --agent expert --env my_env.py:MyEnv
     turnwise eval smollm2-135m --agent my_agent.py:solve --dataset tasks.jsonl
+    turnwise eval runs/mine --url http://localhost:8000/v1
+    turnwise eval --url https://api.openai.com/v1 --model gpt-4.1-mini --env guess-number
     turnwise eval runs/mine --json | jq .model.success
     """
     from turnwise.user_code import settings_from
@@ -129,12 +148,16 @@ def evaluate(
     source = source_of(run_or_model, checkpoint)
     caller = agent if _calls_the_model(agent, source, env) else None
     agent = agent if caller is None else None
+    served = None
+    if url is not None:
+        served = _served_model(url, model, agent or caller)
+        agent, model = served.name, "tiny"  # whose chat template has tools as text
     is_greedy = k is None if greedy is None else greedy
     _check_attempts(k, is_greedy, agent)
     supplied = Supplied(
         env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part, caller
     )
-    supplied.allow_code(agent)
+    supplied.allow_code(agent if served is None else None)
     if caller is None or run_or_model is None:
         _check_names(run_or_model, source, env, caller or agent)
     if split is not None and dataset:
@@ -147,10 +170,12 @@ def evaluate(
             from turnwise.cli.eval_episodes import Plan
             from turnwise.cli.eval_report import report, report_mix, reported_headline
 
-            plan = Plan(episodes, k, is_greedy, agent)
+            plan = Plan(episodes, k, is_greedy, agent, served)
             player, config = _loaded(
                 run_or_model, source, checkpoint, supplied, agent, trust_remote_code
             )
+        if max_tokens is not None:
+            config.inference.max_tokens, config.limits.max_tokens_per_turn = max_tokens, None
         if seed is not None:
             config.training.seed = seed
         chosen, parts = _play_parts(player, config, split, plan)
@@ -194,6 +219,15 @@ def _calls_the_model(agent: str | None, source: Path | None, environment: str | 
     if agent is None or agent in SCRIPTED or environment is not None:
         return False
     return source is None or settings_of(source).agent is not None
+
+
+def _served_model(url: str, model: str | None, agent: str | None) -> ServedModel:
+    """Return the model behind a URL, which plays in the place of the run's own."""
+    from turnwise.cli.agents import ServedModel
+
+    if agent is not None:
+        raise ConfigError(f"got --url and --agent {agent}, and one of them plays. Leave out one.")
+    return ServedModel(url, model)
 
 
 def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:

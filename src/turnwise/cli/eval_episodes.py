@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.cli.agents import SCRIPTED, agent_by_name
+from turnwise.cli.agents import SCRIPTED, ServedModel, agent_by_name
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import close_environment, reset_environment
 from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeSource, PlayableEpisode, together
-from turnwise.episode.player_engine import player_episode
+from turnwise.episode.player_engine import chat_episode, player_episode
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
@@ -99,7 +99,9 @@ class Plan:
     """Attempts per task; None: one, without pass@k."""
     is_greedy: bool = True
     agent: str | None = None
-    """Who plays instead of the model: `expert`, `random`, `file.py:function`."""
+    """Who plays instead of the model: `expert`, `random`, `file.py:function`, `model at URL`."""
+    served: ServedModel | None = None
+    """The model behind a URL that plays, if `agent` is its name."""
 
     def num_episodes(self, chosen: EvalRows) -> int:
         """Return the number of tasks that are played; with `k`, each row is one task."""
@@ -150,7 +152,10 @@ def play_held_out(
         def play_as(who: str, name: str, asked: Sequence[EpisodeTask]) -> list[EpisodeResult]:
             is_scripted = name in SCRIPTED and not isinstance(source, EpisodeSource)
             many = 1 if is_scripted else _AGENT_CONCURRENCY
-            make = _episode_maker(collector.setup, source, name)
+            if plan.served is not None and name == plan.agent:
+                make = _served_episodes(collector.setup, source, plan.served)
+            else:
+                make = _episode_maker(collector.setup, source, name)
             return _play_as(make, collector, asked, stop, _progress(on_episode, who), many)
 
         played: dict[str, Sequence[EpisodeResult]] = {}
@@ -207,6 +212,21 @@ def _episode_maker(
         return lambda task: source.expert_episode(setup, task)
     agent = agent_by_name(name)
     return lambda task: player_episode(setup, source, agent(task.seed, task.member), task)
+
+
+def _served_episodes(
+    setup: EpisodeSetup, source: EnvironmentFactory | EpisodeSource, served: ServedModel
+) -> Callable[[EpisodeTask], PlayableEpisode]:
+    """Return what makes the episode of a task, played by a model behind a URL."""
+    if isinstance(source, EpisodeSource):
+        raise ConfigError(
+            "--url plays in environments, and this is an agent with its own loop: let it call that "
+            "server itself, and score what it returns."
+        )
+    # The server counts its own tokens; those of the conversation here are bytes.
+    limits = dataclasses.replace(setup.limits, max_tokens=None, max_context_tokens=None)
+    setup = dataclasses.replace(setup, limits=limits)
+    return lambda task: chat_episode(setup, source, served.reply, task)
 
 
 def _play_as(

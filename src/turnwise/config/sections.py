@@ -188,6 +188,11 @@ class LoggingConfig(Section):
         "info", "The lowest level that is logged."
     )
     sinks: list[str] = setting([], "Also send metrics to: tensorboard, wandb, mlflow, trackio.")
+    wandb: dict[str, Any] = setting(
+        {},
+        "The run in Weights & Biases, for example {project: maze, name: first, tags: [grpo]}; also "
+        "entity, group, job_type and notes.",
+    )
     episodes_gb: Annotated[float, Ge(0)] = setting(
         2.0, "Gigabytes of disk for a run's episodes; when they are used up, no more are written."
     )

@@ -63,6 +63,7 @@ class Episode:
     ) -> None:
         self.observation = ""
         """The last observation, for the agent to move."""
+        self.agent_to_move: Agent | None = None
         self._watcher = watcher
         self._setup = setup
         self._task = task = task or EpisodeTask(seed=0)
@@ -117,7 +118,7 @@ class Episode:
         messages: Sequence[Message] = ()
         previous: Agent | None = None
         while self._status is None:
-            agent = await self._agent_to_move(prefix)
+            agent = self.agent_to_move = await self._agent_to_move(prefix)
             if agent is not previous:
                 messages = [{"role": "user", "content": self.observation}]
             previous = agent

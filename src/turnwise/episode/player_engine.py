@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from turnwise.chat import ChatFormat
+from turnwise.chat import ChatFormat, Message
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.players import Player
 from turnwise.episode.episode import Episode, EpisodeWatcher
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
+from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 
 if TYPE_CHECKING:
     import torch
+
+Reply: TypeAlias = Callable[[Sequence[Message], GenerationRequest], Awaitable[tuple[str, bool]]]
+"""Returns the next message of the conversation, and whether the limit of tokens ended it."""
 
 
 def player_episode(
@@ -27,7 +31,23 @@ def player_episode(
     watcher: EpisodeWatcher | None = None,
 ) -> Episode:
     """Returns an episode that a player plays like a model, with the same tools, limits, rewards."""
-    engine = PlayerEngine(player, setup.chat)
+    return _with_engine(PlayerEngine(player, setup.chat), setup, factory, task, watcher)
+
+
+def chat_episode(
+    setup: EpisodeSetup, factory: EnvironmentFactory, reply: Reply, task: EpisodeTask
+) -> Episode:
+    """Returns an episode that a function of its messages plays, such as a model behind a URL."""
+    return _with_engine(ChatEngine(reply, setup.chat), setup, factory, task)
+
+
+def _with_engine(
+    engine: PlayerEngine,
+    setup: EpisodeSetup,
+    factory: EnvironmentFactory,
+    task: EpisodeTask,
+    watcher: EpisodeWatcher | None = None,
+) -> Episode:
     own = copy.copy(setup)
     own.engine = engine
     own.reward_limit = None
@@ -62,10 +82,11 @@ class PlayerEngine:
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         assert self._environment is not None
         action = self._player(self._environment, self.episode.observation)
-        if not isinstance(action, str):
-            action = await action
-        ids = self._chat.answer_ids(action)
-        return GenerationResult(ids, [0.0] * len(ids), FinishReason.STOP, 0)
+        return self._result(action if isinstance(action, str) else await action)
+
+    def _result(self, text: str, reason: FinishReason = FinishReason.STOP) -> GenerationResult:
+        ids = self._chat.answer_ids(text)
+        return GenerationResult(ids, [0.0] * len(ids), reason, 0)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         return [0.0] * (len(ids) - start)
@@ -78,3 +99,23 @@ class PlayerEngine:
 
     def close(self) -> None:
         """Does nothing: there are no resources."""
+
+
+class ChatEngine(PlayerEngine):
+    """The engine of one episode, whose turns are replies to the messages of the conversation."""
+
+    def __init__(self, reply: Reply, chat: ChatFormat) -> None:
+        super().__init__(lambda environment, observation: "", chat)
+        self._reply = reply
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        agent = self.episode.agent_to_move
+        assert agent is not None
+        assert agent.conversation is not None
+        if list(request.prompt_ids) != list(agent.record.stream.path):
+            raise EngineError(
+                "a tool asks the model itself, in a conversation of its own, which a model behind "
+                "a URL does not take part in"
+            )
+        text, is_cut = await self._reply(agent.conversation.history, request)
+        return self._result(text, FinishReason.LENGTH if is_cut else FinishReason.STOP)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from turnwise.deadlines import call_with_deadline
-from turnwise.errors import ConfigError, RewardError
+from turnwise.errors import ConfigError, EngineError, RewardError
+from turnwise.reward.chat_server import ChatServer
 from turnwise.types import Trajectory
 
 Complete: TypeAlias = Callable[[str], str | Awaitable[str]]
 """Takes a prompt and returns the model's answer; synchronous or `async def`."""
 
-NUM_ATTEMPTS = 4
-RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 DEFAULT_RUBRIC = "Did the agent reach the goal that it was given, and without wasted turns?"
 
 _PROMPT = """\
@@ -169,51 +166,17 @@ def openai_complete(
     The API key is read from the environment variable `api_key_env`, if one is named. Requests to a
     busy or unreachable server are retried a few times, with growing pauses.
     """
-    if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"base_url must begin with http:// or https://, got {base_url!r}")
-    import httpx2  # late: it takes long to import
-
-    headers = {}
-    if api_key_env is not None:
-        if not os.environ.get(api_key_env):
-            raise ConfigError(f"the environment variable {api_key_env} with the key is not set")
-        headers["Authorization"] = f"Bearer {os.environ[api_key_env]}"
-    url = f"{base_url.rstrip('/')}/chat/completions"
-    # Without redirects, which would send the API key to another host.
-    client = httpx2.Client(headers=headers, timeout=timeout, follow_redirects=False)
+    key = None if api_key_env is None else os.environ.get(api_key_env)
+    if api_key_env is not None and not key:
+        raise ConfigError(f"the environment variable {api_key_env} with the key is not set")
+    server = ChatServer(base_url, key, timeout)
 
     def complete(prompt: str) -> str:
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-        }
-        for attempt in range(NUM_ATTEMPTS):
-            try:
-                response = client.post(url, json=body)
-                if response.is_success:
-                    return _read_answer(response.content, url)
-                problem = f"HTTP {response.status_code}: {response.text[:300]}"
-                if response.status_code not in RETRIED_STATUSES:
-                    break
-            except httpx2.RequestError as error:
-                problem = f"{type(error).__name__}: {error}"
-            if attempt + 1 < NUM_ATTEMPTS:
-                time.sleep(0.25 * 2**attempt)
-        raise RewardError(f"{url} gave no answer. {problem}")
+        messages = [{"role": "user", "content": prompt}]
+        options = {"temperature": temperature, "max_tokens": max_tokens}
+        try:
+            return server.complete(model, messages, **options).text
+        except EngineError as error:
+            raise RewardError(str(error)) from error
 
     return complete
-
-
-def _read_answer(body: bytes, url: str) -> str:
-    try:
-        answer = json.loads(body)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
-        answer = None
-    if not isinstance(answer, str):
-        raise RewardError(
-            f"{url} answered {body[:200]!r}, expected choices[0].message.content. "
-            "Does base_url point at a server with OpenAI's chat interface?"
-        )
-    return answer

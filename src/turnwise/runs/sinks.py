@@ -29,6 +29,7 @@ from turnwise.runs.plain_json import plain_json
 from turnwise.whole_files import write_whole
 
 _PROJECT = "turnwise"
+_WANDB_OPTIONS = ("project", "name", "tags", "entity", "group", "job_type", "notes")
 _MOST_PARAMS = 100  # per request, MLflow's limit
 _OTHER_MARKS = re.compile(r"[^\w.\- :/]")  # not allowed in MLflow's names
 # Metrics that are not sent by then are lost.
@@ -127,11 +128,11 @@ class WandB(_ResumedSink):
         mode = os.environ.get("WANDB_MODE")
         if mode is None:
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
+        chosen = {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "name": self._name}
         return wandb.init(
-            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            **chosen | self._config.get("logging", {}).get("wandb", {}),
             dir=str(self._folder),
             id=run_id,
-            name=self._name,
             config=self._config,
             mode=mode,
             resume="allow",
@@ -220,8 +221,13 @@ SINKS: Mapping[str, type[Sink]] = {
 }
 
 
-def check_sinks(names: Sequence[str]) -> None:
-    """Raise for an unknown sink, and for one whose package is not installed."""
+def check_sinks(names: Sequence[str], wandb: Mapping[str, Any] | None = None) -> None:
+    """Raise for unknown sinks, those that are not installed, and unknown options of wandb."""
+    for name in wandb or {}:
+        if name not in _WANDB_OPTIONS:
+            raise ConfigError(
+                f"logging.wandb has no {name!r}. {did_you_mean(name, _WANDB_OPTIONS)}"
+            )
     for name in names:
         if name not in SINKS:
             raise ConfigError(

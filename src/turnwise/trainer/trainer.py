@@ -98,7 +98,7 @@ class Trainer(RunLifecycle):
         resume: Resume | bool = "auto",
     ) -> None:
         config = ConfigStore.of(config)
-        check_sinks(config.logging.sinks)
+        check_sinks(config.logging.sinks, config.logging.wandb)
         given = UserComponents(
             environment,
             reward_fn,
