@@ -21,6 +21,7 @@ import argparse
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -126,12 +127,13 @@ def settings(
     if arguments.quick:
         training.batch_size, training.group_size = 2, 2
     training.learning_rate = arguments.learning_rate
-    training.micro_batch_tokens = 32768
+    training.micro_batch_tokens = 4096  # several runs share the memory
     training.seed = seed
     training.num_epochs, training.steps_per_epoch = 1, arguments.steps
     training.lora_rank = arguments.lora
     config.checkpoint.output_dir = str(folder)
-    config.checkpoint.save_interval = 10**6
+    config.checkpoint.save_interval = config.checkpoint.save_steps = 10**6
+    config.checkpoint.keep_last_n = 1
     return config
 
 
@@ -146,6 +148,8 @@ def learn(
     config = settings(arguments, variant, seed, model, folder)
     with Trainer(config, TASKS[task](), resume="never") as trainer:
         history = trainer.fit()
+        assert trainer.run_folder is not None
+        shutil.rmtree(trainer.run_folder)  # with 1.9 GB of weights and moments
     names = ("reward", "weights_changed", "gap_mean", "gap_max", "effective_share")
     return {name: [m[name] for m in history if name in m] for name in names}
 
@@ -156,6 +160,7 @@ def learn_by_trl(
     """Train on additions with TRL; return the mean reward of each step."""
     import trl  # type: ignore[import-not-found]
     from datasets import Dataset  # type: ignore[import-not-found]
+    from datasets.table import InMemoryTable  # type: ignore[import-not-found]
 
     if task != "additions":
         raise SystemExit("trl: only additions; TRL has no environment of several turns like totals")
@@ -191,7 +196,8 @@ def learn_by_trl(
             seed=seed,
         ),
         reward_funcs=score,
-        train_dataset=Dataset.from_list(rows),
+        # With a fingerprint: one computed by pickling fails beside some versions of pyarrow.
+        train_dataset=Dataset(InMemoryTable.from_pylist(rows), fingerprint=f"additions-{seed}"),
     )
     trainer.train()
     return [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
