@@ -158,6 +158,7 @@ SICK = [
     ({"grad_norm": lambda s: 80.0 if s == 20 else 1.0}, "gradient-jump", 20, "to 80, where 1 is"),
     ({"kl": after(15, 0.3, 0.01)}, "steps-too-large", 20, "KL 0.3"),
     ({"clip_fraction": after(15, 0.6, 0.1)}, "steps-too-large", 20, "60% of the tokens clipped"),
+    ({"weights_changed": 0.0004}, "updates-lost", 10, "moves 0.04% of the weights"),
     ({"kl": 1e-7, "clip_fraction": 0.0}, "steps-too-small", 20, "KL 1e-07 an update"),
 ]
 

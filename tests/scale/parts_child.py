@@ -17,6 +17,7 @@ from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shard, local_shards
 from turnwise.models import load_model
 from turnwise.models.empty import is_empty, load_empty_model
+from turnwise.trainer.assembly import policy_weights
 
 LARGE, SMALL = "large", "small-qwen2"
 CASES = {
@@ -26,6 +27,7 @@ CASES = {
     "widened": ("small-narrow", {}, "float32"),
     "reference": ("small-qwen3", {"kl_loss_coef": 0.1}, "float32"),
     "adapters": ("small-qwen2", {"lora_rank": 2, "kl_loss_coef": 0.1}, "float32"),
+    "rounded adapters": ("small-qwen2", {"lora_rank": 2}, "bfloat16"),
     "conv1d": ("small-gpt2", {}, "float32"),
 }
 
@@ -90,6 +92,8 @@ def compared(folder, case):
     metrics = [learner.update(batch) for learner in (parts, whole)]
     assert metrics[0] == metrics[1]
     assert_same(kept(parts), kept(whole))
+    assert_same(*(local_shards(policy_weights(learner)) for learner in (parts, whole)))
+    assert_same(*(learner.optimizer.state_tensors() for learner in (parts, whole)))
 
 
 def main(rank, world, folder):

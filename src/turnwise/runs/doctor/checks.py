@@ -359,6 +359,11 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     Check(
+        policy.updates_lost,
+        "Raise training.learning_rate (three to ten times), or train in model.dtype=float32.",
+        explains=("steps-too-small", "not-rising"),
+    ),
+    Check(
         policy.steps_too_small,
         "Raise training.learning_rate (three to ten times).",
         explains=("not-rising",),

@@ -113,6 +113,16 @@ def steps_too_small(history: History) -> str | None:
     return f"The policy hardly moves (KL {moved:.1g} an update), and the reward does not rise."
 
 
+def updates_lost(history: History) -> str | None:
+    changed = history.median("weights_changed", NUM_STEADY)
+    if changed is None or changed >= 0.001 or history.num_steps < NUM_STEADY:
+        return None
+    return (
+        f"A step of the optimiser moves {changed:.2%} of the weights: the others are rounded to "
+        "what they were, since the model is in half precision."
+    )
+
+
 def value_useless(history: History) -> str | None:
     num = 2 * NUM_STEADY
     explained = history.median("explained_variance", num)
