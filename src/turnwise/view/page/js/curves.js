@@ -99,7 +99,7 @@ export function padded(min, max, isShare) {
   if (min === null || max === null) return [0, 1];
   if (isShare && min >= 0 && max <= 1) return [0, max > 0.5 ? 1 : Math.max(max * 1.15, 0.02)];
   if (min === max)
-    return min === 0 ? [-1, 1] : [min - Math.abs(min) * 0.5, max + Math.abs(max) * 0.5];
+    return min === 0 ? [0, 1] : [min - Math.abs(min) * 0.5, max + Math.abs(max) * 0.5];
   const room = (max - min) * 0.08;
   return [min >= 0 && min < (max - min) * 0.3 ? 0 : min - room, max + room];
 }

@@ -8,7 +8,7 @@ import { marked, visible } from "./visible.js";
 
 const LONG = 1400;
 
-const ROLES = { system: "system", user: "environment", assistant: "model", tool: "tool" };
+export const ROLES = { system: "system", user: "environment", assistant: "model", tool: "tool" };
 
 export function messageBlock(message, word, label = null) {
   const role = message.role in ROLES ? message.role : "user";

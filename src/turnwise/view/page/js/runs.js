@@ -177,7 +177,7 @@ export function runsView(host, app) {
       return h(
         "th",
         {
-          class: column.isNumber ? "is-number" : "",
+          class: `column-${column.name} ${column.isNumber ? "is-number" : ""}`,
           "aria-sort": isHere ? (isDown ? "descending" : "ascending") : null,
         },
         button(column.title, {
@@ -253,7 +253,7 @@ export function runsView(host, app) {
     return h(
       "td",
       {
-        class: `cell-${column.name} ${column.isNumber ? "is-number num" : ""}`,
+        class: `cell-${column.name} column-${column.name} ${column.isNumber ? "is-number num" : ""}`,
         title: column.detail?.(run) ?? null,
       },
       content ? content() : visible(String(column.text(run))),

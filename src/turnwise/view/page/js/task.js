@@ -8,6 +8,7 @@ import { rewardPill, successMark } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
 import { num, plural, seedText } from "./format.js";
 import { icon } from "./icons.js";
+import { ROLES } from "./message_blocks.js";
 import { address, go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
 import { taskCurve } from "./task_curve.js";
@@ -226,6 +227,7 @@ export function taskView(host) {
       h(
         "div",
         { class: "say", data: { role: "assistant" } },
+        speaker("assistant"),
         h(
           "div",
           { class: "words is-model" },
@@ -237,6 +239,7 @@ export function taskView(host) {
         h(
           "div",
           { class: "say", data: { role: "tool" } },
+          speaker("tool"),
           h(
             "div",
             { class: "words mono" },
@@ -250,10 +253,15 @@ export function taskView(host) {
     );
   }
 
+  function speaker(role) {
+    return h("span", { class: "role" }, ROLES[role]);
+  }
+
   function say(role, text) {
     return h(
       "div",
       { class: "say", data: { role } },
+      speaker(role),
       h("div", { class: "words" }, visible(typeof text === "string" ? text : JSON.stringify(text))),
     );
   }
