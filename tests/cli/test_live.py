@@ -411,7 +411,9 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more():
 def test_a_pipe_gets_lines_and_a_terminal_the_picture(monkeypatch):
     assert isinstance(make_reporter(), LineReporter)
     assert isinstance(make_reporter(as_json=True), JsonReporter)
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as CI and notebooks do for a pipe
+    assert isinstance(make_reporter(), LineReporter)
+    monkeypatch.setattr("sys.stdout", Terminal())
     assert isinstance(make_reporter(), LiveReporter)
     assert isinstance(make_reporter(plain=True), LineReporter)
     monkeypatch.setenv("TERM", "dumb")
