@@ -115,7 +115,7 @@ def test_the_columns_of_a_dataset_stand_beside_the_responses(tmp_path):
     rows = [{"prompt": f"Say {n}.", "state": n, "input_ids": [n]} for n in range(4)]
     trainer = small_trainer(tmp_path, None, *QUICK, reward_fn=Judge(), dataset=rows)
     with trainer:
-        history = trainer.fit(num_epochs=2)
+        history = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
     assert [metrics["reward"] for metrics in history] == [1.5, 1.5]
     assert sorted(state for _, state, _ in seen[:4]) == [0, 1, 2, 3]
     assert len({shape for _, _, shape in seen[:4]}) == 1

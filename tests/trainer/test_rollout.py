@@ -162,7 +162,7 @@ class TestDatasets:
 
     def test_an_epoch_is_a_pass_over_the_rows(self, tmp_path):
         rows = [{"prompt": f"Number {n}", "answer": "a"} for n in range(6)]
-        settings = (*QUICK, "training.batch_size=2", "training.steps_per_epoch=7")
+        settings = (*QUICK, "training.batch_size=2", "training.steps_per_epoch=null")
         with small_trainer(tmp_path, None, *settings, dataset=rows) as trainer:
             history = trainer.fit()
         assert [m["epoch"] for m in history] == [1, 1, 1, 2, 2, 2]

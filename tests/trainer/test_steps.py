@@ -159,17 +159,24 @@ class TestDefaults:
         assert best.mark.value == max(rewards[step] for step in (3, 6, 9, 10))
 
 
+KILLED = ("training.num_epochs=1", "checkpoint.save_steps=4", "training.eval_steps=3")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole"), *KILLED).run_folder
+
+
 class TestKilled:
     """A run that was killed resumes from its newest checkpoint, exactly, and says what is lost."""
 
-    SETTINGS = ("training.num_epochs=1", "checkpoint.save_steps=4", "training.eval_steps=3")
-
     @pytest.mark.parametrize("extra", [(), ("training.adv_estimator=grpo", "training.resample=1")])
-    def test_within_a_pass(self, tmp_path, extra):
-        whole = train(tmp_path / "whole", *self.SETTINGS, *extra).run_folder
-        kill(tmp_path / "parts", *self.SETTINGS, *extra, at=6)
+    def test_within_a_pass(self, tmp_path, whole, extra):
+        if extra:
+            whole = train(tmp_path / "whole", *KILLED, *extra).run_folder
+        kill(tmp_path / "parts", *KILLED, *extra, at=6)
         listener = Listener()
-        parts = train(tmp_path / "parts", *self.SETTINGS, *extra, listener=listener).run_folder
+        parts = train(tmp_path / "parts", *KILLED, *extra, listener=listener).run_folder
         (line,) = [line for line in listener.said if line.startswith("resuming")]
         assert line.startswith("resuming from step 4 (")
         assert line.endswith("; steps that were not saved and are played again: 2")
@@ -177,39 +184,37 @@ class TestKilled:
         assert len({m["grad_norm"] for m in metrics_of(whole)}) == 10
         assert_same_run(whole, parts)
 
-    def test_before_the_first_checkpoint(self, tmp_path):
-        whole = train(tmp_path / "whole", *self.SETTINGS).run_folder
-        kill(tmp_path / "parts", *self.SETTINGS, at=3)
+    def test_before_the_first_checkpoint(self, tmp_path, whole):
+        kill(tmp_path / "parts", *KILLED, at=3)
         listener = Listener()
-        parts = train(tmp_path / "parts", *self.SETTINGS, listener=listener).run_folder
+        parts = train(tmp_path / "parts", *KILLED, listener=listener).run_folder
         (line,) = [line for line in listener.said if "no checkpoint" in line]
         assert line.startswith("beginning again at step 1")
         assert line.endswith("again: 3")
         assert_same_run(whole, parts)
 
     def test_with_nothing_lost_nothing_is_said(self, tmp_path):
-        kill(tmp_path, *self.SETTINGS, at=5)
+        kill(tmp_path, *KILLED, at=5)
         stopping = Listener(lambda what, number: what == "step" and number == 7)
-        train(tmp_path, *self.SETTINGS, listener=stopping)
+        train(tmp_path, *KILLED, listener=stopping)
         listener = Listener()
-        train(tmp_path, *self.SETTINGS, listener=listener)
+        train(tmp_path, *KILLED, listener=listener)
         (line,) = [line for line in listener.said if line.startswith("resuming")]
         assert "again" not in line
 
-    def test_an_evaluation_within_an_epoch_that_was_stopped(self, tmp_path):
-        whole = train(tmp_path / "whole", *self.SETTINGS).run_folder
+    def test_an_evaluation_within_an_epoch_that_was_stopped(self, tmp_path, whole):
         folder = tmp_path / "parts"
         stopping = Listener(lambda what, number: what == "evaluation")
-        train(folder, *self.SETTINGS, listener=stopping)
+        train(folder, *KILLED, listener=stopping)
         saved = CheckpointStore(folder / "Asked" / "checkpoints").newest()
         progress = json.loads(saved.file("state.json").read_text())["progress"]
         assert saved.step == 3
         assert progress["unwritten"] is not None
-        parts = train(folder, *self.SETTINGS).run_folder
+        parts = train(folder, *KILLED).run_folder
         assert_same_run(whole, parts)
 
     def test_an_asynchronous_run_within_a_pass(self, tmp_path):
-        settings = (*self.SETTINGS, "training.max_staleness=1")
+        settings = (*KILLED, "training.max_staleness=1")
         kill(tmp_path, *settings, at=6)
         listener = Listener()
         trainer = train(tmp_path, *settings, listener=listener)
