@@ -154,7 +154,7 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
             if num_steps % 3:
                 continue
             parts.publish_weights()
-            success = trainer.evaluate(128, greedy=False)["success"]
+            success = trainer.evaluate(128, greedy=False).get("success", 0.0)
             print(f"  {config.environment.name}: imitation {num_steps}, {success:.2f}", flush=True)
             if success >= wanted[0]:
                 return (num_steps, success) if success <= wanted[1] else last
@@ -194,8 +194,8 @@ def learn(
         task.name,
         expert,
         num_steps,
-        history[0]["success"],
-        evaluations[-1] if evaluations else history[-1]["success"],
+        history[0].get("success", 0.0),
+        evaluations[-1] if evaluations else history[-1].get("success", 0.0),
         next((m[key] for m in reversed(history) if (key := "eval/greedy/success") in m), 0.0),
         max([*evaluations, 0.0]),
         len(history),

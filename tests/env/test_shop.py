@@ -13,7 +13,7 @@ from turnwise.env import expert_player, play_episode, random_player
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.games.shop import ShopEnvironment
 from turnwise.errors import ConfigError, ToolError
-from turnwise.tools import JSONActionParser, ToolCall, ToolRegistry
+from turnwise.tools import JSONActionParser, ToolCall
 
 NUM_EPISODES = 150
 
@@ -176,13 +176,6 @@ def test_a_copy_plays_on_by_itself(duplicate: Callable[[ShopEnvironment], ShopEn
     assert twin.done
     assert not env.done
     assert env.get_state_description().count("unknown") == 3
-
-
-def test_methods_are_tools_for_others_too() -> None:
-    env, (item, *_) = start()
-    registry = ToolRegistry.from_object(env)
-    assert registry.names == ["look_up", "buy"]
-    assert registry.execute_tool("look_up", item=item) == (True, env.look_up(item))
 
 
 def test_prompt_tells_tools_and_format_in_ascii() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.env import BaseEnvironment, GuessNumberEnvironment, ShopEnvironment
+from turnwise.env import BaseEnvironment, GuessNumberEnvironment
 from turnwise.tools import (
     EnvironmentStepTool,
     ToolCall,
@@ -178,11 +178,3 @@ def test_an_environments_own_tool_may_end_the_episode() -> None:
     assert (result.text, result.reward, result.done) == ("Jumped to 5.", 0.5, True)
     assert context.steps == [result.step]
     assert context.environment is not None
-
-
-def test_the_shops_methods_are_its_tools() -> None:
-    shop = ShopEnvironment()
-    assert ToolRegistry.from_environment(shop).names == ["look_up", "buy"]
-    success, told = ToolRegistry.from_environment(shop).execute_tool("buy", item="x", quantity="0")
-    assert not success
-    assert "quantity got '0'" in told

@@ -13,7 +13,8 @@ from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.games.common import read_params, require
 from turnwise.errors import ToolError
-from turnwise.tools import JSONActionParser, ToolCall, ToolRegistry, tool
+from turnwise.tools import FunctionTool, JSONActionParser, ToolCall, ToolRegistry
+from turnwise.tools.base import ToolMark
 
 ARTICLES: dict[str, tuple[str, ...]] = {
     "fruit": ("apple", "cherry", "fig", "pear", "plum"),
@@ -63,7 +64,11 @@ class ShopEnvironment(BaseEnvironment):
         require(
             2 <= self.num_choices <= 5, f"num_choices must be from 2 to 5, got {self.num_choices}"
         )
-        self._tools = ToolRegistry.from_environment(self)
+        # Not `@tool` methods: an episode would execute those itself, without `step` and its reward.
+        # Inline: `step` has a timeout already, and a thread for each call takes time.
+        self._tools = ToolRegistry()
+        for function in (self.look_up, self.buy):
+            self._tools.register(FunctionTool(function, ToolMark(inline=True)))
         self._begin(random.Random(0))  # playable at once; reset draws a new order
 
     def _begin(self, rng: random.Random) -> None:
@@ -88,8 +93,6 @@ class ShopEnvironment(BaseEnvironment):
         self._begin(self.rng)
         return f"Order: {self._quantity} of {self._kind}. Choices: {', '.join(self._shelf)}."
 
-    # Inline: `step` has a timeout already, and a thread for each call takes time.
-    @tool(inline=True)
     def look_up(self, item: str) -> str:
         """Tell the price and the stock of an item.
 
@@ -100,7 +103,6 @@ class ShopEnvironment(BaseEnvironment):
         self._known.add(item)
         return self._describe(item)
 
-    @tool(inline=True)
     def buy(self, item: str, quantity: Annotated[int, Ge(1)]) -> str:
         """Buy an item. This closes the order.
 
