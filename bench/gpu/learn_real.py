@@ -276,26 +276,31 @@ def report(curves: dict[tuple[str, str], list[Any]], arguments: argparse.Namespa
             "13-18": early,
             "31-36": late,
             "end": ends,
-            "steps to 0.5": [s if s != float("inf") else -1 for s in steps],
         }
+        if median(steps) != float("inf"):
+            figures["steps to 0.5, median"] = median(steps)
         for name in ("weights_changed", "gap_mean", "gap_max"):
             values = [run[name] for run in runs if run.get(name)]
             if values:
                 figures[name] = [mean(v[-WINDOW:]) for v in values]
-        texts = (f"{name} {' '.join(f'{x:.3g}' for x in row)}" for name, row in figures.items())
-        print(f"{task}, {variant}: {'; '.join(texts)}; median {median(ends):.2f}", flush=True)
+        print(f"{task}, {variant}, steps to {GOAL}: {steps}", flush=True)
+        print(f"  {figures}", flush=True)
         if arguments.record and not arguments.quick:
             suffix = f"/{arguments.learning_rate:g}" + ("/lora" if arguments.lora else "")
             record(f"gpu/learn_real/{task}/{variant}{suffix}", figures, "cuda")
 
 
-def draw(curves: dict[tuple[str, str], list[Any]], path: Path) -> None:
-    """Draw the mean reward of each variant, with the band of its seeds."""
+def draw(out: Path, path: Path) -> None:
+    """Draw the mean reward of each variant that a folder has, with the band of its seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    curves: dict[tuple[str, str], list[Any]] = {}
+    for curve in sorted(out.glob("*/curve.json")):
+        task, variant, _ = curve.parent.name.split("-")
+        curves.setdefault((task, variant), []).append(json.loads(curve.read_text()))
     tasks = sorted({task for task, _ in curves})
     figure, axes = pyplot.subplots(1, len(tasks), figsize=(5 * len(tasks), 3.4), squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
@@ -331,7 +336,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="time limit of all")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=Path("runs/learn_real"))
-    parser.add_argument("--picture", type=Path, help="draw the curves into this file")
+    parser.add_argument("--picture", type=Path, help="draw what --out has, and run nothing")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     add_record_option(parser)
@@ -342,13 +347,14 @@ def main() -> int:
         curve = learn(arguments, task, variant, int(seed), arguments.model, arguments.out)
         (arguments.out / "curve.json").write_text(json.dumps(curve))
         return 0
+    if arguments.picture:
+        draw(arguments.out, arguments.picture)
+        return 0
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{date.today()}, {name}, torch {torch.__version__}, {arguments.model}", flush=True)
     model = save_checkpoint(arguments.model, arguments.out / "checkpoint")
     curves = run_all(arguments, model)
     report(curves, arguments)
-    if arguments.picture:
-        draw(curves, arguments.picture)
     return 0
 
 
