@@ -73,7 +73,7 @@ def test_what_is_in_the_folder(tmp_path):
     assert status["environment"] == "Echo"
     log = (folder / "log.txt").read_text()
     assert "step 2/2" in log
-    assert log.rstrip().endswith("finished")
+    assert "INFO finished\n" in log
 
 
 def test_an_unfinished_one_with_the_same_settings_goes_on(tmp_path):
