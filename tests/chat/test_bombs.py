@@ -7,6 +7,7 @@ import pytest
 
 from turnwise import ConfigError
 from turnwise.chat import ChatFormat
+from turnwise.chat.sandbox import TooLarge, compile_template, render
 from turnwise.models.tiny import make_tiny_tokenizer
 
 DOUBLE = "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = [] %}{% endfor %}"
@@ -153,3 +154,23 @@ def test_a_long_text_is_no_bomb():
     text = "hello " * 200_000
     messages = [{"role": "user", "content": text}] * 5
     assert chat.render(messages) == text.strip() * 5
+
+
+def test_arguments_by_name_are_those_of_jinja():
+    template = compile_template(
+        "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }} {{ [{'n': 2}] | sum(attribute='n') }} "
+        "{{ ['a', 'b'] | join(d='-') }}"
+    )
+    assert render(template, [], None, {}) == '{"a": 2, "b": 1} 2 a-b'
+
+
+def test_a_separator_by_name_is_counted():
+    template = compile_template("{{ (['a'] * 300) | join(d='x' * 1000000) }}")
+    with pytest.raises(TooLarge):
+        render(template, [], None, {})
+
+
+def test_a_template_may_look_ahead_from_each_of_many_messages():
+    text = "{% for m in messages %}{% for n in messages[loop.index:] %}{{ n.x }}{% endfor %}"
+    template = compile_template(text + "{% endfor %}")
+    assert len(render(template, [{"x": "y"}] * 1000, None, {})) == 499_500

@@ -73,7 +73,9 @@ def assert_close(ours, theirs, what):
         ours, theirs = (torch.as_tensor(x).double() for x in (ours, theirs))
         assert ours.shape == theirs.shape, what
         gap = (ours - theirs).abs() / (1.0 + theirs.abs())
-        assert bool((gap <= 1e-6).all()), f"{what}: {gap.max()}"
+        # AdamW divides by the size of a gradient, also where that is as small as its rounding.
+        allowed = 1e-5 if " weights " in what else 1e-6
+        assert bool((gap <= allowed).all()), f"{what}: {gap.max()}"
 
 
 def computed(learner, batch):

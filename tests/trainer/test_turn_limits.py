@@ -7,7 +7,7 @@ import pytest
 
 from trainer.runs import Listener
 from trainer.worlds import Several, small_trainer
-from turnwise import BaseEnvironment, ConfigStore, EpisodeLimits, Trainer
+from turnwise import BaseEnvironment, ConfigStore, EpisodeLimits, Trainer, tool
 from turnwise.episode import EpisodeCollector, episode_limits
 from turnwise.errors import ConfigError
 from turnwise.inference import ScriptedEngine
@@ -124,5 +124,36 @@ def test_the_horizon_of_the_loss_is_that_of_the_episodes(tmp_path, settings, giv
     class FourSteps(Several):
         max_steps = 4
 
-    with small_trainer(tmp_path, FourSteps, *settings, **given) as trainer:
-        assert trainer.components.learner.options.horizon == horizon
+    assert horizon_of(tmp_path, FourSteps, *settings, **given) == horizon
+
+
+def horizon_of(tmp_path, environment, *settings, **given):
+    mode = "training.loss_agg_mode=seq-mean-token-sum-norm"
+    with small_trainer(tmp_path, environment, mode, *settings, **given) as trainer:
+        return trainer.components.learner.options.horizon
+
+
+def test_the_horizon_is_that_of_the_environment_that_is_played(tmp_path):
+    class Sized(Several):
+        def __init__(self, size):
+            super().__init__()
+            self.size = size
+
+        @property
+        def max_steps(self):
+            return self.size**2
+
+        @tool
+        def look(self) -> str:
+            """Look around."""
+            return "nothing"
+
+    assert horizon_of(tmp_path / "a", "grid-world", "environment.params.size=6") == 36 * 3
+    # Calls of tools are turns too, of which there may be 64.
+    assert horizon_of(tmp_path / "b", Sized, "environment.params.size=3") == 64 * 3
+    assert horizon_of(tmp_path / "c", Sized, "environment.params.size=9") == 81 * 3
+
+
+def test_without_its_aggregation_there_is_no_horizon(tmp_path):
+    with small_trainer(tmp_path, Several) as trainer:
+        assert trainer.components.learner.options.horizon is None

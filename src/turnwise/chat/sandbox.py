@@ -25,6 +25,8 @@ from jinja2.visitor import NodeTransformer
 _ALLOWANCE = 50_000_000
 _ALLOWANCE_PER_CHARACTER = 32
 """Of messages and tools. Templates copy each text less than ten times."""
+_ALLOWANCE_PER_PAIR = 400
+"""Of messages: some templates look through all later messages at each one, such as gpt-oss's."""
 _PER_OPERATION = 20
 _PER_ELEMENT = 20
 _TOO_MUCH = 2**62
@@ -53,7 +55,9 @@ def render(template: Template, messages: Any, tools: Any, others: Mapping[str, A
     """Render a compiled template. Raises `TooLarge`, or what the template itself raises."""
     _spent.left = _TOO_MUCH
     _charge_written((messages, tools))
-    _spent.left = _ALLOWANCE + _ALLOWANCE_PER_CHARACTER * (_TOO_MUCH - _spent.left)
+    written = _TOO_MUCH - _spent.left
+    _spent.left = _ALLOWANCE + _ALLOWANCE_PER_CHARACTER * written
+    _spent.left += _ALLOWANCE_PER_PAIR * len(messages) ** 2
     return template.render(messages=messages, tools=tools, **others)
 
 
@@ -320,12 +324,17 @@ def _indented(text: Any, width: Any = 4, *_: Any, **__: Any) -> int:
     return len(str(text).splitlines()) * (len(width) if isinstance(width, str) else width)
 
 
-def _joined(elements: Any, separator: Any = "", *_: Any, **__: Any) -> int:
-    return len(elements) * len(str(separator))
+# The arguments have jinja's names, by which a template may pass them.
+def _joined(elements: Any, d: Any = "", *_: Any, **__: Any) -> int:
+    return len(elements) * len(str(d))
 
 
 def _as_json(
-    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, *_: Any
+    value: Any,
+    ensure_ascii: Any = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: Any = False,
 ) -> int:
     before = _spent.left
     _charge_written(value)
@@ -343,7 +352,7 @@ def _rounded(_value: Any, precision: int = 0, *_: Any, **__: Any) -> int:
     return 0 if abs(precision) < 300 else _TOO_MUCH
 
 
-def _summed(_elements: Any, _attribute: Any = None, start: Any = 0) -> int:
+def _summed(_elements: Any, attribute: Any = None, start: Any = 0) -> int:
     return 0 if isinstance(start, int | float) else _TOO_MUCH  # lists would be copied each time
 
 

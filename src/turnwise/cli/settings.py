@@ -58,6 +58,8 @@ def _names_environment(word: str) -> bool:
                 f"it: {word}:ClassName"
             )
         return False
+    if word.endswith((".yaml", ".yml")):
+        return False
     is_misspelt = bool(difflib.get_close_matches(word, BUILT_IN, n=1, cutoff=0.8))
     return is_misspelt or word.partition(":")[0] in ADAPTERS or names_code(word)
 

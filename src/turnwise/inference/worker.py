@@ -119,7 +119,8 @@ class WorkerEngine(BaseInferenceEngine):
             while not self._is_closed:
                 has_turns = bool(self._active_turns() or self._waiting) and not self.is_paused
                 self._read_arrivals(wait=not (has_turns or self._tasks))
-                while self._tasks and not (self._tasks[0].wait_for_idle and self._active_turns()):
+                is_busy = bool(self._active_turns()) and not self.is_paused
+                while self._tasks and not (self._tasks[0].wait_for_idle and is_busy):
                     task = self._tasks.popleft()
                     resolve_future(task.future, task.function)
                 if not self.is_paused:

@@ -207,7 +207,7 @@ class MasterAdamW:
             self._adam.step()
             self._adam.zero_grad()
             counts.append(self._copy_to_modules(names))
-        return torch.stack(counts).sum()
+        return torch.stack([count.to(counts[0].device) for count in counts]).sum()
 
     def prepare_step(self, learning_rate: float) -> None:
         """Collect what kernels read in the next step, while the device may still compute."""

@@ -12,8 +12,6 @@ from turnwise.algo.correction import Bounds
 from turnwise.algo.masked import LossAggregation
 from turnwise.algo.records import PolicyLoss
 from turnwise.config import ConfigStore, TrainingConfig
-from turnwise.env import BaseEnvironment
-from turnwise.episode import episode_limits
 from turnwise.errors import ConfigError
 from turnwise.learner.optimizer import LearningRateSchedule, learning_rate_at
 
@@ -78,13 +76,11 @@ class LearnerOptions:
         loss = get_policy_loss(policy_loss or training.policy_loss)
         own, settings = ({f.name for f in dataclasses.fields(kind)} for kind in (cls, training))
         same: dict[str, Any] = {name: getattr(training, name) for name in own & settings}
-        max_steps = config.environment.max_steps or BaseEnvironment.max_steps
         different = {
             "adam_betas": _betas(training.adam_betas),
             "total_steps": total_steps,
             "policy_loss": loss,
             "policy_loss_options": _loss_options(training, loss),
-            "horizon": episode_limits(config).horizon(None if config.agent else max_steps),
             "kl_estimate": training.kl_loss_type,
         }
         return cls(**{**same, **different})

@@ -33,7 +33,7 @@ def check_model_files(source: str) -> None:
     for name, check in (("config.json", _check_config), ("tokenizer.json", _check_tokenizer)):
         path = _find_file(source, name)
         if path is None:  # the hub cannot be reached, or the tokenizer has other files
-            return
+            continue
         check(path, read_json_object(path, _MAX_BYTES))
 
 

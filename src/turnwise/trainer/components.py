@@ -16,6 +16,7 @@ from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.data import PromptDataset
 from turnwise.data.by_name import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
+from turnwise.deadlines.calls import is_async
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
 from turnwise.episode import CollectorOptions, EpisodeLimits, episode_limits
@@ -28,6 +29,7 @@ from turnwise.reward import RewardFn, batch_type
 from turnwise.reward.combine import reward_by_name
 from turnwise.reward.function import RewardFunction
 from turnwise.tools import Tool, ToolRegistry, get_parser
+from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.agents import (
     agent_episodes,
@@ -177,17 +179,23 @@ class UserComponents:
     def horizon(self, config: ConfigStore) -> int | None:
         """Return the most tokens that an agent can sample in an episode, by the limits in force.
 
-        The steps of an environment that is known by its name alone count as those of any other.
+        Only Dr. GRPO's aggregation of the loss needs it: an environment is created to know its
+        steps, which a constructor may derive from its parameters.
         """
-        known = [(config, self), *((part.config, part.components) for part in self.mix)]
-        max_steps = max(
-            own.environment.max_steps
-            or getattr(components.environment, "max_steps", BaseEnvironment.max_steps)
-            for own, components in known[bool(self.mix) :]
-        )
+        if config.training.loss_agg_mode != "seq-mean-token-sum-norm":
+            return None
         limits = self.limits or episode_limits(config)
         has_tools = self.tools is not None or bool(config.tools)
-        return limits.horizon(None if self.agent is not None else max_steps, has_tools=has_tools)
+        if self.agent is not None:
+            return limits.horizon(None, has_tools=has_tools)
+        horizons = []
+        for make in [part.factory() for part in self.mix] or [self.factory(config)]:
+            environment = make()
+            tools = has_tools or bool(marked_tools(environment))
+            horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
+            if not is_async(environment.close):
+                environment.close()
+        return None if None in horizons else max(h for h in horizons if h is not None)
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""

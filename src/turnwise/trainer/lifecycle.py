@@ -232,10 +232,11 @@ class RunLifecycle:
             self._assemble()  # before there is a folder: it raises for what cannot be used
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
                 folder, resumes = self._folder()
-                if not folder.exists:
-                    stack.push(functools.partial(self._remove_if_unused, folder))
+                is_new = not folder.exists
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.held())
+                if is_new:  # after the lock: another process may just begin a run in it
+                    stack.push(functools.partial(self._remove_if_unused, folder))
                 stack.enter_context(folder.logged(self.config.logging.level))
             stall_timeout = self.config.inference.stall_timeout
             stack.enter_context(stop.listening(stall_timeout, folder.path.absolute()))
