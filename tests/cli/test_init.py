@@ -74,7 +74,7 @@ def test_it_trains(turnwise, made):
     ran = turnwise("train", "config.yaml", *small, "training.eval_episodes=2")
     assert ran.code == 0, ran.err
     told = turnwise("doctor", "runs/MyEnv")
-    assert "runs/MyEnv: 2 steps; reward" in told.out
+    assert "runs/MyEnv: 2 steps; success" in told.out
 
 
 @pytest.mark.parametrize(

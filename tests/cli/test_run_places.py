@@ -45,7 +45,7 @@ def test_a_checkpoint_stands_for_its_run(turnwise, runs, tmp_path, monkeypatch, 
         monkeypatch.chdir(tmp_path)
         assert turnwise(*command(name, runs.checkpoint)).code == 0
     if name == "doctor":
-        assert ": 1 steps; reward" in ran.out
+        assert ": 1 step; success" in ran.out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -108,13 +108,13 @@ def test_a_redirect_is_not_followed():
 
 @pytest.mark.parametrize("reply", ["not json", {"error": "x"}, {"choices": []}, [1]])
 def test_an_answer_in_another_form_is_an_error(reply):
-    expected = r"expected choices\[0\]\.message\.content"
+    expected = r"expected (choices\[0\]\.message\.content|JSON)"
     with ChatServer((200, reply)) as chat, pytest.raises(RewardError, match=expected):
         openai_complete(chat.url, "m")("hello")
 
 
 def test_a_server_that_is_gone_is_an_error(monkeypatch):
-    monkeypatch.setattr("turnwise.reward.judge.NUM_ATTEMPTS", 1)
+    monkeypatch.setattr("turnwise.reward.chat_server.NUM_ATTEMPTS", 1)
     with ChatServer(answer("hi")) as chat:
         pass
     with pytest.raises(RewardError, match="gave no answer"):

@@ -12,7 +12,7 @@ NO_FILES = {
     *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.best_metric"),
     *("dataset.split", "dataset.prompt_key", "dataset.columns", "eval_dataset.split"),
     *("eval_dataset.prompt_key", "eval_dataset.columns", "environment.params"),
-    *("ray.address", "logging.sinks", "training.lora_target_modules"),
+    *("ray.address", "logging.sinks", "logging.wandb", "training.lora_target_modules"),
     *("training.adv_options", "training.policy_loss_options"),
 }
 """Texts that name something else, or that only the user's environment can understand."""
