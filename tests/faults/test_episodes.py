@@ -206,7 +206,8 @@ def test_the_run_ends_and_nothing_is_left(policy):
     assert {fault for _, fault in faults.injected} == {fault.__name__ for fault in FAULTS}
     for result in [*collection, *collection.dropped]:
         assert isinstance(result.status, EpisodeStatus)
-        assert (result.error is not None) == result.status.is_error
+        # An episode that was cut by a limit may say which.
+        assert result.error is not None or not result.status.is_error
         assert (result.reward is None) == result.status.is_error
         assert sum(result.stream.mask) == sum(turn.num_tokens for turn in result.turns)
         assert len(result.stream) < 20_000 * LIMITS.max_turns
