@@ -95,8 +95,8 @@ def test_the_twenty_lines_are_a_script_whose_run_can_be_evaluated(run, tmp_path,
         r'^```python title="([^"]+)"\n(.*?)^```', (ROOT / "README.md").read_text(), re.M | re.S
     )
     for long, short in [
-        ('"expert", 12', '"expert", 1'),
-        ("= 64,", "= 2,"),
+        ("warm_start_steps = 12", "warm_start_steps = 1"),
+        ("batch_size = 64", "batch_size = 2"),
         ("fit(num_epochs=2)", "fit(1, 1)"),
         ("evaluate()", "evaluate(2)"),
     ]:
