@@ -64,7 +64,9 @@ def main(quick):
     with Trainer(settings(quick), lake, reward_fn=nearness) as trainer:
         history = trainer.fit()
         for name in ("success", "reward"):
-            print(f"{name} {history[0][name]:.2f} -> {history[-1][name]:.2f} in the last")
+            print(
+                f"{name} {history[0].get(name, 0.0):.2f} -> {history[-1].get(name, 0.0):.2f} in the last"
+            )
 
 
 if __name__ == "__main__":
