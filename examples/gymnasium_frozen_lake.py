@@ -64,9 +64,8 @@ def main(quick):
     with Trainer(settings(quick), lake, reward_fn=nearness) as trainer:
         history = trainer.fit()
         for name in ("success", "reward"):
-            print(
-                f"{name} {history[0].get(name, 0.0):.2f} -> {history[-1].get(name, 0.0):.2f} in the last"
-            )
+            first, last = (metrics.get(name, 0.0) for metrics in (history[0], history[-1]))
+            print(f"{name} {first:.2f} -> {last:.2f} in the last")
 
 
 if __name__ == "__main__":

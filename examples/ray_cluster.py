@@ -62,7 +62,8 @@ def main(arguments):
     config = settings(arguments.quick, arguments.address)
     with create_trainer(config, Echo, engine="ray") as trainer:  # engine="local": one process
         history = trainer.fit()
-        print(f"success {history[0]['success']:.2f} -> {history[-1]['success']:.2f} in the last")
+        first, last = (metrics.get("success", 0.0) for metrics in (history[0], history[-1]))
+        print(f"success {first:.2f} -> {last:.2f} in the last")
 
 
 if __name__ == "__main__":  # Ray's workers must not run this

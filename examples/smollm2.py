@@ -64,9 +64,7 @@ def main(quick):
     ) as trainer:
         history = trainer.fit()
         for name in ("reward", "tokens_per_turn"):
-            print(
-                f"{name} {history[0].get(name, 0.0):.2f} -> {history[-1].get(name, 0.0):.2f} in the last"
-            )
+            print(f"{name} {history[0][name]:.2f} -> {history[-1][name]:.2f} in the last")
 
 
 if __name__ == "__main__":

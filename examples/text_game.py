@@ -73,7 +73,8 @@ def settings(quick):
 def main(quick):
     with Trainer(settings(quick), Journey) as trainer:
         history = trainer.fit()
-        print(f"success {history[0]['success']:.2f} -> {history[-1]['success']:.2f} in the last")
+        first, last = (metrics.get("success", 0.0) for metrics in (history[0], history[-1]))
+        print(f"success {first:.2f} -> {last:.2f} in the last")
         print(f"read its conversations: turnwise view {trainer.run_folder}")
 
 
