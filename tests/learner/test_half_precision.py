@@ -10,6 +10,8 @@ from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, make_learner, merged_weights
 from turnwise.learner.lora import merge_lora
 from turnwise.models.rounding import round_weight, threshold_key
+from turnwise.trainer.assembly import begins_with_other_weights
+from turnwise.trainer.components import UserComponents
 
 HALF = [torch.bfloat16, torch.float16]
 
@@ -147,3 +149,12 @@ def test_engine_export_and_other_engines_merge_adapters_alike():
         engine.close()
     exported = merge_lora(model).state_dict()
     assert all(torch.equal(exported[name], tensor) for name, tensor in sent.items())
+
+
+@pytest.mark.parametrize(("dtype", "is_sent"), [("bfloat16", True), ("float32", False)])
+def test_an_engine_that_rounds_a_file_itself_gets_the_weights_first(float32_folder, dtype, is_sent):
+    model = load_model(float32_folder, dtype=dtype, device="cpu").model
+    config = ConfigStore.load(None, ["inference.backend=vllm"])
+    assert begins_with_other_weights(config, UserComponents(), model) == is_sent
+    config.inference.backend = "local"  # which samples from the learner's modules
+    assert not begins_with_other_weights(config, UserComponents(), model)

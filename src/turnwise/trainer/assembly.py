@@ -26,6 +26,7 @@ from turnwise.learner import has_adapters, make_learner, merged_weights
 from turnwise.learner.base import BaseLearner
 from turnwise.models import model_folder
 from turnwise.models.rotary import rope_types, rotary_limit
+from turnwise.models.weight_files import read_wide
 from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
@@ -108,9 +109,21 @@ def assemble(
     components = RunComponents(
         tokenizer, learner, engine, collector, advantages, shares, closing=closing
     )
-    if not shares and (config.inference.url is not None or user.model is not None):
-        components.publish_weights()  # the engine may have other weights than the learner
+    if begins_with_other_weights(config, user, model):
+        components.publish_weights()
     return components
+
+
+def begins_with_other_weights(config: ConfigStore, user: UserComponents, model: Any) -> bool:
+    """Whether an engine may have other weights than the learner before the first update.
+
+    A server may have those of another run, vLLM and SGLang cannot load a user's own model, and
+    they round the weights of float32 files to nearest.
+    """
+    if config.inference.backend in SHARED_MODEL_BACKENDS:
+        return False
+    is_elsewhere = config.inference.url is not None or user.model is not None
+    return is_elsewhere or bool(read_wide(model))
 
 
 def make_collector(

@@ -182,7 +182,9 @@ class RunLifecycle:
             is_due = (epochs.num_done + 1) % settings.save_interval == 0
         else:
             is_due = epochs.num_steps % DEFAULT_STEPS == 0
-        return is_due or records.is_save_overdue or records.has_best_evaluation
+        # Training metrics, which `best_metric` may name, would be best in many steps.
+        is_best = self._is_evaluated(plan) and records.has_best_evaluation
+        return is_due or records.is_save_overdue or is_best
 
     def _train_on_all_rows(self) -> None:
         """Hold no rows out, since the weights of a checkpoint were trained on all of them."""

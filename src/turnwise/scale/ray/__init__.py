@@ -25,8 +25,8 @@ from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
 from turnwise.trainer.assembly import (
-    SHARED_MODEL_BACKENDS,
     RunComponents,
+    begins_with_other_weights,
     check_run,
     make_collector,
     samples_exactly,
@@ -91,9 +91,7 @@ def assemble(
             horizon=user.horizon(config),
         )
         learner = RemoteLearner(make_policy(config, model, algorithm), learner_options, group=group)
-        # A server may have the weights of another run, and vLLM cannot load a user's own model.
-        shares = config.inference.backend in SHARED_MODEL_BACKENDS
-        must_send = not shares and (is_own or config.inference.url is not None)
+        must_send = begins_with_other_weights(config, user, model)
         first = learner.policy_objects() if must_send else ()
         engine = RemoteEngine(pool, tokenizer, learner.policy_objects, first)
         stack.callback(pool.close)
