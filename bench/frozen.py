@@ -34,7 +34,6 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "turns": ("guess-number", {"training.adv_estimator": "turn_gae"}),
     "transformers": ("guess-number", {"inference.backend": "transformers"}),
     "lora": ("guess-number", {"training.lora_rank": 4, "training.kl_loss_coef": 0.01}),
-    "bfloat16": ("guess-number", {"model.dtype": "bfloat16"}),
     "tools": ("shop", {"inference.max_tokens": 16, "limits.max_turns": 3}),
     "players": ("nim", {"training.adv_estimator": "gae"}),
     "evaluated": ("grid-world", {"training.eval_episodes": 4, "limits.max_turns": 4}),
