@@ -22,7 +22,6 @@ from turnwise.algo import (
     KLController as KLController,
     PolicyLoss as PolicyLoss,
     apply_kl_penalty as apply_kl_penalty,
-    compute_advantages as compute_advantages,
     compute_gae_advantage_return as compute_gae_advantage_return,
     compute_grpo_advantage as compute_grpo_advantage,
     compute_kl_penalty as compute_kl_penalty,
@@ -34,7 +33,6 @@ from turnwise.algo import (
 from turnwise.chat import (
     ChatFormat as ChatFormat,
     Conversation as Conversation,
-    TokenStream as TokenStream,
 )
 from turnwise.config import (
     CheckpointConfig as CheckpointConfig,
@@ -55,10 +53,8 @@ from turnwise.data import (
 from turnwise.env import (
     AlphabetSortEnvironment as AlphabetSortEnvironment,
     BaseEnvironment as BaseEnvironment,
-    CheckReport as CheckReport,
     CustomGameEnvironment as CustomGameEnvironment,
     EpisodeStatus as EpisodeStatus,
-    Finding as Finding,
     GridWorldEnvironment as GridWorldEnvironment,
     GuessNumberEnvironment as GuessNumberEnvironment,
     GymnasiumEnvironment as GymnasiumEnvironment,
@@ -79,8 +75,6 @@ from turnwise.env import (
     random_player as random_player,
 )
 from turnwise.episode import (
-    AgentRecord as AgentRecord,
-    Collection as Collection,
     Episode as Episode,
     EpisodeCollector as EpisodeCollector,
     EpisodeFailed as EpisodeFailed,
@@ -90,11 +84,8 @@ from turnwise.episode import (
     MultiTurnChatHarness as MultiTurnChatHarness,
     MultiTurnInferenceEngine as MultiTurnInferenceEngine,
     MultiTurnManager as MultiTurnManager,
-    TurnRecord as TurnRecord,
     collect as collect,
-    collect_async as collect_async,
     run_episode as run_episode,
-    run_episode_async as run_episode_async,
 )
 from turnwise.errors import (
     CheckpointError as CheckpointError,
@@ -112,10 +103,6 @@ from turnwise.inference import (
     BaseInferenceEngine as BaseInferenceEngine,
     BatchError as BatchError,
     BatchInferenceManager as BatchInferenceManager,
-    FinishReason as FinishReason,
-    GenerationOutput as GenerationOutput,
-    GenerationRequest as GenerationRequest,
-    GenerationResult as GenerationResult,
     InferenceEngine as InferenceEngine,
     LocalEngine as LocalEngine,
     SamplingParams as SamplingParams,
@@ -127,32 +114,23 @@ from turnwise.inference import (
 )
 from turnwise.learner import (
     DataParallelPPOActor as DataParallelPPOActor,
-    Learner as Learner,
-    LearnerOptions as LearnerOptions,
     PolicyValueModel as PolicyValueModel,
     PPOBatch as PPOBatch,
     PPOTrainer as PPOTrainer,
-    make_learner as make_learner,
 )
 from turnwise.models import (
-    LoadedModel as LoadedModel,
     load_model as load_model,
 )
 from turnwise.reward import (
     LLMJudge as LLMJudge,
     Reward as Reward,
     RewardBatch as RewardBatch,
-    RewardFailure as RewardFailure,
-    RewardFn as RewardFn,
     RewardManager as RewardManager,
-    RewardOutcome as RewardOutcome,
     RewardWeights as RewardWeights,
     WeightedReward as WeightedReward,
     compute_reward as compute_reward,
     compute_reward_async as compute_reward_async,
-    openai_complete as openai_complete,
     score_trajectories as score_trajectories,
-    score_trajectories_async as score_trajectories_async,
 )
 from turnwise.scale.create import (
     create_trainer as create_trainer,
@@ -167,35 +145,20 @@ from turnwise.tools import (
     CalculatorTool as CalculatorTool,
     CodeLimits as CodeLimits,
     EnvironmentStepTool as EnvironmentStepTool,
-    FunctionTool as FunctionTool,
     MCPTools as MCPTools,
     PythonCodeTool as PythonCodeTool,
     Tool as Tool,
     ToolCall as ToolCall,
     ToolContext as ToolContext,
     ToolDefinition as ToolDefinition,
-    ToolFailure as ToolFailure,
     ToolRegistry as ToolRegistry,
-    ToolResult as ToolResult,
     tool as tool,
 )
 from turnwise.tools.parsers import (
-    PARSERS as PARSERS,
-    DeepSeekParser as DeepSeekParser,
-    DeepSeekV31Parser as DeepSeekV31Parser,
     FunctionCallingParser as FunctionCallingParser,
-    GLMParser as GLMParser,
-    HermesParser as HermesParser,
     JSONActionParser as JSONActionParser,
-    LlamaParser as LlamaParser,
-    MistralArgsParser as MistralArgsParser,
-    MistralParser as MistralParser,
-    ParseOutcome as ParseOutcome,
     ParseResult as ParseResult,
-    QwenCoderParser as QwenCoderParser,
     ReActActionParser as ReActActionParser,
-    get_parser as get_parser,
-    parser_for as parser_for,
 )
 from turnwise.trainer import (
     Curriculum as Curriculum,

@@ -10,121 +10,89 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-FACE: dict[str, dict[str, tuple[str, ...]]] = {
+FACE: dict[str, dict[str, str]] = {
     "Write an environment": {
-        "turnwise.config": ("EnvironmentConfig",),
+        "turnwise.config": "EnvironmentConfig",
         "turnwise.env": (
-            *("BaseEnvironment", "Trajectory", "check_env", "expert_player", "make_environment"),
-            *("play_episode", "random_player"),
+            "BaseEnvironment Trajectory check_env expert_player make_environment play_episode "
+            "random_player"
         ),
     },
     "Give it tools": {
-        "turnwise.errors": ("ToolError",),
-        "turnwise.tools": (
-            *("ActionParser", "MCPTools", "PythonCodeTool", "Tool", "ToolContext", "ToolRegistry"),
-            "tool",
-        ),
+        "turnwise.errors": "ToolError",
+        "turnwise.tools": "ActionParser MCPTools PythonCodeTool Tool ToolContext ToolRegistry tool",
     },
     "Score its episodes": {
-        "turnwise.reward": (
-            *("LLMJudge", "RewardManager", "RewardWeights", "WeightedReward", "compute_reward"),
-        ),
+        "turnwise.reward": "LLMJudge RewardManager RewardWeights WeightedReward compute_reward",
     },
     "Train": {
-        "turnwise.algo": ("AdvantageEstimator", "PolicyLoss"),
-        "turnwise.config": ("ConfigStore",),
-        "turnwise.data": ("PromptDataset",),
-        "turnwise.episode": ("EpisodeLimits",),
-        "turnwise.scale.create": ("create_trainer",),
-        "turnwise.trainer": ("Curriculum", "Levels", "Reporter", "Trainer"),
+        "turnwise.algo": "AdvantageEstimator PolicyLoss",
+        "turnwise.config": "ConfigStore",
+        "turnwise.data": "PromptDataset",
+        "turnwise.episode": "EpisodeLimits",
+        "turnwise.scale.create": "create_trainer",
+        "turnwise.trainer": "Curriculum Levels Reporter Trainer",
     },
     "Evaluate and use a model": {
-        "turnwise.env": ("EpisodeStatus",),
-        "turnwise.episode": ("EpisodeCollector", "EpisodeResult", "run_episode"),
-        "turnwise.inference": ("SamplingParams", "create_inference_engine"),
-        "turnwise.models": ("load_model",),
-        "turnwise.trainer": ("load_trained_model",),
+        "turnwise.env": "EpisodeStatus",
+        "turnwise.episode": "EpisodeCollector EpisodeResult run_episode",
+        "turnwise.inference": "SamplingParams create_inference_engine",
+        "turnwise.models": "load_model",
+        "turnwise.trainer": "load_trained_model",
     },
     "Run it as an agent": {
-        "turnwise.episode": (
-            *("MultiTurnChatHarness", "MultiTurnInferenceEngine", "MultiTurnManager"),
-        ),
+        "turnwise.episode": "MultiTurnChatHarness MultiTurnInferenceEngine MultiTurnManager",
     },
     "Handle errors": {
-        "turnwise.errors": ("ConfigError", "MissingExtraError", "TrainingStopped", "TurnwiseError"),
+        "turnwise.errors": "ConfigError MissingExtraError TrainingStopped TurnwiseError",
     },
 }
 
-OTHERS: dict[str, tuple[str, ...]] = {
+OTHERS: dict[str, str] = {
     "turnwise.algo": (
-        *("KLController", "apply_kl_penalty", "compute_advantages"),
-        *("compute_gae_advantage_return", "compute_grpo_advantage", "compute_kl_penalty"),
-        *("compute_policy_loss", "compute_ppo_loss", "compute_value_loss", "estimate_advantages"),
+        "KLController apply_kl_penalty compute_gae_advantage_return compute_grpo_advantage "
+        "compute_kl_penalty compute_policy_loss compute_ppo_loss compute_value_loss "
+        "estimate_advantages"
     ),
-    "turnwise.chat": ("ChatFormat", "Conversation", "TokenStream"),
+    "turnwise.chat": "ChatFormat Conversation",
     "turnwise.config": (
-        *("CheckpointConfig", "InferenceConfig", "LoggingConfig", "ModelConfig", "RayConfig"),
-        "TrainingConfig",
+        "CheckpointConfig InferenceConfig LoggingConfig ModelConfig RayConfig TrainingConfig"
     ),
-    "turnwise.data": ("CustomEnvDataset", "RLHFDataset", "collate_fn"),
+    "turnwise.data": "CustomEnvDataset RLHFDataset collate_fn",
     "turnwise.env": (
-        *("AlphabetSortEnvironment", "CheckReport", "CustomGameEnvironment", "Finding"),
-        *("GridWorldEnvironment", "GuessNumberEnvironment", "GymnasiumEnvironment"),
-        *("PromptEnvironment", "ReasoningGymEnvironment", "RolloutData", "ShopEnvironment"),
-        *("SimpleGameEnvironment", "StepResult", "TextArenaEnvironment", "environment_factory"),
-        "play_episode_async",
+        "AlphabetSortEnvironment CustomGameEnvironment GridWorldEnvironment "
+        "GuessNumberEnvironment GymnasiumEnvironment PromptEnvironment ReasoningGymEnvironment "
+        "RolloutData ShopEnvironment SimpleGameEnvironment StepResult TextArenaEnvironment "
+        "environment_factory play_episode_async"
     ),
-    "turnwise.episode": (
-        *("AgentRecord", "Collection", "Episode", "EpisodeFailed", "EpisodeSummary", "TurnRecord"),
-        *("collect", "collect_async", "run_episode_async"),
-    ),
-    "turnwise.errors": (
-        *("CheckpointError", "DeadlineExceeded", "EngineError", "EnvironmentFault", "RewardError"),
-    ),
+    "turnwise.episode": "Episode EpisodeFailed EpisodeSummary collect",
+    "turnwise.errors": "CheckpointError DeadlineExceeded EngineError EnvironmentFault RewardError",
     "turnwise.inference": (
-        *("BaseInferenceEngine", "BatchError", "BatchInferenceManager", "FinishReason"),
-        *("GenerationOutput", "GenerationRequest", "GenerationResult", "InferenceEngine"),
-        *("LocalEngine", "SGLangInferenceEngine", "ScriptedEngine", "VLLMInferenceEngine"),
-        "VLLMRolloutSPMD",
+        "BaseInferenceEngine BatchError BatchInferenceManager InferenceEngine LocalEngine "
+        "SGLangInferenceEngine ScriptedEngine VLLMInferenceEngine VLLMRolloutSPMD"
     ),
-    "turnwise.learner": (
-        *("DataParallelPPOActor", "Learner", "LearnerOptions", "PPOBatch", "PPOTrainer"),
-        *("PolicyValueModel", "make_learner"),
-    ),
-    "turnwise.models": ("LoadedModel",),
-    "turnwise.reward": (
-        *("Reward", "RewardBatch", "RewardFailure", "RewardFn", "RewardOutcome"),
-        *("compute_reward_async", "openai_complete", "score_trajectories"),
-        "score_trajectories_async",
-    ),
-    "turnwise.scale.verl": (
-        *("CustomEnvironmentDataset", "CustomRayPPOTrainer", "EnvironmentRewardWrapper"),
-    ),
-    "turnwise.tools": (
-        *("CalculatorTool", "CodeLimits", "EnvironmentStepTool", "FunctionTool", "ToolCall"),
-        *("ToolDefinition", "ToolFailure", "ToolResult"),
-    ),
+    "turnwise.learner": "DataParallelPPOActor PPOBatch PPOTrainer PolicyValueModel",
+    "turnwise.reward": "Reward RewardBatch compute_reward_async score_trajectories",
+    "turnwise.scale.verl": "CustomEnvironmentDataset CustomRayPPOTrainer EnvironmentRewardWrapper",
+    "turnwise.tools": "CalculatorTool CodeLimits EnvironmentStepTool ToolCall ToolDefinition",
     "turnwise.tools.parsers": (
-        *("DeepSeekParser", "DeepSeekV31Parser", "FunctionCallingParser", "GLMParser"),
-        *("HermesParser", "JSONActionParser", "LlamaParser", "MistralArgsParser"),
-        *("MistralParser", "PARSERS", "ParseOutcome", "ParseResult", "QwenCoderParser"),
-        *("ReActActionParser", "get_parser", "parser_for"),
+        "FunctionCallingParser JSONActionParser ParseResult ReActActionParser"
     ),
-    "turnwise.trainer": ("RayPPOTrainer",),
+    "turnwise.trainer": "RayPPOTrainer",
 }
 
 MODULES = (
-    *("algo", "chat", "config", "data", "env", "episode", "errors", "inference", "learner"),
-    *("models", "reward", "runs", "tools", "trainer", "types"),
-)
+    "algo", "chat", "config", "data", "env", "episode", "errors", "inference", "learner",
+    "models", "reward", "runs", "tools", "trainer", "types",
+)  # fmt: skip
 """Modules that `turnwise.algo` and the like import when they are first used."""
 
-FACE_NAMES = [name for group in FACE.values() for names in group.values() for name in names]
+FACE_NAMES = [name for group in FACE.values() for names in group.values() for name in names.split()]
 HOME = {
     name: module
     for table in (*FACE.values(), OTHERS)
     for module, names in table.items()
-    for name in names
+    for name in names.split()
 }
 """The module of each name."""
 

@@ -64,7 +64,7 @@ def test_its_own_test_passes(made):
 def test_its_settings_load_and_each_says_what_it_is(made):
     config = ConfigStore.load(made / "config.yaml")
     assert config.environment.name == "my_env.py:MyEnv"
-    assert config.environment.reward == "my_env.py:reward"
+    assert config.reward == "my_env.py:reward"
     assert config.training.warm_start == "expert"
 
 

@@ -65,7 +65,7 @@ def test_settings_options_and_code_beside_the_file(turnwise, small, tmp_path, mo
     monkeypatch.chdir(tmp_path / "elsewhere")
     ran = turnwise(
         *("train", "--config-path", "..", "--config-name", "small", "--output", "kept"),
-        *("environment.reward=rewards.py:seven", "training.num_epochs=1", "--json"),
+        *("reward=rewards.py:seven", "training.num_epochs=1", "--json"),
     )
     assert ran.code == 0, ran.err
     folder = tmp_path / "elsewhere/kept/Coins"
@@ -118,7 +118,7 @@ def test_another_environment_is_not_trained_with_the_demos_settings(turnwise, co
         (["training.batchsize=3"], "there is no setting 'training.batchsize'. Did you mean"),
         (["other.yaml"], "got more than one configuration file: small.yaml, other.yaml"),
         (["environment.name=nowhere.py:Env"], "there is no file nowhere.py"),
-        (["environment.reward=nowhere.py:f"], "there is no file nowhere.py"),
+        (["reward=nowhere.py:f"], "there is no file nowhere.py"),
         (["inference.temperature=0"], "inference.temperature got 0"),
         (["--name", "a/b"], "got 'a/b', expected a folder's name"),
     ],

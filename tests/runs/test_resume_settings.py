@@ -42,7 +42,7 @@ MAY_CHANGE = frozenset(
         *("checkpoint.keep_last_n", "checkpoint.best_metric", "checkpoint.save_steps"),
         *("training.max_steps", "training.eval_steps"),
         *("ray.use_ray", "ray.num_actors", "ray.min_actors", "ray.num_learners"),
-        *("ray.address", "ray.mode", "ray.max_failures", "ray.context_parallel_size"),
+        *("ray.address", "ray.max_failures", "ray.context_parallel_size"),
         "ray.gpus_per_worker",
         *("logging.level", "logging.sinks", "logging.episodes_gb", "logging.wandb"),
     }

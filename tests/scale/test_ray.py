@@ -156,7 +156,7 @@ def test_a_mix_of_environments_with_compaction_is_what_one_process_plays(tmp_pat
         tmp_path / "ahead",
         None,
         *settings,
-        *("ray.use_ray=true", "ray.mode=one_step_off"),
+        *("ray.use_ray=true", "training.max_staleness=1"),
         environments=mix(),
     )
     both = [
@@ -278,8 +278,8 @@ def test_asynchronous_training_loses_no_episode_also_when_workers_die(tmp_path):
     assert len(re.findall(r"WARNING episode worker \d was lost and is replaced: ", log)) == 2
 
 
-def test_one_step_off_is_a_staleness_of_one(tmp_path):
-    options = ("ray.use_ray=true", "ray.mode=one_step_off", "training.num_epochs=2")
+def test_a_staleness_of_one_on_ray(tmp_path):
+    options = ("ray.use_ray=true", "training.max_staleness=1", "training.num_epochs=2")
     history, weights, folder = train(tmp_path / "run", Memory, *options)
     assert max(m.get("weights_behind", 0) for m in history) <= 1
     assert all("idle/learner" in m and m["num_episodes"] == 6 for m in history)

@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import pickle
 import re
 import subprocess
 import sys
@@ -15,8 +14,6 @@ from structure.face import FROZEN, face
 from turnwise import _names
 
 SOURCE = Path(turnwise.__file__).parent
-EARLIER = Path(__file__).with_name("earlier_names.txt").read_text().split()
-"""What `turnwise` exported before the face became small, and the modules in it."""
 EXTRAS = {
     *("gymnasium", "textarena", "reasoning_gym", "vllm", "sglang", "ray", "verl", "mcp", "peft"),
     *("tensorboard", "wandb", "mlflow", "trackio", "pyarrow", "starlette", "uvicorn", "matplotlib"),
@@ -32,10 +29,8 @@ def test_the_face_is_the_frozen_one():
     )
 
 
-def test_every_earlier_name_is_still_imported_from_the_top():
-    assert len(EARLIER) == 169
-    missing = [name for name in EARLIER if getattr(turnwise, name, None) is None]
-    assert not missing
+def test_every_name_is_imported_from_the_top():
+    assert not [name for name in _names.HOME if getattr(turnwise, name, None) is None]
 
 
 def test_import_is_quick_and_all_names_are_there_on_a_base_install():
@@ -68,18 +63,9 @@ def test_type_checkers_see_the_same_names():
     assert set(ast.literal_eval(exported)) == set(turnwise.__all__)
 
 
-def test_classes_under_their_earlier_names_are_the_same():
-    from turnwise.data import dataset
-    from turnwise.trainer import trainer
-
-    assert turnwise.RayPPOTrainer is turnwise.Trainer is trainer.RayPPOTrainer
-    assert turnwise.RLHFDataset is turnwise.PromptDataset is dataset.RLHFDataset
-    # What earlier versions pickled names the class where it was defined.
-    assert pickle.loads(b"cturnwise.trainer.trainer\nRayPPOTrainer\n.") is turnwise.Trainer
-    rows = pickle.dumps(turnwise.PromptDataset(["Say a."]), protocol=0)
-    earlier = rows.replace(b"PromptDataset", b"RLHFDataset")
-    assert earlier != rows
-    assert pickle.loads(earlier)[0] == {"prompt": "Say a."}
+def test_classes_under_the_names_of_the_seeds_are_the_same():
+    assert turnwise.RayPPOTrainer is turnwise.Trainer
+    assert turnwise.RLHFDataset is turnwise.PromptDataset
 
 
 def test_an_unknown_name_says_the_nearest():
@@ -94,5 +80,5 @@ def test_the_first_page_of_the_reference_lists_the_face_in_its_groups():
         title, _, body = section.partition("\n")
         groups[title] = re.findall(r"^\| \[`(\w+)`\]", body, re.M)
     assert groups.pop("By module") == []
-    table = {title: sum(group.values(), ()) for title, group in _names.FACE.items()}
-    assert groups == {title: list(names) for title, names in table.items()}
+    table = _names.FACE.items()
+    assert groups == {title: " ".join(group.values()).split() for title, group in table}

@@ -127,7 +127,6 @@ def _check_part(config: ConfigStore) -> None:
             expert_of(None, config, agent_of(None, config))
         target = "the reward"
         reward_by_name(config.reward)
-        reward_by_name(config.environment.reward)
         target = "a tool"
         tools_by_name([tool for tool in config.tools if "mcp" not in tool])
         target = "the parser"

@@ -35,7 +35,6 @@ class EnvironmentConfig(Section):
         None, "Maximum actions; null: the environment's own limit."
     )
     params: dict[str, Any] = setting({}, "The environment's own settings.")
-    reward: str | None = setting(None, "The earlier place of the setting `reward`.")
 
     @classmethod
     def of(cls, config: EnvironmentConfig | Mapping[str, Any] | None) -> EnvironmentConfig:

@@ -172,9 +172,6 @@ class RayConfig(Section):
     address: str | None = setting(
         None, "Address of the cluster: auto, or host:port of its head; null starts a local one."
     )
-    mode: Literal["sync", "one_step_off"] = setting(
-        "sync", "one_step_off: an older form of training.max_staleness=1."
-    )
     max_failures: Annotated[int, Ge(0)] = setting(
         3, "Losses of workers that one step survives; one more ends the run."
     )

@@ -183,12 +183,6 @@ class ConfigStore(Section):
             yield f"eval_dataset{ending}", owner.eval_dataset
 
     @property
-    def max_staleness(self) -> int:
-        """`training.max_staleness`, or 1 with `ray.mode: one_step_off`, its older form."""
-        is_one_step_off = self.ray.use_ray and self.ray.mode == "one_step_off"
-        return max(self.training.max_staleness, int(is_one_step_off))
-
-    @property
     def environment_name(self) -> str:
         """The name of the run's environment or agent, or the joined names of a mix."""
         if self.environments is None:

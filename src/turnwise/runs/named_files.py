@@ -19,7 +19,6 @@ Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 
 NAMES: dict[str, Kind] = {
     "environment.name": "code",
-    "environment.reward": "code",
     "environments": "code",
     "agent": "code",
     "expert": "code",

@@ -40,7 +40,6 @@ FIXED: Mapping[str, str] = {
     "environment.name": _TASK,
     "environment.max_steps": _TASK,
     "environment.params": _TASK,
-    "environment.reward": _TASK,
     "environments": _TASK,
     "agent": _TASK,
     "reward": _TASK,

@@ -147,7 +147,7 @@ def samples_exactly(config: ConfigStore, learner: BaseLearner) -> bool:
     return (
         config.inference.backend in SHARED_MODEL_BACKENDS
         and config.inference.top_p == 1.0
-        and not config.max_staleness
+        and not config.training.max_staleness
         and learner.model.policy.dtype == torch.float32
     )
 
@@ -157,9 +157,11 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     inference = config.inference
     if inference.backend in SHARED_MODEL_BACKENDS:
         # In an asynchronous run the engine samples while the learner computes.
-        own = {"own_stream": config.max_staleness > 0} if inference.backend == "local" else {}
+        defaults: dict[str, Any] = {}
+        if inference.backend == "local":
+            defaults["own_stream"] = config.training.max_staleness > 0
         return create_inference_engine(
-            model, inference.backend, own | inference.options, tokenizer=tokenizer
+            model, inference.backend, defaults | inference.options, tokenizer=tokenizer
         )
     path = config.model.local_path or config.model.model_name
     if config.model.trust_remote_code:
@@ -328,10 +330,10 @@ def check_settings(config: ConfigStore) -> None:
             "it would adapt. Set training.use_kl_in_reward to true, or kl_target to null"
             + (": kl_loss_coef stays as it is." if training.kl_loss_coef else ".")
         )
-    if config.max_staleness and config.inference.options.get("sleep"):
+    if config.training.max_staleness and config.inference.options.get("sleep"):
         raise ConfigError(
             f"inference.options.sleep got true with training.max_staleness="
-            f"{config.max_staleness}: episodes are played during updates, so the engine "
+            f"{config.training.max_staleness}: episodes are played during updates, so the engine "
             "cannot sleep in them. Set one of the two to its default."
         )
     warm_start = config.training.warm_start
@@ -383,12 +385,12 @@ def check_resampling(config: ConfigStore, user: UserComponents) -> None:
     rewards = [user.reward_fn, *(part.components.reward_fn for part in user.mix)]
     is_of_batches = any(batch_type(reward) is not None for reward in rewards)
     num_tries = config.training.resample
-    if config.max_staleness and num_tries and is_of_batches:
+    if config.training.max_staleness and num_tries and is_of_batches:
         raise ConfigError(
             f"training.resample got {num_tries} with training.max_staleness="
-            f"{config.max_staleness}, and the reward function scores whole batches: whether a "
-            "group has equal rewards is known only when its batch is trained on. Set one of the "
-            "two to 0, or write a reward function of one trajectory."
+            f"{config.training.max_staleness}, and the reward function scores whole batches: "
+            "whether a group has equal rewards is known only when its batch is trained on. Set "
+            "one of the two to 0, or write a reward function of one trajectory."
         )
 
 

@@ -107,7 +107,7 @@ class AsyncRollout(Rollout):
         super().__init__(collector, config, sources, estimator)
         self._pacer = Pacer(
             config.training.batch_size,
-            config.max_staleness,
+            config.training.max_staleness,
             version=step,
             num_updates=plan.num_steps,
         )

@@ -86,7 +86,6 @@ class UserComponents:
         has_one = config.environments is None and agent is None
         environment = environment_of(self, config) if has_one else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
-        reward = config.environment.reward if config.reward is None else config.reward
         return dataclasses.replace(
             self,
             environment=environment,
@@ -94,7 +93,7 @@ class UserComponents:
             expert=expert_of(self.expert, config, agent),
             dataset=_rows(self.dataset, config.dataset, are_prompts),
             eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
-            reward_fn=reward_by_name(reward) if self.reward_fn is None else self.reward_fn,
+            reward_fn=reward_by_name(config.reward) if self.reward_fn is None else self.reward_fn,
             parser=parser_by_name(config.parser) if self.parser is None else self.parser,
             system_prompt=config.system_prompt
             if self.system_prompt is None

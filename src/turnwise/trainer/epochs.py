@@ -72,6 +72,5 @@ class Epochs:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
         starts = list(map(int, state["starts"]))
-        # Runs of earlier versions have no `first_steps`; most have one call of `fit`.
-        first_steps = list(map(int, state.get("first_steps", [0] * len(starts))))
+        first_steps = list(map(int, state["first_steps"]))
         return cls(int(state["num_done"]), int(state["num_steps"]), starts, first_steps)

@@ -133,11 +133,6 @@ class RunLifecycle:
     def __exit__(self, *_: object) -> None:
         self.cleanup()
 
-    @property
-    def machinery(self) -> RunComponents:
-        """The earlier name of `components`."""
-        return self.components
-
     def stop(self) -> None:
         """End the run that is under way: it is saved, and `fit` returns. For callbacks.
 

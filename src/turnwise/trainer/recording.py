@@ -207,7 +207,7 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
     if isinstance(source, BaseEnvironment):
         remade = _remaking_config(source, config)
         label = object_label(source) if remade is None else reference.label
-        return dataclasses.replace(remade or source.config, name=label, reward=config.reward)
+        return dataclasses.replace(remade or source.config, name=label)
     if isinstance(source, functools.partial) and not source.args:
         try:
             given = json.loads(json.dumps(source.keywords))

@@ -181,10 +181,9 @@ def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
 
 def _reward_names(config: ConfigStore) -> list[str | None]:
     """Return the names of the reward functions; None for the sum of the step rewards."""
-    reward = config.environment.reward if config.reward is None else config.reward
-    if reward is None or isinstance(reward, str):
-        return [reward]
-    return [item.function for item in reward]
+    if config.reward is None or isinstance(config.reward, str):
+        return [config.reward]
+    return [item.function for item in config.reward]
 
 
 def _code_facts(name: str, value: object) -> dict[str, str]:

@@ -185,7 +185,7 @@ class Trainer(RunLifecycle):
         estimator = components.advantages.estimator
         how = (components.collector, config, self._user.task_sources(self._curriculum), estimator)
         state = self._unplayed_state()
-        if plan is None or not (config.max_staleness or state):
+        if plan is None or not (config.training.max_staleness or state):
             yield Rollout(*how)
             return
         lock = self._curriculum_lock

@@ -30,8 +30,6 @@ _LOST = {
     "<interactive>": "was typed at a Python prompt",
     "<function>": "was defined inside a function or without a name",
     "<object>": "is an object that a script made",
-    "<script>": "was given by a script, and the version that began the run did not record where it "
-    "is defined",
 }
 
 

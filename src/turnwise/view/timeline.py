@@ -11,10 +11,6 @@ from turnwise.runs.episode_store import Phase
 
 # The order of the stages of a turn, and their names in the page.
 _PARTS = (("engine", "generate"), ("tools", "tool"), ("environment", "environment"))
-_NO_TIMES = (
-    "This run was made by an older turnwise, which did not keep when things began: episodes are "
-    "drawn as if they had all begun with the step."
-)
 
 
 def timeline(
@@ -43,7 +39,6 @@ def timeline(
     else:
         shares = _shares(rows)
     ends = [row["end"] for row in rows] + [phase["end"] for phase in drawn]
-    has_times = any("start" in episode.seconds for episode in episodes)
     return {
         "step": step,
         "kind": kind,
@@ -51,7 +46,6 @@ def timeline(
         "phases": drawn,
         "episodes": rows,
         "shares": shares,
-        "note": None if has_times or not episodes else _NO_TIMES,
     }
 
 

@@ -27,8 +27,8 @@ class TokenTexts:
         self._bytes: dict[int, bytes] = {}
         if path is None:
             self.note = (
-                "The run's folder has no tokenizer.json: it was made by an older turnwise, or its "
-                "tokenizer has none. Tokens are shown by their numbers."
+                "The run's folder has no tokenizer.json: its tokenizer has none. Tokens are shown "
+                "by their numbers."
             )
             return
         try:

@@ -33,11 +33,6 @@ class Finding:
     fix: str
     """The change that removes the problem."""
 
-    @property
-    def cure(self) -> str:
-        """The former name of `fix`."""
-        return self.fix
-
     @classmethod
     def error(cls, check: str, message: str, fix: str) -> Finding:
         return cls("error", check, message, fix)

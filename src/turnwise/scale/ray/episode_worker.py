@@ -99,7 +99,7 @@ class EpisodeWorker:
         shares = spec.source.config.inference.backend in SHARED_MODEL_BACKENDS
         model = spec.source.load() if shares else None
         self._engine = make_engine(spec.source.config, model, spec.tokenizer)
-        if spec.source.config.max_staleness:
+        if spec.source.config.training.max_staleness:
             self._engine.in_flight = spec.source.config.inference.stale_kv
         # Groups may be spread over workers: the driver, which sees all of them, drops groups.
         self._collector = make_collector(

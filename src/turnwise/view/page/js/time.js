@@ -148,7 +148,6 @@ export function timeView(host) {
           ),
         ),
       ),
-      data.note ? h("p", { class: "soft hint" }, data.note) : null,
     );
   }
 
