@@ -214,12 +214,6 @@ def test_frozen_lake_is_drawn_and_says_whether_it_is_slippery() -> None:
     assert "slippery" in GymnasiumEnvironment("FrozenLake-v1").get_prompt_prefix()
 
 
-def test_blackjack_tells_the_dealers_hand_only_at_the_end() -> None:
-    env = GymnasiumEnvironment("Blackjack-v1")
-    assert "dealer's cards" not in env.reset(seed=3)
-    assert "The dealer's cards add up to" in env.step("stick")[0]
-
-
 def test_an_unknown_environment_is_told_by_its_docstring_and_spaces() -> None:
     prompt = GymnasiumEnvironment(Ship()).get_prompt_prefix()
     assert prompt.startswith("Steer the ship between the rocks.\n\n")

@@ -14,18 +14,16 @@ pytest.importorskip("gymnasium")
 
 from gymnasium import spaces
 
-from turnwise.env.adapters.gymnasium.actions import (
-    InvalidActionError,
-    how_to_answer,
-    parse_action,
-    render_action,
-)
 from turnwise.env.adapters.gymnasium.spaces import (
+    InvalidActionError,
     check_action_space,
     check_names,
+    describe_answers,
     describe_observation,
     describe_space,
     example_action,
+    parse_action,
+    render_action,
 )
 from turnwise.errors import ConfigError
 
@@ -178,10 +176,10 @@ def test_bounds_are_those_of_the_space_as_they_are_printed() -> None:
         (spaces.MultiDiscrete([2, 3]), "[1, 3]", "0 or 1, from 0 to 2"),
         (spaces.MultiDiscrete([2, 3]), "[1, 1.5]", "whole numbers"),
         (spaces.MultiBinary(2), "[2, 0]", "each 0 or 1"),
-        (spaces.Text(3, charset="abc"), "abca", "a text of 1 to 3 characters out of a-c"),
-        (spaces.Tuple([spaces.Discrete(2)] * 2), "[0, 5]", "item 2 of the answer is 5"),
+        (spaces.Text(3, charset="abc"), "abca", "a text of 1 to 3 characters out of 'abc'"),
+        (spaces.Tuple([spaces.Discrete(2)] * 2), "[0, 5]", "the answer is [0, 5]"),
         (spaces.Dict(go=spaces.Discrete(2)), '{"stop": 1}', '"go": 0 or 1'),
-        (spaces.Dict(go=spaces.Discrete(2)), '{"go": 7}', '"go" of the answer is 7'),
+        (spaces.Dict(go=spaces.Discrete(2)), '{"go": 7}', '"go": 0 or 1'),
     ],
 )
 def test_an_invalid_answer_is_told_what_was_expected(space: Any, text: str, problem: str) -> None:
@@ -202,7 +200,7 @@ def test_names_reach_into_a_dict() -> None:
     action = parse_action(space, '{"move": "right", "power": 0.5}', names)
     assert action["move"] == 1
     assert render_action(space, action, names) == '{"move": "right", "power": 0.5}'
-    assert "one of: left (0), right (1), pick up (2)" in how_to_answer(space, names)
+    assert "one of: left (0), right (1), pick up (2)" in describe_answers(space, names)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +230,7 @@ def test_actions_that_cannot_be_written_are_refused_with_a_cure() -> None:
 @settings(deadline=None, max_examples=50)
 @given(all_spaces, st.integers(0, 2**31))
 def test_every_space_has_a_prompt_whose_example_is_valid(space: Any, seed: int) -> None:
-    prompt = how_to_answer(space)
+    prompt = describe_answers(space)
     parse_action(space, render_action(space, example_action(space)))
     assert prompt.startswith("Answer with ")
     space.seed(seed)

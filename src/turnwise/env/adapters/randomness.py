@@ -16,8 +16,7 @@ class Randomness:
     With the global state, two episodes would affect each other and the rest of the process. A lock
     excludes other episodes that do the same.
 
-    >>> own = Randomness(seed=7)
-    >>> with own.installed():
+    >>> with Randomness(seed=7).installed():
     ...     drawn = random.random()
     >>> drawn == random.Random(7).random()
     True

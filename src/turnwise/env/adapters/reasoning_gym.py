@@ -122,25 +122,23 @@ _LOCK = threading.Lock()
 def _dataset(task: str, options: Mapping[str, Any]) -> Any:
     key = task, repr(sorted(options.items()))
     with _LOCK:
-        if key not in _DATASETS:
-            _DATASETS[key] = _make_dataset(task, options)
+        if key in _DATASETS:
+            return _DATASETS[key]
+        tasks = import_extra("reasoning_gym", "reasoning-gym").factory.DATASETS
+        if task not in tasks:
+            raise ConfigError(f"reasoning-gym has no task {task!r}. {did_you_mean(task, tasks)}")
+        dataset_class, config_class = tasks[task]
+        known = [field.name for field in dataclasses.fields(config_class)]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"{task} has no option {name!r}. {did_you_mean(name, known)}")
+        try:
+            with Randomness(0).installed():
+                _DATASETS[key] = dataset_class(config=config_class(**options))
+        except (AssertionError, TypeError, ValueError) as error:
+            message = f"{task} does not take the options {dict(options)}: {error}"
+            raise ConfigError(message) from None
         return _DATASETS[key]
-
-
-def _make_dataset(task: str, options: Mapping[str, Any]) -> Any:
-    tasks = import_extra("reasoning_gym", "reasoning-gym").factory.DATASETS
-    if task not in tasks:
-        raise ConfigError(f"reasoning-gym has no task {task!r}. {did_you_mean(task, tasks)}")
-    dataset_class, config_class = tasks[task]
-    known = [field.name for field in dataclasses.fields(config_class)]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{task} has no option {name!r}. {did_you_mean(name, known)}")
-    try:
-        with Randomness(0).installed():
-            return dataset_class(config=config_class(**options))
-    except (AssertionError, TypeError, ValueError) as error:
-        raise ConfigError(f"{task} does not take the options {dict(options)}: {error}") from None
 
 
 def _answer_in(text: str) -> str:

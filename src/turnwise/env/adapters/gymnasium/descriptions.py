@@ -1,28 +1,32 @@
-"""Text descriptions of Gymnasium's own environments: the task, the actions, the observation.
+"""What is known about Gymnasium's own environments: their texts, their drawings, their experts.
 
-`DESCRIPTIONS` has one entry per environment class. An environment without an entry is described
-by its docstring and its spaces.
+The texts are in `descriptions.yaml`. An environment without an entry there is described by its
+docstring and its spaces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-from turnwise.env.adapters.gymnasium import experts
-from turnwise.env.adapters.gymnasium.make import Env
-from turnwise.env.adapters.gymnasium.spaces import Names, check_names
+import numpy as np
+import yaml
+
+from turnwise.env.adapters.gymnasium.spaces import Names, check_names, spaces
 from turnwise.errors import ConfigError
+
+Env: TypeAlias = Any
+"""A `gymnasium.Env`."""
+
+_DISCOUNT = 0.99  # below 1, so that shorter ways to the goal are better
 
 
 @dataclass(frozen=True)
 class Description:
-    """How one environment is described to a language model.
-
-    >>> Description(task="Leave the maze.", actions=["ahead", "turn"]).success
-    'unknown'
-    """
+    """How one environment is described to a language model."""
 
     task: str
     """The task, its rewards, and how to read the drawings."""
@@ -32,8 +36,6 @@ class Description:
     """Name and meaning of each number of the observation."""
     describe: Callable[[Env, Any], str] | None = None
     """Describes an observation, where names for its numbers are not enough."""
-    ending: Callable[[Env], str] | None = None
-    """Describes what is visible only when the episode is over."""
     uncertainty: str = "Beware: an action does not always have the effect that it names."
     """Added if an action can have more than one effect."""
     success: Literal["at the end", "with a reward", "at the limit", "unknown"] = "unknown"
@@ -46,19 +48,28 @@ class Description:
     """Whether actions outside the mask may be taken, at a price."""
 
 
-def description_of(env: Any) -> Description:
+def describe_environment(env: Env) -> Description:
     """Returns the description of an environment, as far as its wrappers leave it true."""
     kind = type(env.unwrapped)
-    found = (
-        DESCRIPTIONS.get(kind.__name__) if kind.__module__.startswith("gymnasium.envs.") else None
-    )
-    if found is None:
+    is_gymnasiums = kind.__module__.startswith("gymnasium.envs.")
+    texts = _texts().get(kind.__name__) if is_gymnasiums else None
+    if texts is None:
         return Description(task=_from_docstring(kind.__doc__) or f"You act in {kind.__name__}.")
-    if not _fits(env.action_space, env.unwrapped.action_space, found.actions):
-        found = replace(found, actions=None, expert=None)
-    if not _fits(env.observation_space, env.unwrapped.observation_space, found.observation):
-        found = replace(found, observation=None, describe=None, expert=None)
-    return found
+    description = Description(
+        **texts, describe=_DRAWINGS.get(kind.__name__), expert=_EXPERTS.get(kind.__name__)
+    )
+    if not _fits(env.action_space, env.unwrapped.action_space, description.actions):
+        description = replace(description, actions=None, expert=None)
+    if not _fits(env.observation_space, env.unwrapped.observation_space, description.observation):
+        description = replace(description, observation=None, describe=None, expert=None)
+    return description
+
+
+@cache
+def _texts() -> dict[str, dict[str, Any]]:
+    file = Path(__file__).with_name("descriptions.yaml")
+    texts: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return texts
 
 
 def _fits(space: Any, known: Any, names: Names) -> bool:
@@ -79,36 +90,71 @@ def _from_docstring(docstring: str | None) -> str:
     return ""
 
 
-def _draw(cells: Any, place: tuple[int, int]) -> str:
-    """Draws a map of letters, with the player as @."""
-    return "\n".join(
-        " ".join("@" if (r, c) == place else cell for c, cell in enumerate(row))
-        for r, row in enumerate(cells)
-    )
+def transition_table(env: Env) -> Any:
+    """Returns `P[state][action] = [(chance, next, reward, end), ...]` if an environment has it.
+
+    Only if no wrapper changes its observations and actions.
+    """
+    plain = env.unwrapped
+    table = getattr(plain, "P", None)
+    if not isinstance(table, dict) or not isinstance(plain.observation_space, spaces.Discrete):
+        return None
+    if env.observation_space != plain.observation_space or env.action_space != plain.action_space:
+        return None
+    return table if table.keys() == set(range(plain.observation_space.n)) else None
 
 
-def _describe_frozen_lake(env: Env, state: int) -> str:
+def is_uncertain(table: Any) -> bool:
+    """Whether some action can have more than one effect."""
+    return any(len(outcomes) > 1 for actions in table.values() for outcomes in actions.values())
+
+
+def solve_table(table: Any) -> Any:
+    """Returns the best action of each state, by value iteration."""
+    rows = [
+        (state, action, chance, after, reward, not end)
+        for state, actions in table.items()
+        for action, outcomes in actions.items()
+        for chance, after, reward, end in outcomes
+    ]
+    state, action, chance, after, reward, goes_on = map(np.array, zip(*rows, strict=True))
+    num_states, num_actions = int(state.max()) + 1, int(action.max()) + 1
+    values = np.zeros(num_states)
+    while True:
+        gains = chance * (reward + _DISCOUNT * goes_on * values[after])
+        returns = np.bincount(state * num_actions + action, gains, num_states * num_actions)
+        best = returns.reshape(num_states, num_actions)
+        change = np.abs(best.max(axis=1) - values).max()
+        values = best.max(axis=1)
+        if change < 1e-9:
+            return best.argmax(axis=1)
+
+
+def _draw_lake(env: Env, state: int) -> str:
     row, column = divmod(int(state), env.ncol)
     cells = [[cell.decode() for cell in line] for line in env.desc]
     where = {"H": "in a hole", "G": "at the goal"}.get(cells[row][column], "on ice")
-    return f"You are {where}, row {row + 1}, column {column + 1}.\n{_draw(cells, (row, column))}"
+    cells[row][column] = "@"
+    drawing = "\n".join(" ".join(line) for line in cells)
+    return f"You are {where}, row {row + 1}, column {column + 1}.\n{drawing}"
 
 
-def _describe_cliff(env: Env, state: int) -> str:
+def _draw_cliff(env: Env, state: int) -> str:
     num_rows, num_columns = env.shape
     row, column = divmod(int(state), num_columns)
     cells = [["."] * num_columns for _ in range(num_rows)]
     cells[-1] = ["S", *["C"] * (num_columns - 2), "G"]
-    return f"You are in row {row + 1}, column {column + 1}.\n{_draw(cells, (row, column))}"
+    cells[row][column] = "@"
+    drawing = "\n".join(" ".join(line) for line in cells)
+    return f"You are in row {row + 1}, column {column + 1}.\n{drawing}"
 
 
-_STANDS = ("Red", "Green", "Yellow", "Blue")
-
-
-def _describe_taxi(env: Env, state: int) -> str:
+def _draw_taxi(env: Env, state: int) -> str:
     row, column, passenger, destination = env.decode(int(state))
+    names = ("Red", "Green", "Yellow", "Blue")
     stands = [
-        f"{n} (row {r + 1}, column {c + 1})" for n, (r, c) in zip(_STANDS, env.locs, strict=True)
+        f"{name} (row {r + 1}, column {c + 1})"
+        for name, (r, c) in zip(names, env.locs, strict=True)
     ]
     cells = [[cell.decode() for cell in line] for line in env.desc]
     cells[1 + row][1 + 2 * column] = "@"
@@ -122,186 +168,47 @@ def _describe_taxi(env: Env, state: int) -> str:
     )
 
 
-def _describe_blackjack(_env: Env, observation: tuple[int, int, int]) -> str:
+def _tell_blackjack(_env: Env, observation: tuple[int, int, int]) -> str:
     total, dealer, ace = map(int, observation)
     hand = "an ace counts as 11" if ace else "no ace counts as 11"
     shown = "an ace" if dealer == 1 else f"a card worth {dealer}"
     return f"Your cards add up to {total} ({hand}). The dealer shows {shown}."
 
 
-def _describe_blackjack_ending(env: Env) -> str:
-    """Describes the dealer's cards, which the player may know now."""
-    total = sum(env.dealer)
-    if 1 in env.dealer and total <= 11:
-        total += 10
-    return f"The dealer's cards add up to {total}."
+def _balance_pole(observation: Any) -> int:
+    """Pushes in the direction in which the pole falls, and corrects the cart's drift a little."""
+    position, velocity, angle, spin = map(float, observation)
+    return int(angle + 0.3 * spin + 0.02 * position + 0.05 * velocity > 0)
 
 
-_SLIPPERY = """\
-The ground is slippery: a move takes you where you meant to go or slides you to one of the two \
-sides of that direction."""
+def _play_blackjack(observation: Any) -> int:
+    """Plays the basic strategy, without moves that this game does not have."""
+    total, dealer, usable_ace = map(int, observation)
+    if usable_ace:
+        return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
+    if total == 12:
+        return int(not 4 <= dealer <= 6)
+    return int(total <= 11 or (total <= 16 and not 2 <= dealer <= 6))
 
-_LAKE = """\
-Cross the frozen lake from the start to the goal without falling into a hole. Reaching the goal \
-earns 1, anything else 0; a hole ends the episode.
-The map has row 1 at the top and column 1 at the left: @ is you, S the start, F safe ice, H a \
-hole, G the goal."""
 
-_TAXI = """\
-Drive the taxi to the passenger, pick them up, drive to their destination and drop them off there. \
-The right drop-off earns 20, each other action costs 1, picking up or dropping off where that is \
-not possible costs 10.
-The map has row 1 at the top and column 1 at the left: @ is the taxi; R, G, Y and B are the \
-stands Red, Green, Yellow and Blue; between two squares : is open and | is a wall."""
+def _swing_car(observation: Any) -> int:
+    """Pushes in the direction of motion: every swing goes higher."""
+    return 2 if observation[1] >= 0 else 0
 
-_BLACKJACK = """\
-Play one hand of blackjack against the dealer: get closer to 21 than the dealer without going \
-over. Number cards count their number, face cards 10, an ace 11 or, if that would go over 21, 1. \
-The dealer draws until 17 or more. Winning earns 1, a draw 0, losing -1."""
 
-_CART_POLE = """\
-Balance the pole that stands on a cart by pushing the cart left or right at every step. Each step \
-earns 1. The episode is over as soon as the pole leans more than 0.2095 radians (12 degrees) or \
-the cart is more than 2.4 from the middle."""
+def _swing_car_with_force(observation: Any) -> Any:
+    return np.array([1.0 if observation[1] >= 0 else -1.0], dtype=np.float32)
 
-_CAR = """\
-Drive the car out of the valley to the flag on the right hill, at position {goal}. The engine is \
-too weak to climb the hill at once: swing back and forth to gain speed."""
 
-_CLIFF = """\
-Walk from the start to the goal by the shortest safe way. Each move costs 1; stepping onto the \
-cliff costs 100 and puts you back at the start.
-The map has row 1 at the top and column 1 at the left: @ is you, S the start, . safe ground, \
-C the cliff, G the goal."""
-
-_ACROBOT = """\
-Two links hang from a fixed point, joined by a motor at their joint. Swing them until the free \
-end is one link's length above the fixed point. Each step before that costs 1."""
-
-_PENDULUM = """\
-Swing the pendulum up and keep it upright with as little effort as you can. Each step costs the \
-square of the angle from upright, plus a little for speed and effort."""
-
-_LANDER = """\
-Land the spacecraft softly between the flags at x = 0, y = 0. Coming closer, slower and more \
-upright earns, firing engines costs a little, a crash costs 100, a safe landing earns 100."""
-
-_CAR_SEES = {
-    "position": "from -1.2 to 0.6; the bottom of the valley is near -0.5",
-    "velocity": "from -0.07 to 0.07; positive is to the right",
+_DRAWINGS: dict[str, Callable[[Env, Any], str]] = {
+    "FrozenLakeEnv": _draw_lake,
+    "CliffWalkingEnv": _draw_cliff,
+    "TaxiEnv": _draw_taxi,
+    "BlackjackEnv": _tell_blackjack,
 }
-
-DESCRIPTIONS: dict[str, Description] = {
-    "CartPoleEnv": Description(
-        task=_CART_POLE,
-        actions={"left": "push the cart to the left", "right": "push the cart to the right"},
-        observation={
-            "cart position": "0 is the middle, positive is right",
-            "cart velocity": "positive is to the right",
-            "pole angle": "in radians; 0 is upright, positive leans right",
-            "pole angular velocity": "positive falls to the right",
-        },
-        success="at the limit",
-        expert=experts.cart_pole,
-    ),
-    "FrozenLakeEnv": Description(
-        task=_LAKE,
-        actions={"left": "", "down": "", "right": "", "up": ""},
-        describe=_describe_frozen_lake,
-        uncertainty=_SLIPPERY,
-        success="with a reward",
-    ),
-    "TaxiEnv": Description(
-        task=_TAXI,
-        actions={
-            "south": "one row down",
-            "north": "one row up",
-            "east": "one column to the right",
-            "west": "one column to the left",
-            "pick up": "take the passenger in",
-            "drop off": "let the passenger out",
-        },
-        describe=_describe_taxi,
-        uncertainty="It rains: a move may slide the taxi to one of the two sides instead.",
-        success="at the end",
-        invalid_reward=-1.0,
-        mask_is_advice=True,
-    ),
-    "BlackjackEnv": Description(
-        task=_BLACKJACK,
-        actions={"stick": "take no more cards", "hit": "take another card"},
-        describe=_describe_blackjack,
-        ending=_describe_blackjack_ending,
-        success="with a reward",
-        expert=experts.blackjack,
-    ),
-    "Continuous_MountainCarEnv": Description(
-        task=_CAR.format(goal=0.45)
-        + " The flag earns 100; each step costs a tenth of the square of the force.",
-        actions={"force": "negative pushes left, positive pushes right"},
-        observation=_CAR_SEES,
-        success="at the end",
-        expert=experts.mountain_car_continuous,
-    ),
-    "MountainCarEnv": Description(
-        task=_CAR.format(goal=0.5) + " Each step costs 1.",
-        actions={"left": "push left", "none": "do not push", "right": "push right"},
-        observation=_CAR_SEES,
-        success="at the end",
-        expert=experts.mountain_car,
-        invalid_reward=-1.0,
-    ),
-    "CliffWalkingEnv": Description(
-        task=_CLIFF,
-        actions={"up": "", "right": "", "down": "", "left": ""},
-        describe=_describe_cliff,
-        uncertainty=_SLIPPERY,
-        success="at the end",
-        invalid_reward=-1.0,
-    ),
-    "AcrobotEnv": Description(
-        task=_ACROBOT,
-        actions={"negative": "torque -1", "none": "no torque", "positive": "torque 1"},
-        observation={
-            "cosine of the first angle": "of the upper link; an angle of 0 hangs straight down",
-            "sine of the first angle": "",
-            "cosine of the second angle": "of the lower link, relative to the upper one",
-            "sine of the second angle": "",
-            "first angular velocity": "in radians per second",
-            "second angular velocity": "in radians per second",
-        },
-        success="at the end",
-        invalid_reward=-1.0,
-    ),
-    "PendulumEnv": Description(
-        task=_PENDULUM,
-        actions={"torque": "positive turns counter-clockwise"},
-        observation={
-            "cosine of the angle": "1 is upright, -1 hangs straight down",
-            "sine of the angle": "positive leans left",
-            "angular velocity": "positive turns counter-clockwise",
-        },
-        invalid_reward=-16.3,
-    ),
-    "LunarLander": Description(
-        task=_LANDER,
-        actions={
-            "nothing": "fire no engine",
-            "left engine": "fire the left engine, which pushes to the right",
-            "main engine": "fire the main engine, which pushes up",
-            "right engine": "fire the right engine, which pushes to the left",
-        },
-        observation={
-            "x": "0 is between the flags, positive is right",
-            "y": "height above the ground",
-            "x velocity": "positive is to the right",
-            "y velocity": "positive is upwards",
-            "angle": "in radians; 0 is upright",
-            "angular velocity": "",
-            "left leg on the ground": "1 if it is",
-            "right leg on the ground": "1 if it is",
-        },
-        success="with a reward",
-        invalid_reward=-1.0,
-    ),
+_EXPERTS: dict[str, Callable[[Any], Any]] = {
+    "CartPoleEnv": _balance_pole,
+    "BlackjackEnv": _play_blackjack,
+    "MountainCarEnv": _swing_car,
+    "Continuous_MountainCarEnv": _swing_car_with_force,
 }

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import random
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 
 from turnwise.config import EnvironmentConfig
-from turnwise.env.adapters.gymnasium.actions import (
-    InvalidActionError,
-    how_to_answer,
-    parse_action,
-    render_action,
+from turnwise.env.adapters.gymnasium.descriptions import (
+    Env,
+    describe_environment,
+    is_uncertain,
+    solve_table,
+    transition_table,
 )
-from turnwise.env.adapters.gymnasium.descriptions import description_of
-from turnwise.env.adapters.gymnasium.experts import is_uncertain, solve_table, transition_table
-from turnwise.env.adapters.gymnasium.make import Env, maker_of
 from turnwise.env.adapters.gymnasium.spaces import (
+    InvalidActionError,
     Names,
     check_action_space,
     check_names,
+    describe_answers,
     describe_observation,
+    describe_observations,
     has_large_part,
+    parse_action,
+    render_action,
     spaces,
-    what_is_seen,
 )
 from turnwise.env.base import BaseEnvironment
-from turnwise.errors import ConfigError, EnvironmentFault, import_extra
+from turnwise.errors import ConfigError, EnvironmentFault, MissingExtraError, import_extra
 
 gymnasium: Any = import_extra("gymnasium", "gym")
 
@@ -78,23 +81,23 @@ class GymnasiumEnvironment(BaseEnvironment):
         **make_kwargs: Any,
     ) -> None:
         super().__init__(config)
-        own = {
+        options = dict(self.config.params)
+        given: dict[str, Any] = {
             "action_names": action_names,
             "observation_names": observation_names,
             "describe": describe,
             "task": task,
             "invalid_reward": invalid_reward,
         }
-        params = dict(self.config.params)
-        for name, value in own.items():
-            configured = params.pop(name, None)
-            own[name] = configured if value is None else value
-        make_kwargs = {**params.pop("make_kwargs", {}), **params, **make_kwargs}
+        for name, value in given.items():
+            configured = options.pop(name, None)
+            given[name] = configured if value is None else value
+        options = {**options.pop("make_kwargs", {}), **options, **make_kwargs}
         if isinstance(source, str) and self.config.max_steps is not None:
-            make_kwargs.setdefault("max_episode_steps", self.config.max_steps)
-        self._make = maker_of(source, make_kwargs)
+            options.setdefault("max_episode_steps", self.config.max_steps)
+        self._make = _maker(source, options)
         self._adopt(source if isinstance(source, gymnasium.Env) else self._make())
-        self._choose_description({name: value for name, value in own.items() if value is not None})
+        self._choose_description(**given)
 
     def _adopt(self, env: Env) -> None:
         """Uses a Gymnasium environment that has not started an episode yet."""
@@ -103,37 +106,48 @@ class GymnasiumEnvironment(BaseEnvironment):
         # A copy, so that sampling actions does not affect the environment's random state.
         self._action_space = copy.deepcopy(env.action_space)
         if env.spec is not None and env.spec.max_episode_steps is not None:
-            own_limit = env.spec.max_episode_steps
-            self.max_steps = min(self.config.max_steps or own_limit, own_limit)
+            limit = env.spec.max_episode_steps
+            self.max_steps = min(self.config.max_steps or limit, limit)
         self._observation: Any = None
         self._text: str | None = None
         self._allowed: list[int] | None = None
         self._policy: Any = None
         self._closed = False
 
-    def _choose_description(self, own: dict[str, Any]) -> None:
+    def _choose_description(
+        self,
+        action_names: Any,
+        observation_names: Any,
+        describe: Any,
+        task: str | None,
+        invalid_reward: float | None,
+    ) -> None:
         """Combines the built-in description with the user's own options, which take precedence."""
-        found = description_of(self._env)
+        chosen = describe_environment(self._env)
         space = self._env.observation_space
-        if "observation_names" in own:
-            check_names(space, own["observation_names"], "observation_names")
-            found = replace(found, observation=own["observation_names"], describe=None)
-        if "action_names" in own:
-            check_names(self._action_space, own["action_names"], "action_names")
-            found = replace(found, actions=own["action_names"])
-        changed = {name: own[name] for name in ("task", "invalid_reward") if name in own}
-        self._description = replace(found, **changed)
-        self._describe: Callable[[Any], str] | None = own.get("describe")
-        if self._describe is not None and not callable(self._describe):
-            raise ConfigError(
-                f"describe must be a function of an observation, got {self._describe!r}"
-            )
-        if self._describe is None and found.describe is None and has_large_part(space):
+        if observation_names is not None:
+            check_names(space, observation_names, "observation_names")
+            chosen = replace(chosen, observation=observation_names, describe=None)
+        if action_names is not None:
+            check_names(self._action_space, action_names, "action_names")
+            chosen = replace(chosen, actions=action_names)
+        if task is not None:
+            chosen = replace(chosen, task=task)
+        if invalid_reward is not None:
+            chosen = replace(chosen, invalid_reward=invalid_reward)
+        if describe is not None:
+            if not callable(describe):
+                raise ConfigError(
+                    f"describe must be a function of an observation, got {describe!r}"
+                )
+            chosen = replace(chosen, describe=lambda env, observation: describe(observation))
+        if chosen.describe is None and has_large_part(space):
             warnings.warn(
                 f"an observation of {space} is too large to be read as numbers and is only "
                 "summarised. Say what matters in it: describe=lambda observation: ...",
                 stacklevel=3,
             )
+        self._description = chosen
 
     def reset(self, seed: int | None = None) -> str:
         self._done = False
@@ -151,7 +165,9 @@ class GymnasiumEnvironment(BaseEnvironment):
         self.step_count += 1
         try:
             value = parse_action(self._action_space, action, self._description.actions)
-            self._check_allowed(value)
+            is_possible = self._allowed is None or value in self._allowed
+            if not is_possible and not self._description.mask_is_advice:
+                raise InvalidActionError(f"{self._render(value)} is not possible now.")
         except InvalidActionError as error:
             info = {"invalid_action": True, "terminated": False, "truncated": False}
             text = f"Invalid action: {error}\n{self._text}"
@@ -163,15 +179,20 @@ class GymnasiumEnvironment(BaseEnvironment):
         text = self._see(_numpy(observation), info)
         info = {**info, "terminated": terminated, "truncated": truncated and not terminated}
         if self._done:
-            ending, outcome = self._ending(reward, terminated, info)
-            text, info = f"{text}\n{ending}", info | outcome
+            text += "\nThe episode is over." if terminated else "\nThe time is up."
+            solved = {
+                "at the end": terminated,
+                "with a reward": terminated and bool(reward > 0),
+                "at the limit": not terminated,
+            }.get(self._description.success, info.get("is_success"))
+            if solved is not None:
+                text += f" You {'succeeded' if solved else 'did not succeed'}."
+                info["success"] = bool(solved)
         return text, float(reward), self._done, info
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> str:
         self._observation = observation
-        if self._describe is not None:
-            text = self._describe(observation)
-        elif self._description.describe is not None:
+        if self._description.describe is not None:
             text = self._description.describe(self._env.unwrapped, observation)
         else:
             space = self._env.observation_space
@@ -183,49 +204,27 @@ class GymnasiumEnvironment(BaseEnvironment):
         mask = info.get("action_mask")
         if mask is not None and isinstance(self._action_space, spaces.Discrete) and np.any(mask):
             first = int(self._action_space.start)
-            self._allowed = [first + int(place) for place in np.flatnonzero(mask)]
+            self._allowed = [first + int(index) for index in np.flatnonzero(mask)]
         if self._allowed is not None and not self._done:
             text += f"\nPossible now: {', '.join(map(self._render, self._allowed))}."
         self._text = text
         return text
 
-    def _check_allowed(self, value: Any) -> None:
-        if self._allowed is None or value in self._allowed or self._description.mask_is_advice:
-            return
-        raise InvalidActionError(f"{self._render(value)} is not possible now.")
-
-    def _ending(
-        self, reward: Any, terminated: bool, info: dict[str, Any]
-    ) -> tuple[str, dict[str, bool]]:
-        """Returns the last line of an episode, and whether it was a success if that is known."""
-        text = "The episode is over." if terminated else "The time is up."
-        if self._description.ending is not None:
-            text = f"{self._description.ending(self._env.unwrapped)} {text}"
-        solved = {
-            "at the end": terminated,
-            "with a reward": terminated and bool(reward > 0),
-            "at the limit": not terminated,
-        }.get(self._description.success, info.get("is_success"))
-        if solved is None:
-            return text, {}
-        return f"{text} You {'succeeded' if solved else 'did not succeed'}.", {
-            "success": bool(solved)
-        }
-
     def get_state_description(self) -> str:
         return "The episode has not begun." if self._text is None else self._text
 
     def get_prompt_prefix(self) -> str:
-        found = self._description
-        parts = [found.task]
+        description = self._description
+        parts = [description.task]
         table = transition_table(self._env)
         if table is not None and is_uncertain(table):
-            parts[0] += f"\n{found.uncertainty}"
+            parts[0] += f"\n{description.uncertainty}"
         if self.max_steps != GymnasiumEnvironment.max_steps:
             parts[0] += f"\nYou have at most {self.max_steps} actions."
-        if self._describe is None and found.describe is None:
-            parts.append(what_is_seen(self._env.observation_space, found.observation))
-        parts.append(how_to_answer(self._action_space, found.actions))
+        if description.describe is None:
+            seen = describe_observations(self._env.observation_space, description.observation)
+            parts.append(seen)
+        parts.append(describe_answers(self._action_space, description.actions))
         return "\n\n".join(parts)
 
     def sample_action(self, rng: random.Random) -> str:
@@ -261,11 +260,56 @@ class GymnasiumEnvironment(BaseEnvironment):
             self._env.close()
 
 
-@runtime_checkable
-class _Array(Protocol):
-    """An array of any library, such as JAX."""
+def _maker(source: Any, options: dict[str, Any]) -> Callable[[], Env]:
+    """Returns a function that creates a fresh Gymnasium environment with each call."""
+    if isinstance(source, str):
+        return lambda: _make_registered(source, options)
+    if not callable(source) and not isinstance(source, gymnasium.Env):
+        raise ConfigError(
+            f"GymnasiumEnvironment takes a registered id such as 'CartPole-v1', a gymnasium.Env "
+            f"or a function that makes one, got {source!r}"
+        )
+    if isinstance(source, gymnasium.Env) and options:
+        raise ConfigError(
+            f"an environment that is made already takes no {', '.join(options)}. "
+            "Give them where you make it, or pass its id instead."
+        )
 
-    def __array__(self) -> np.ndarray[Any, Any]: ...
+    def make() -> Env:
+        if not isinstance(source, gymnasium.Env):
+            env = source(**options)
+            if isinstance(env, gymnasium.Env):
+                return env
+            raise ConfigError(
+                f"the function given to GymnasiumEnvironment made an object of type "
+                f"{type(env).__name__}, expected a gymnasium.Env"
+            )
+        try:
+            return copy.deepcopy(source)
+        except Exception as error:
+            raise ConfigError(
+                f"{source} cannot be copied for a second episode ({error}). "
+                "Pass a function that makes it instead: GymnasiumEnvironment(lambda: ...)"
+            ) from error
+
+    return make
+
+
+def _make_registered(name: str, options: dict[str, Any]) -> Env:
+    try:
+        return gymnasium.make(name, **options)
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        package = str(getattr(error, "name", None) or "").partition(".")[0]
+        package = "'gymnasium[jax]'" if package in ("jax", "jaxlib", "flax") else package
+        fix = f". Install it with: pip install {package}" if package else ""
+        raise MissingExtraError(f"Gymnasium cannot make {name!r}: {error}{fix}") from error
+    except gymnasium.error.UnregisteredEnv as error:
+        known = {registered.lower(): registered for registered in gymnasium.registry}
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        hint = f"Did you mean {known[near[0]]!r}?" if near else "See gymnasium.pprint_registry()."
+        raise ConfigError(f"Gymnasium has no environment {name!r}. {hint}") from error
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ConfigError(f"Gymnasium cannot make {name!r} with {options}: {error}") from error
 
 
 def _numpy(value: Any) -> Any:
@@ -276,7 +320,7 @@ def _numpy(value: Any) -> Any:
         return {name: _numpy(part) for name, part in value.items()}
     if isinstance(value, tuple):
         return tuple(_numpy(part) for part in value)
-    return np.asarray(value)[()] if isinstance(value, _Array) else value
+    return np.asarray(value)[()] if hasattr(value, "__array__") else value
 
 
 def _plain(value: Any) -> Any:

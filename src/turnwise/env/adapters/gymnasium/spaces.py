@@ -1,21 +1,24 @@
-"""Descriptions of Gymnasium's spaces and observations as text.
+"""Gymnasium's spaces as text: what is observed, what may be answered, and reading the answer.
 
 Discrete, MultiDiscrete, MultiBinary and Box are treated alike, as arrays of numbers with bounds.
-Text, Dict and Tuple are built on them.
+Text, Dict and Tuple are built on them. An answer is a name or a number for a Discrete, plain text
+for a Text, JSON for anything larger. Of several answers in one text the last one counts, since the
+decision comes after the reasoning.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from textwrap import indent
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from turnwise.errors import ConfigError, did_you_mean, import_extra
+from turnwise.errors import ConfigError, TurnwiseError, did_you_mean, import_extra
 
 spaces: Any = import_extra("gymnasium.spaces", "gym")
 
@@ -31,16 +34,22 @@ A mapping adds the meanings; for a Dict it has the names of each key's space.
 MAX_NUMBERS = 64
 """Larger arrays are summarised."""
 
-WORD_GAP = re.compile(r"(?<=\w)[\s_-]+(?=\w)")
-"""Separators between the words of a name, which may be missing: pick up, Pick-up, PICKUP."""
-
 _UNBOUNDED = 1e30  # classic environments write "no limit" as the largest float
+# Separators between the words of a name, which may be missing: pick up, Pick-up, PICKUP.
+_WORD_GAP = re.compile(r"(?<=\w)[\s_-]+(?=\w)")
+_NUMBER = re.compile(r"(?<![\w.])(?>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)(?!\w)")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 80
+
+
+class InvalidActionError(TurnwiseError, ValueError):
+    """A text is not an action of the space; the message is for the model."""
 
 
 def check_action_space(space: Space) -> None:
     """Raises an error for a space whose values cannot be written as text."""
     for leaf in _leaves(space):
-        if not (is_numeric(leaf) or isinstance(leaf, spaces.Text)):
+        if not (_is_numeric(leaf) or isinstance(leaf, spaces.Text)):
             raise ConfigError(
                 f"actions of the space {leaf} cannot be written as text. "
                 "Wrap the environment in gymnasium.wrappers.TransformAction so that it takes a "
@@ -52,22 +61,27 @@ def check_names(space: Space, names: Any, option: str) -> None:
     """Raises an error for names that do not fit the space."""
     if names is None:
         return
-    kind, what = (Mapping | Sequence, "a list or a mapping")
     if isinstance(space, spaces.Dict):
-        kind, what = (Mapping, "a mapping from keys to their names")
-    if isinstance(names, str) or not isinstance(names, kind):
-        raise ConfigError(f"{option} must be {what}, got {names!r}")
-    if isinstance(space, spaces.Dict):
+        if not isinstance(names, Mapping):
+            raise ConfigError(f"{option} must be a mapping from keys to names, got {names!r}")
         for key, inner in names.items():
             if key not in space.spaces:
                 known = did_you_mean(str(key), map(str, space.spaces))
                 raise ConfigError(f"{option} names the key {key!r}, which {space} has not. {known}")
             check_names(space[key], inner, f"{option}[{key!r}]")
         return
-    num_parts = _num_parts(space)
+    if isinstance(names, str) or not isinstance(names, Mapping | Sequence):
+        raise ConfigError(f"{option} must be a list or a mapping, got {names!r}")
+    num_parts = 0
+    if isinstance(space, spaces.Discrete):
+        num_parts = int(space.n)
+    elif isinstance(space, spaces.Tuple):
+        num_parts = len(space.spaces)
+    elif _is_numeric(space):
+        num_parts = math.prod(space.shape)
     if len(names) != num_parts:
         raise ConfigError(f"{option} has {len(names)} names, but {space} takes {num_parts}")
-    folded = {WORD_GAP.sub("", str(name).strip()).casefold() for name in names}
+    folded = {_WORD_GAP.sub("", str(name).strip()).casefold() for name in names}
     if len(folded) < len(names) or "" in folded or not all(isinstance(n, str) for n in names):
         raise ConfigError(f"{option} must be texts, all different, got {list(names)!r}")
 
@@ -81,17 +95,18 @@ def describe_space(space: Space, names: Names = None) -> str:
     labels = list(names or ())
     if isinstance(space, spaces.Discrete) and labels:
         return "one of: " + ", ".join(f"{n} ({space.start + i})" for i, n in enumerate(labels))
-    if is_numeric(space):
+    if _is_numeric(space):
         return _describe_numbers(space, labels)
     if isinstance(space, spaces.Text):
         lengths = [str(length) for length in sorted({space.min_length, space.max_length})]
-        return f"a text of {' to '.join(lengths)} characters out of {_runs(space.characters)}"
+        characters = "".join(sorted(space.characters))
+        return f"a text of {' to '.join(lengths)} characters out of {characters!r}"
     if isinstance(space, spaces.Sequence):
         return f"a list of any length, each item {describe_space(space.feature_space)}"
     if isinstance(space, spaces.Dict):
         head = "an object with these keys:"
         inner = space.spaces.items()
-        parts = [(f'"{key}"', describe_space(s, names_of_key(names, key))) for key, s in inner]
+        parts = [(f'"{key}"', describe_space(s, _names_of_key(names, key))) for key, s in inner]
     elif isinstance(space, spaces.Tuple):
         head = f"a list of {len(space.spaces)} items:"
         labels = labels or _item_labels(space.spaces)
@@ -104,11 +119,11 @@ def describe_space(space: Space, names: Names = None) -> str:
 
 
 def _describe_numbers(space: Space, labels: list[str]) -> str:
-    low, high = limits(space)
+    low, high = _limits(space)
     whole = space.dtype.kind != "f"
     noun = "whole number" if whole else "number"
     ranges = [_range(least, most, whole) for least, most in zip(low.flat, high.flat, strict=True)]
-    if is_scalar(space):
+    if _is_scalar(space):
         return ranges[0] if ranges[0] == "0 or 1" else f"a {noun} {ranges[0]}"
     head = f"a list of {space.shape[0]} {noun}s"
     if len(space.shape) > 1:
@@ -131,39 +146,12 @@ def _range(low: Any, high: Any, whole: bool) -> str:
     return f"of at least {least}" if high >= _UNBOUNDED else f"from {least} to {most}"
 
 
-def _runs(characters: str) -> str:
-    """`abcdxyz 0` as `' ' 0 a-d x-z`."""
-    runs: list[str] = []
-    for _, group in groupby(enumerate(sorted(characters)), lambda pair: ord(pair[1]) - pair[0]):
-        run = [c if c.isprintable() and not c.isspace() else repr(c) for _, c in group]
-        runs += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else run
-    return " ".join(runs)
-
-
-def example_action(space: Space) -> Any:
-    """Returns a simple value of the space: the lowest integer, half of the largest float."""
-    if is_numeric(space):
-        low, high = limits(space)
-        wish = np.where(high < _UNBOUNDED, high / 2, 0) if space.dtype.kind == "f" else 0
-        return np.asarray(np.maximum(low, np.minimum(high, wish))).astype(space.dtype)
-    if isinstance(space, spaces.Text):
-        return space.character_list[0] * max(space.min_length, min(3, space.max_length))
-    if isinstance(space, spaces.Dict):
-        return {key: example_action(inner) for key, inner in space.spaces.items()}
-    return tuple(example_action(inner) for inner in space.spaces)
-
-
-def what_is_seen(space: Space, names: Names = None) -> str:
-    """Returns the part of the prompt that describes the observations."""
+def describe_observations(space: Space, names: Names = None) -> str:
+    """Returns the part of the prompt that says what is observed."""
     if names and not isinstance(space, spaces.Dict | spaces.Discrete):
-        return "\n".join(["You see:", *listed(names)])
+        return "\n".join(["You see:", *_listed(names)])
     summary = "a summary of " if has_large_part(space) else ""
-    return as_sentence(f"You see {summary}{describe_space(space, names)}")
-
-
-def as_sentence(text: str) -> str:
-    """Adds a full stop, except after a list of lines."""
-    return text if "\n" in text else f"{text}."
+    return _as_sentence(f"You see {summary}{describe_space(space, names)}")
 
 
 def describe_observation(space: Space, value: Any, names: Names = None) -> str:
@@ -176,32 +164,34 @@ def describe_observation(space: Space, value: Any, names: Names = None) -> str:
     labels = list(names or ())
     if isinstance(space, spaces.Discrete) and labels:
         return labels[int(value - space.start)]
-    if isinstance(value, spaces.GraphInstance):
+    if hasattr(value, "_asdict"):  # a GraphInstance
         value = value._asdict()
+    if isinstance(value, tuple | list) and all(map(_is_number, value)) and not labels:
+        value = np.array(value)
     if isinstance(value, Mapping):
         inner = space.spaces if isinstance(space, spaces.Dict) else {}
-        entries = [
-            _entry(key, part, describe_observation(inner.get(key), part, names_of_key(names, key)))
+        parts = {
+            key: describe_observation(inner.get(key), part, _names_of_key(names, key))
             for key, part in value.items()
-        ]
-    elif isinstance(value, tuple | list) and (labels or not all(map(_is_number, value))):
-        parts = zip(labels or _item_labels(value), value, strict=True)
-        entries = [_entry(label, part, describe_observation(None, part)) for label, part in parts]
+        }
+    elif isinstance(value, tuple | list):
+        described = [describe_observation(None, part) for part in value]
+        parts = dict(zip(labels or _item_labels(value), described, strict=True))
     elif labels:
-        places = zip(labels, np.ravel(value), strict=True)
-        entries = [f"{label}: {_describe_value(number)}" for label, number in places]
+        parts = dict(zip(labels, map(_describe_value, np.ravel(value)), strict=True))
     else:
         return _describe_value(value)
-    return "\n".join(entries) or "nothing"
+    lines = []
+    for label, text in parts.items():
+        is_block = "\n" in text or (
+            isinstance(value, Mapping) and isinstance(value[label], Mapping)
+        )
+        lines.append(f"{label}:\n{indent(text, '  ')}" if is_block else f"{label}: {text}")
+    return "\n".join(lines) or "nothing"
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | np.bool_ | np.number)
-
-
-def _entry(label: Any, part: Any, text: str) -> str:
-    is_block = "\n" in text or isinstance(part, Mapping)
-    return f"{label}:\n{indent(text, '  ')}" if is_block else f"{label}: {text}"
+    return isinstance(value, int | float | np.number)
 
 
 def _describe_value(value: Any) -> str:
@@ -214,41 +204,214 @@ def _describe_value(value: Any) -> str:
         return str(int(value))
     if isinstance(value, float | np.floating):
         return f"{float(value) + 0.0:.4g}"  # adding 0 turns -0 into 0
-    if isinstance(value, np.ndarray) and value.size > MAX_NUMBERS:
+    if not isinstance(value, np.ndarray):
+        raise ConfigError(
+            f"cannot put an observation of type {type(value).__name__} into words. "
+            "Give GymnasiumEnvironment a function that can: describe=lambda observation: ..."
+        )
+    if value.size > MAX_NUMBERS:
         shape = " x ".join(map(str, value.shape))
         low, high, mean = (_describe_value(float(f(value))) for f in (np.min, np.max, np.mean))
         return f"an array of shape {shape}, values from {low} to {high}, mean {mean}"
-    if isinstance(value, np.ndarray) and value.ndim == 0:
+    if value.ndim == 0:
         return _describe_value(value[()])
-    if isinstance(value, np.ndarray | list | tuple):
-        return "[" + ", ".join(map(_describe_value, value)) + "]"
-    raise ConfigError(
-        f"cannot put an observation of type {type(value).__name__} into words. "
-        "Give GymnasiumEnvironment a function that can: describe=lambda observation: ..."
-    )
+    return "[" + ", ".join(map(_describe_value, value)) + "]"
 
 
 def has_large_part(space: Space) -> bool:
     """Whether some part of an observation is summarised."""
-    return any(is_numeric(leaf) and math.prod(leaf.shape) > MAX_NUMBERS for leaf in _leaves(space))
+    return any(_is_numeric(leaf) and math.prod(leaf.shape) > MAX_NUMBERS for leaf in _leaves(space))
 
 
-def listed(names: Names, first: int | None = None) -> list[str]:
+def describe_answers(space: Space, names: Names = None) -> str:
+    """Returns the part of the prompt that lists the valid answers, with an example."""
+    what = describe_space(space, names)
+    meanings = _listed(names) if isinstance(names, Mapping) else []
+    if isinstance(space, spaces.Text):
+        lines = [f"Answer with {what}, and nothing else."]
+    elif isinstance(space, spaces.Discrete) and names:
+        lines = ["Answer with one action, by its name or its number:"]
+        lines += _listed(names, first=int(space.start))
+    elif _is_scalar(space):
+        lines = [f"Answer with {what}{':' if meanings else '.'}", *meanings]
+    else:
+        lines = [_as_sentence(f"Answer with JSON: {what}")]
+        lines += [] if isinstance(space, spaces.Dict) else meanings
+    lines.append(f"For example: {render_action(space, example_action(space), names)}")
+    if not isinstance(space, spaces.Text):
+        lines.append("If you write several, the last one counts.")
+    return "\n".join(lines)
+
+
+def example_action(space: Space) -> Any:
+    """Returns a simple value of the space: the lowest integer, half of the largest float."""
+    if _is_numeric(space):
+        low, high = _limits(space)
+        wish = np.where(high < _UNBOUNDED, high / 2, 0) if space.dtype.kind == "f" else 0
+        return np.asarray(np.maximum(low, np.minimum(high, wish))).astype(space.dtype)
+    if isinstance(space, spaces.Text):
+        return space.character_list[0] * max(space.min_length, min(3, space.max_length))
+    if isinstance(space, spaces.Dict):
+        return {key: example_action(inner) for key, inner in space.spaces.items()}
+    return tuple(example_action(inner) for inner in space.spaces)
+
+
+def render_action(space: Space, value: Any, names: Names = None) -> str:
+    """Returns the answer for `value`, from which `parse_action` restores it exactly."""
+    data = _to_json(space, value, names)
+    return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+
+
+def _to_json(space: Space, value: Any, names: Names) -> Any:
+    if isinstance(space, spaces.Discrete):
+        return list(names)[int(value - space.start)] if names else int(value)
+    if _is_numeric(space):
+        array = np.asarray(value, dtype=space.dtype)
+        return _exact(array.reshape(()) if _is_scalar(space) else array)
+    if isinstance(space, spaces.Text):
+        return str(value)
+    if isinstance(space, spaces.Dict):
+        inner = space.spaces.items()
+        return {str(k): _to_json(s, value[k], _names_of_key(names, k)) for k, s in inner}
+    return [_to_json(s, part, None) for s, part in zip(space.spaces, value, strict=True)]
+
+
+def _exact(array: Any) -> Any:
+    if array.ndim:
+        return [_exact(part) for part in array]
+    # The shortest decimal of a float32 is far shorter than that of the same float64.
+    return float(str(array)) if array.dtype.kind == "f" else int(array)
+
+
+def parse_action(space: Space, text: str, names: Names = None) -> Any:
+    """Returns the action in a text, or raises `InvalidActionError`.
+
+    >>> int(parse_action(spaces.Discrete(2), "I push it to the right.", ["left", "right"]))
+    1
+    """
+    data: Any = None
+    if isinstance(space, spaces.Text):
+        data = text if text in space else text.strip()
+    elif isinstance(space, spaces.Discrete):
+        data = text if _last_name(text, names) is not None else None
+    else:
+        data = _last_json(text, "{" if isinstance(space, spaces.Dict) else "[")
+    if data is None and _is_scalar(space):
+        data = _last_number(text)
+    expected = _as_sentence(f"expected {describe_space(space, names)}")
+    if data is None:
+        raise InvalidActionError(f"no action found in {_SHORT.repr(text)}, {expected}")
+    try:
+        value = _from_json(space, data, names)
+    except (ValueError, OverflowError):
+        value = None
+    if value is None or not space.contains(value):
+        raise InvalidActionError(f"the answer is {_SHORT.repr(data)}, {expected}")
+    return value
+
+
+def _from_json(space: Space, data: Any, names: Names) -> Any:
+    """Returns the value that `data` stands for; raises ValueError where its form is wrong."""
+    if isinstance(space, spaces.Discrete) and isinstance(data, str):
+        index = _last_name(data, names)
+        return None if index is None else space.dtype.type(space.start + index)
+    if _is_numeric(space):
+        return _read_numbers(space, data)
+    if isinstance(space, spaces.Dict):
+        keys = {str(key): key for key in space.spaces}
+        if not isinstance(data, dict) or data.keys() != keys.keys():
+            return None
+        return {
+            key: _from_json(space[key], data[name], _names_of_key(names, key))
+            for name, key in keys.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(data, list) or len(data) != len(space.spaces):
+            return None
+        return tuple(_from_json(s, part, None) for s, part in zip(space.spaces, data, strict=True))
+    return data
+
+
+def _read_numbers(space: Space, data: Any) -> Any:
+    if _is_scalar(space):
+        # A single number is accepted without the lists around it.
+        while isinstance(data, list) and len(data) == 1:
+            (data,) = data
+    array = np.array(data)
+    if array.dtype.kind not in "biuf":
+        return None
+    if _is_scalar(space):
+        array = array.reshape(space.shape)
+    # In the space's precision, so that 0.7 is within a float32 bound of 0.7.
+    with np.errstate(all="ignore"):
+        value = array.astype(space.dtype)
+    is_exact = space.dtype.kind == "f" or np.array_equal(value, array)
+    if not is_exact or not np.isfinite(value).all():
+        return None
+    return value[()] if isinstance(space, spaces.Discrete) else value
+
+
+def _last_name(text: str, names: Names) -> int | None:
+    """Returns the index of the name that is last in the text."""
+    if not names:
+        return None
+    labels = list(names)
+    order = sorted(range(len(labels)), key=lambda i: -len(labels[i]))  # "go far" before "go"
+    words = [map(re.escape, _WORD_GAP.split(labels[i].strip())) for i in order]
+    pattern = "|".join("(" + r"[\s_-]*".join(parts) + ")" for parts in words)
+    matches = list(re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE))
+    return order[(matches[-1].lastindex or 0) - 1] if matches else None
+
+
+def _last_number(text: str) -> int | float | None:
+    """Returns the last number in the text; infinite if it is too large for a float."""
+    numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
+    if not numbers:
+        return None
+    try:
+        return int(numbers[-1].removesuffix("."))
+    except ValueError:  # a fraction, or more digits than Python turns into an int
+        return float(numbers[-1])
+
+
+def _last_json(text: str, opening: str) -> Any:
+    """Returns the last JSON list (`opening` is `[`) or object (`{`) in the text, or None."""
+    decoder = json.JSONDecoder()
+    last = None
+    at = text.find(opening)
+    while at >= 0:
+        try:
+            last, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find(opening, end)
+    return last
+
+
+def _listed(names: Names, first: int | None = None) -> list[str]:
     """Returns one line per name, with its number and its meaning if there are any."""
     meanings = names if isinstance(names, Mapping) else dict.fromkeys(names or (), "")
     lines = []
-    for place, (name, meaning) in enumerate(meanings.items()):
-        number = "" if first is None else f" ({first + place})"
+    for index, (name, meaning) in enumerate(meanings.items()):
+        number = "" if first is None else f" ({first + index})"
         lines.append(f"- {name}{number}: {meaning}" if meaning else f"- {name}{number}")
     return lines
 
 
-def names_of_key(names: Names, key: Any) -> Names:
-    """Returns the names of one key of a Dict."""
+def _as_sentence(text: str) -> str:
+    """Adds a full stop, except after a list of lines."""
+    return text if "\n" in text else f"{text}."
+
+
+def _names_of_key(names: Names, key: Any) -> Names:
     return names.get(key) if isinstance(names, Mapping) else None
 
 
-def limits(space: Space) -> tuple[Any, Any]:
+def _item_labels(items: Sequence[Any]) -> list[str]:
+    return [f"item {i}" for i in range(1, len(items) + 1)]
+
+
+def _limits(space: Space) -> tuple[Any, Any]:
     """Returns the bounds of each element; integers as Python integers, which are exact."""
     if isinstance(space, spaces.Box):
         kind = space.dtype if space.dtype.kind == "f" else object
@@ -260,15 +423,13 @@ def limits(space: Space) -> tuple[Any, Any]:
     return low, np.asarray(low + np.asarray(counts).astype(object) - 1, dtype=object)
 
 
-def is_numeric(space: Space) -> bool:
-    """Whether its values are numbers, or arrays of them."""
+def _is_numeric(space: Space) -> bool:
     kinds = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
     return isinstance(space, kinds)
 
 
-def is_scalar(space: Space) -> bool:
-    """Whether its values are single numbers."""
-    return is_numeric(space) and math.prod(space.shape) == 1
+def _is_scalar(space: Space) -> bool:
+    return _is_numeric(space) and math.prod(space.shape) == 1
 
 
 def _leaves(space: Space) -> Iterator[Space]:
@@ -278,15 +439,3 @@ def _leaves(space: Space) -> Iterator[Space]:
             yield from _leaves(part)
     else:
         yield space
-
-
-def _num_parts(space: Space) -> int:
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.Tuple):
-        return len(space.spaces)
-    return math.prod(space.shape) if is_numeric(space) else 0
-
-
-def _item_labels(items: Sequence[Any]) -> list[str]:
-    return [f"item {i}" for i in range(1, len(items) + 1)]

@@ -1,0 +1,421 @@
+"""TextArena's games as environments: the agent plays one seat, a scripted opponent the other.
+
+Needs the `textarena` extra.
+
+>>> env = TextArenaEnvironment("TicTacToe-v0", seat=1)  # or make_environment("textarena:...")
+>>> observation = env.reset()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Self, TypeAlias
+
+from turnwise.config import EnvironmentConfig
+from turnwise.env.adapters.randomness import Randomness
+from turnwise.env.base import BaseEnvironment
+from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean, import_extra
+
+Opponent: TypeAlias = Callable[[str, random.Random], str]
+"""Takes the new observation and a random generator, and returns the other player's move."""
+
+Message: TypeAlias = tuple[int, str, Any]
+"""The sender (-1 is the game), the text, and TextArena's kind of message."""
+
+MAX_OPPONENT_MOVES = 1000
+"""Moves in a row, after which an opponent counts as stuck."""
+
+MAX_TRIES = 2000
+"""Moves that the random player tries before it takes an invalid one."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """What the adapter must know about a game."""
+
+    num_players: int | None = None
+    """None if it is known only when the game is created."""
+    moves: tuple[str, ...] | None = None
+    """The formats of moves, with choices such as `<1-9>` and `<a|b>`. None if the game's texts list
+    the moves in square brackets; empty if there is no random player."""
+    board_is_state: bool = False
+    """Whether the last board is the whole state."""
+
+
+# Of the games that need nothing from a network, those that one or two can play. Left out though
+# they start: Bandit-v0, whose reward is the regret (higher is worse), and Stratego-v0, which breaks
+# off with an exception in some positions. Sokoban-v0-medium may take minutes to draw a map.
+OFFLINE_GAMES: dict[str, Game] = {
+    # One player.
+    "2048-v0": Game(1, board_is_state=True),
+    "Blackjack-v0": Game(1),
+    "Countdown-v0": Game(1, ("[<0-5> <0-5> <+|-|*|/>]",)),
+    # In these three a wrong guess is an invalid move: to try moves out would be to know the answer.
+    "Crosswords-v0": Game(1, ()),
+    "Minesweeper-v0": Game(1, ()),
+    "Sudoku-v0": Game(1, (), board_is_state=True),
+    "Cryptarithm-v0": Game(1, ("[<A-Z> <0-9>]",)),
+    "FifteenPuzzle-v0": Game(1, board_is_state=True),
+    "FrozenLake-v0": Game(1, board_is_state=True),
+    "GuessTheNumber-v0": Game(1, ("[<1-50>]",)),
+    "LightsOut-v0": Game(1, ("[<0-4> <0-4>]",)),
+    "LogicPuzzle-v0": Game(1, ()),
+    "Mastermind-v0": Game(1, ("[<1-8> <1-8> <1-8> <1-8>]", "[" + " ".join(["<1-12>"] * 6) + "]")),
+    "PegJump-v0": Game(1, ("[<1-15> <1-15>]",), board_is_state=True),
+    "RushHour-v0": Game(1, ("[<A-Z><+|->]",), board_is_state=True),
+    "Secretary-v0": Game(1),
+    "Set-v0": Game(1, ("[<1-12>, <1-12>, <1-12>]",)),
+    "Slitherlink-v0": Game(1, ("[<h|v> <0-4> <0-4>]",), board_is_state=True),
+    "Sokoban-v0": Game(1, board_is_state=True),
+    "ThreeCardMonte-v0": Game(1, ("[<0-2>]",)),
+    "TowerOfHanoi-v0": Game(1, ("[A <B|C>]", "[B <A|C>]", "[C <A|B>]"), board_is_state=True),
+    # Two players.
+    "Alquerque-v0": Game(2, ()),
+    "Battleship-v0": Game(2, ("[<A-E><0-4>]",)),
+    "Battleship-v0-standard": Game(2, ("[<A-J><0-9>]",)),
+    "Battleship-v0-large": Game(2, ("[<A-N><0-13>]",)),
+    "Battleship-v0-extreme": Game(2, ("[<A-T><0-19>]",)),
+    "Breakthrough-v0": Game(2, ()),
+    "Briscola-v0": Game(2, ("[play <1-3>]",)),
+    "Chopsticks-v0": Game(2, ("[attack <0|1> <0|1>]", "[split <0-4> <0-4>]"), board_is_state=True),
+    "ColonelBlotto-v0": Game(2, ()),
+    "ConnectFour-v0": Game(2, ("[col <0-14>]",), board_is_state=True),
+    "ConnectFour-v0-blind": Game(2, ("[col <0-6>]",)),
+    "Crusade-v0": Game(2),
+    "GameOfPureStrategy-v0": Game(2),
+    "GermanWhist-v0": Game(2, ("[play <1-13>]",)),
+    "Golf-v0": Game(2, ("[draw]", "[take]", "[discard]", "[swap <1-3> <1-3>]")),
+    "HighSociety-v0": Game(2),
+    "IndianPoker-v0": Game(2, ("[check]", "[bet <1-9>]", "[call]", "[raise <1-9>]", "[fold]")),
+    "IteratedMatchingPennies-v0": Game(2),
+    "IteratedPrisonersDilemma-v0": Game(2),
+    "IteratedRockPaperScissors-v0": Game(2),
+    "IteratedTwoThirdsAverage-v0": Game(2, ("[<0-100>]",)),
+    "IteratedUltimatumGame-v0": Game(2, ("[Offer: $<0-50>]", "[Accept]", "[Reject]")),
+    "KuhnPoker-v0": Game(2),
+    "LiarsDice-v0": Game(2, ("[Bid: <1-12>, <1-6>]", "[Call]")),
+    "LinesOfAction-v0": Game(2, (), board_is_state=True),
+    "MemoryGame-v0": Game(2, ("[<0-3> <0-3> <0-3> <0-3>]",)),
+    "MemoryGame-v0-medium": Game(2, ("[<0-5> <0-5> <0-5> <0-5>]",)),
+    "MemoryGame-v0-hard": Game(2, ("[<0-7> <0-7> <0-7> <0-7>]",)),
+    "NewRecruit-v0": Game(2, ("[Propose] " + " ".join(["<A-E>"] * 8), "[Accept]", "[Reject]")),
+    "Nim-v0": Game(2, ("[<0-4> <1-11>]",), board_is_state=True),
+    "Othello-v0": Game(2, board_is_state=True),
+    "Othello-v0-hard": Game(2, ("[<0-7>, <0-7>]",), board_is_state=True),
+    "PigDice-v0": Game(2),
+    "Poker-v0": Game(2, ("[Check]", "[Call]", "[Fold]", "[Bet <20-200>]", "[Raise <20-200>]")),
+    "QuantumTicTacToe-v0": Game(2, ("[<0-8>,<0-8>]",)),
+    "SantoriniBaseFixed-v0": Game(2, ()),
+    "SimpleBlindAuction-v0": Game(2, ("[Bid on Item <0-4>: <1-500>]",)),
+    "SimpleNegotiation-v0": Game(2, ()),
+    "SimpleTak-v0": Game(2, board_is_state=True),
+    "Snake-v0": Game(2),
+    "SpiteAndMalice-v0": Game(2, ()),
+    "Surround-v0": Game(2),
+    "Tak-v0": Game(2, ()),
+    "TicTacToe-v0": Game(2, board_is_state=True),
+    "TruthAndDeception-v0": Game(2, ()),
+    "TwoDollar-v0": Game(2, ("[Propose] $<0|1>.<10-99>", "[Accept]", "[Reject]")),
+    "UltimateTicTacToe-v0": Game(2, ("[<0-8> <0-8>]",)),
+    "WildTicTacToe-v0": Game(2, board_is_state=True),
+}
+
+
+def _arena() -> ModuleType:
+    """Returns the package; an environment that kept a module could not be copied."""
+    return import_extra("textarena", "textarena")
+
+
+class TextArenaEnvironment(BaseEnvironment):
+    """One game of TextArena, played by its own rules.
+
+    `OFFLINE_GAMES` names the games that need no network. `seat` is the agent's place in a game
+    for two. `opponent` is "random", which plays valid random moves, or a function
+    (observation, rng) -> move without state, since all copies of the environment share it. Other
+    options go to the game (`max_turns=20`). Each can also be set in the config's `params`.
+
+    The reward is TextArena's, given with the last step: 1, 0 or -1 in games for two, and mostly
+    the share of the puzzle that was solved in games for one. A turn limit that the game scores is
+    one of its rules; only one that leaves a game for two undecided counts as truncation.
+    """
+
+    max_steps = 1000
+
+    def __init__(
+        self,
+        game: str,
+        config: EnvironmentConfig | Mapping[str, Any] | None = None,
+        *,
+        seat: int | None = None,
+        opponent: str | Opponent | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(config)
+        self.game = game
+        options = {**self.config.params, **options}
+        params_seat = options.pop("seat", 0)
+        params_opponent = options.pop("opponent", "random")
+        self.seat: int = params_seat if seat is None else seat
+        self.opponent: str | Opponent = params_opponent if opponent is None else opponent
+        # A variant, such as PigDice-v0-50, goes by the name up to its version.
+        family = re.sub(r"(-v\d+).*", r"\1", game)
+        self._facts = OFFLINE_GAMES.get(game) or OFFLINE_GAMES.get(family) or Game()
+        self._randomness = Randomness(seed=0)
+        self._play: Any = None
+        with self._randomness.installed():
+            self._made, self._adds_brackets = _make_game(game, options)
+            self._num_players = self._facts.num_players or _count_players(game, self._made)
+        if self.seat not in range(self._num_players):
+            raise ConfigError(
+                f"{game} has no seat {self.seat!r}: it has {self._num_players} player(s). "
+                f"Take a seat from 0 to {self._num_players - 1}."
+            )
+        if self.opponent != "random" and not callable(self.opponent):
+            raise ConfigError(
+                f"opponent got {self.opponent!r}, expected 'random' or a function "
+                "(observation, rng) -> move"
+            )
+        if self._num_players == 2 and self.opponent == "random" and self._facts.moves == ():
+            raise ConfigError(_no_random_moves(game))
+
+    def reset(self) -> str:
+        self._done = False
+        self.step_count = 0
+        self._history: dict[int, list[Message]] = {}
+        self._opponent_rng = random.Random(self.rng.getrandbits(32))
+        seed = self.rng.getrandbits(32)
+        self._randomness = Randomness(seed)
+        with self._randomness.installed():
+            self._play = copy.deepcopy(self._made)
+            self._play.reset(num_players=self._num_players, seed=seed)
+        self._let_opponent_move()
+        self._last_read = self._read_new(self.seat)
+        return self._last_read
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if self._play is None:
+            raise EnvironmentFault(f"{self.game} has not begun. Call reset() before step().")
+        info: dict[str, Any] = {}
+        if not self._play.state.done:
+            if not self._move(action):
+                info["invalid_action"] = True
+            self._let_opponent_move()
+        self._last_read = self._read_new(self.seat)
+        if not self._play.state.done:
+            return self._last_read, 0.0, False, info
+        self._done = True
+        reward, ending = self._result()
+        self._last_read = f"{self._last_read}\nGame over: {ending['reason']}".lstrip("\n")
+        return self._last_read, reward, True, info | ending
+
+    def get_state_description(self) -> str:
+        """Returns the last board if it is the whole state; else the last text and a hash."""
+        if self._play is None:
+            return ""
+        seen = self._history.get(self.seat, [])
+        if self._facts.board_is_state:
+            kind = _arena().ObservationType.GAME_BOARD
+            text = next(message[1] for message in reversed(seen) if message[2] is kind)
+        else:
+            mark = hashlib.sha256(repr([text for _, text, _ in seen]).encode()).hexdigest()
+            text = f"{self._last_read}\n(history {mark[:16]})"
+        errors = self._play.state.error_count
+        return f"{text}\n({errors} invalid in a row)" if errors else text
+
+    def get_prompt_prefix(self) -> str:
+        return (
+            f"You are playing {self.game.partition('-')[0]}. Each turn, reply with one move, "
+            "written the way the game's rules show it, square brackets included."
+        )
+
+    def sample_action(self, rng: random.Random) -> str | None:
+        return self._random_move(self.seat, rng)
+
+    def spawn(self) -> Self:
+        twin = copy.copy(self)  # with the same game as made, which is never played itself
+        twin.config = copy.deepcopy(self.config)
+        twin._play = None
+        twin._rng = None
+        twin._done = False
+        twin.step_count = 0
+        return twin
+
+    def close(self) -> None:
+        self._play = None
+
+    def _let_opponent_move(self) -> None:
+        state = self._play.state
+        for _ in range(MAX_OPPONENT_MOVES):
+            if state.done or state.current_player_id == self.seat:
+                return
+            self._move(self._opponent_move(state.current_player_id))
+        raise EnvironmentFault(
+            f"the opponent in {self.game} moved {MAX_OPPONENT_MOVES} times in a row "
+            "and the turn did not pass. Give an opponent that continues the game."
+        )
+
+    def _opponent_move(self, player: int) -> str:
+        observation = self._read_new(player)
+        if not callable(self.opponent):
+            move = self._random_move(player, self._opponent_rng)
+            if move is None:
+                raise ConfigError(_no_random_moves(self.game))
+            return move
+        move = self.opponent(observation, self._opponent_rng)
+        if not isinstance(move, str):
+            raise EnvironmentFault(
+                f"the opponent in {self.game} returned {type(move).__name__}, expected a str"
+            )
+        return move
+
+    def _move(self, action: str) -> bool:
+        """Makes a move for the current player; returns whether it was valid."""
+        with self._randomness.installed():
+            valid = self._take_move(self._play, action)
+        self._play.state.logs.clear()  # only TextArena's own displays read them
+        return valid
+
+    def _take_move(self, play: Any, action: str) -> bool:
+        if self._adds_brackets and "[" not in action and "]" not in action:
+            action = f"[{action.strip()}]"
+        state = play.state
+        player, errors = state.current_player_id, state.error_count
+        play.step(action)
+        return not state.game_info[player]["invalid_move"] and state.error_count <= errors
+
+    def _random_move(self, player: int, rng: random.Random) -> str | None:
+        """Returns a random valid move, from the game's formats or from the lists in its texts.
+
+        If no move that was tried is valid, it is the last one; the game has a rule for that.
+        """
+        if self._play is None:
+            return None
+        if self._play.state.done:
+            return ""  # the opponent ended the game before the agent's first turn
+        move = None
+        for move in self._candidates(player, rng):
+            # Tried on a copy and with other random numbers, without effect on the game.
+            with Randomness(seed=0).installed():
+                if self._take_move(copy.deepcopy(self._play), move):
+                    break
+        return move
+
+    def _candidates(self, player: int, rng: random.Random) -> Iterator[str]:
+        formats = self._facts.moves
+        if formats is not None:
+            for _ in range(MAX_TRIES if formats else 0):
+                yield re.sub(r"<([^<>]+)>", lambda hole: _choose(hole[1], rng), rng.choice(formats))
+            return
+        kinds = _arena().ObservationType
+        seen = self._history.get(player, [])
+        texts = [text for _, text, kind in seen[-10:] if kind is not kinds.PLAYER_ACTION]
+        texts += [text for _, text, kind in seen if kind is kinds.PROMPT]
+        moves = dict.fromkeys(move for text in texts for move in re.findall(r"\[[^\[\]]+\]", text))
+        yield from rng.sample(list(moves), len(moves))
+
+    def _read_new(self, player: int) -> str:
+        """Returns what the player has not read yet, without their own moves and old boards."""
+        state, kinds = self._play.state, _arena().ObservationType
+        with self._randomness.installed():
+            if state.current_player_id == player and not state.done:
+                messages = self._play.get_observation()[1]  # some games add to it here
+            else:
+                messages, state.observations[player] = state.observations[player], []
+        # A few puzzles add a malformed echo of the move, which is dropped.
+        messages = [message for message in messages if isinstance(message[2], kinds)]
+        self._history.setdefault(player, []).extend(messages)
+        boards = [index for index, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
+        lines: list[str] = []
+        for index, (sender, text, kind) in enumerate(messages):
+            if kind is kinds.PLAYER_ACTION:
+                if sender not in (player, _arena().GAME_ID):
+                    lines.append(f"{state.role_mapping.get(sender, f'Player {sender}')}: {text}")
+            elif kind is not kinds.GAME_BOARD or index == boards[-1]:
+                lines.append(text.strip("\n"))
+        return "\n".join(lines)
+
+    def _result(self) -> tuple[float, dict[str, Any]]:
+        """Returns the agent's reward in a game that is over, and the info."""
+        rewards, game_info = self._play.close()
+        reward, reason = rewards[self.seat], str(game_info[self.seat].get("reason", ""))
+        if isinstance(reward, str):
+            # Four puzzles swap the reward of a last invalid move and its reason.
+            reward, reason = float(reason.rpartition(" ")[2]), f"Invalid move: {reward}"
+        others = [value for player, value in rewards.items() if player != self.seat]
+        if not others:
+            return float(reward), {"success": reward >= 1, "reason": reason}
+        outcome = "draw" if reward == max(others) else "win" if reward > max(others) else "loss"
+        info = {"success": outcome == "win", "outcome": outcome, "reason": reason}
+        if outcome == "draw" and re.search(r"\b(turn|move) limit", reason, re.IGNORECASE):
+            info["truncated"] = True
+        return float(reward), info
+
+
+def _no_random_moves(game: str) -> str:
+    return (
+        f"there is no random opponent for {game}, whose moves cannot be guessed from its texts. "
+        "Give opponent=function, called as function(observation, rng) -> move."
+    )
+
+
+def _choose(options: str, rng: random.Random) -> str:
+    """Chooses from `0-13` (numbers), `a-h` (letters) or `up|down` (words)."""
+    if re.fullmatch(r"\d+-\d+", options):
+        low, high = map(int, options.split("-"))
+        return str(rng.randint(low, high))
+    if re.fullmatch(r"[A-Za-z]-[A-Za-z]", options):
+        return chr(rng.randint(ord(options[0]), ord(options[2])))
+    return rng.choice(options.split("|"))
+
+
+def _make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Returns the game without its wrappers, and whether these add brackets to a bare move."""
+    registry = _arena().envs.registration.ENV_REGISTRY
+    if name not in registry:
+        names = [known for known in registry if not known.endswith(("-raw", "-train"))]
+        raise ConfigError(f"TextArena has no game {name!r}. {did_you_mean(name, names)}")
+    try:
+        game = _arena().make(name, **options)
+    except TypeError as error:
+        raise ConfigError(f"{name} does not take the options {dict(options)}: {error}") from None
+    except (ImportError, LookupError, OSError, SyntaxError, ValueError) as error:
+        raise _does_not_run(name, error) from error
+    adds_brackets = False
+    while isinstance(game, _arena().Wrapper):
+        adds_brackets |= type(game).__name__ == "ActionFormattingWrapper"
+        game = game.env
+    return game, adds_brackets
+
+
+def _count_players(name: str, game: Any) -> int:
+    """Starts a copy of a game that is not in the table; refuses one for three players."""
+    game = copy.deepcopy(game)
+    try:
+        for count in (1, 2):
+            # A game for other numbers asserts or raises; a few ignore the argument.
+            with contextlib.suppress(AssertionError, ValueError):
+                game.reset(num_players=count, seed=0)
+                if game.state.num_players == count:
+                    return count
+    except (ImportError, LookupError, OSError, SyntaxError) as error:
+        raise _does_not_run(name, error) from error
+    raise ConfigError(f"{name} is for three players or more; games for one or two can be played")
+
+
+def _does_not_run(name: str, error: Exception) -> ConfigError:
+    cause = f"{type(error).__name__}: {error}"
+    if isinstance(error, LookupError) and "nltk" in cause.lower():
+        cause = (
+            "it needs NLTK's word lists, which are not on this machine. Where there is a network: "
+            "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+        )
+    elif "api key" in cause.lower():
+        cause = f"it asks a language model over the network. {error}"
+    return ConfigError(f"{name} does not run here: {cause}")
