@@ -9,6 +9,7 @@ import torch
 
 from trainer.runs import Listener
 from trainer.worlds import Memory, small_model, small_trainer
+from turnwise.episode import agent as episode_agent
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 
@@ -56,12 +57,12 @@ class KeepsWeights(Listener):
 class Slow:
     """A learner's update after which something else is done, as after that of a large model."""
 
-    def __init__(self, update):
-        self.update = update
+    def __init__(self, update, seconds=0.03):
+        self.update, self.seconds = update, seconds
 
     def __call__(self, batch):
         metrics = self.update(batch)
-        time.sleep(0.03)
+        time.sleep(self.seconds)
         return metrics
 
 
@@ -126,3 +127,15 @@ def test_so_have_tokens_on_a_kept_cache_before_the_weights_change(tmp_path, upda
         own = torch.tensor(agent.mask[:end])
         expected = log_probs(weights[first], agent.ids)[:end]
         torch.testing.assert_close(recorded[:end][own], expected[own], atol=1e-4, rtol=0)
+
+
+def test_time_in_which_an_update_pauses_the_engine_is_on_no_deadline(tmp_path, monkeypatch):
+    limits = ("limits.generation_timeout=2", "limits.max_seconds=3", "inference.stall_timeout=2")
+    monkeypatch.setattr(episode_agent, "_GRACE_SECONDS", 0.5)  # of the episode, beyond the engine's
+    steps = ("training.steps_per_epoch=3", "training.learning_rate=1e-4")
+    with small_trainer(tmp_path, Waits, *SETTINGS, *limits, *steps) as trainer:
+        learner = trainer.components.learner
+        learner.update = Slow(learner.update, seconds=4.0)
+        history = trainer.fit()
+    assert [metrics["errors"] for metrics in history] == [0.0] * 3
+    assert [metrics["truncated"] for metrics in history] == [0.0] * 3

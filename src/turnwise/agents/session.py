@@ -14,6 +14,7 @@ from turnwise.agents.replies import TurnFacts, make_reply, read_message
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, check_message
 from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
+from turnwise.episode.agent import ask_engine
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions
 from turnwise.episode.messages import MessageBuilder
 from turnwise.episode.seeds import derive_seed
@@ -62,7 +63,7 @@ class AgentSession:
         """The limit that a request ran into, if one did."""
         self.failure: Exception | None = None
         """What the engine raised, if it did: the episode fails, whatever the agent makes of it."""
-        self._timer = EpisodeTimer(max_seconds=setup.limits.max_seconds)
+        self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
         self._seeds = "/".join(map(str, (setup.seed, *seeds)))
         self._honours_sampling = honours_sampling
         self._max_conversations = max_conversations
@@ -299,9 +300,8 @@ class AgentSession:
         return [ids[0] for ids in same]
 
     async def _ask_engine(self, request: GenerationRequest) -> GenerationResult:
-        limit = None if request.timeout is None else request.timeout + 10.0
         try:
-            result = await asyncio.wait_for(self._setup.engine.sample(request), limit)
+            result = await ask_engine(self._setup, request)
         except asyncio.CancelledError:
             raise
         except Exception as error:

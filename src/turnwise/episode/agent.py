@@ -28,6 +28,7 @@ _NUMBERS = itertools.count()
 
 # An engine applies the timeout of a request itself; this is for one that does not.
 _GRACE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.1
 
 
 class EngineFault(TurnwiseError, RuntimeError):
@@ -152,7 +153,7 @@ class Agent:
         return result
 
     async def _sample(self, request: GenerationRequest) -> GenerationResult:
-        result = await _sample(self._setup, request)
+        result = await ask_engine(self._setup, request)
         _check(result)
         return result
 
@@ -221,13 +222,30 @@ def _new_session() -> str:
     return f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
 
 
-async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
+async def ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
+    """Samples a turn, and gives up an engine that does not keep to the timeout of the request."""
     limit = None if request.timeout is None else request.timeout + _GRACE_SECONDS
+    loop, clock = asyncio.get_running_loop(), setup.waits.silence.clock
+    end = math.inf if limit is None else clock() + limit
+    timer: asyncio.TimerHandle | None = None
+
+    def expire() -> None:
+        nonlocal timer
+        left = end - clock()
+        if left <= 0:
+            deadline.reschedule(loop.time())
+        else:  # the engine was paused for an update, and may still be
+            timer = loop.call_later(max(left, _PAUSE_SECONDS), expire)
+
+    if limit is not None:
+        timer = loop.call_later(limit, expire)
     try:
-        async with asyncio.timeout(limit) as deadline:
+        async with asyncio.timeout(None) as deadline:
             try:
                 return await Abandonable(setup.engine.sample(request), "the engine", deadline)
             finally:
+                if timer is not None:
+                    timer.cancel()
                 if not deadline.expired():
                     setup.waits.silence.end()
     except TimeoutError:

@@ -70,6 +70,7 @@ class EpisodeSetup:
     waits: Waits = field(default_factory=Waits)
 
     def __post_init__(self) -> None:
+        self.waits.silence.engine = self.engine
         if self.thoughts != "keep" and "<|channel|>" in self.chat.template:
             raise ConfigError(
                 f"thoughts got {self.thoughts!r}, and this chat template has channels (harmony), "

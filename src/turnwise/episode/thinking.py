@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -51,7 +50,7 @@ async def sample_turn(
     """
     if len(opening) >= request.max_tokens:
         opening = ()
-    started = time.monotonic()
+    started = setup.waits.silence.clock()
     if opening and not setup.may_think(request.prompt_ids):
         return await _continued(setup, request, sample, None, opening, started)
     budget = setup.limits.max_thinking_tokens
@@ -86,7 +85,7 @@ async def _continued(
     ids = [*before, *inserted]
     timeout = request.timeout
     if timeout is not None:
-        timeout = max(timeout - (time.monotonic() - started), _LEAST_SECONDS)
+        timeout = max(timeout - (setup.waits.silence.clock() - started), _LEAST_SECONDS)
     rest = await sample(
         dataclasses.replace(
             request,

@@ -32,7 +32,7 @@ class EpisodeTimer:
         self.failed_component: str | None = None
         self._waits = waits or Waits()
         self._started = time.monotonic()
-        self._end = None if max_seconds is None else self._started + max_seconds
+        self._end = None if max_seconds is None else self._clock() + max_seconds
 
     def component(self, name: str) -> _ComponentCall:
         """Returns a context in which time, waiting and failures are those of this component."""
@@ -43,6 +43,10 @@ class EpisodeTimer:
         """The status for the component that failed; None if no component failed."""
         return None if self.failed_component is None else _COMPONENTS[self.failed_component][0]
 
+    def _clock(self) -> float:
+        # An episode cannot go on while the engine is paused for an update.
+        return time.monotonic() - self._waits.silence.paused_seconds
+
     @property
     def seconds(self) -> float:
         """Seconds since the episode began."""
@@ -51,13 +55,13 @@ class EpisodeTimer:
     @property
     def is_over(self) -> bool:
         # Timers fire a little early: what this limit has cut must find that the time is over.
-        return self._end is not None and time.monotonic() >= self._end - 0.02
+        return self._end is not None and self._clock() >= self._end - 0.02
 
     def within(self, timeout: float | None) -> float | None:
         """Returns the timeout of a call, shortened to what is left of the episode's time."""
         if self._end is None:
             return timeout
-        left = max(self._end - time.monotonic(), 0.0)
+        left = max(self._end - self._clock(), 0.0)
         return left if timeout is None else min(left, timeout)
 
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from turnwise.errors import EngineStalled
+from turnwise.inference.protocol import Engine
 
 ENGINE = "the engine"
 _BEAT_SECONDS = 1.0
@@ -45,19 +46,29 @@ class EngineSilence:
     A request that times out does not end the silence: the next request continues the count.
     """
 
-    def __init__(self) -> None:
-        self._since = time.monotonic()
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine
+        self._since = self.clock()
         self._before = 0.0
         self._has_given_up = False
 
     @property
+    def paused_seconds(self) -> float:
+        """How long updates have paused the engine, which is on no deadline."""
+        return float(getattr(self.engine, "paused_seconds", 0.0))  # not every engine pauses
+
+    def clock(self) -> float:
+        """Returns the time for deadlines: a pause of the engine stops it."""
+        return time.monotonic() - self.paused_seconds
+
+    @property
     def seconds(self) -> float:
         """Seconds of silence, while a request is open."""
-        return time.monotonic() - self._since
+        return self.clock() - self._since
 
     def begin(self) -> None:
         """Called for a request when no other is open."""
-        self._since = time.monotonic() - self._before
+        self._since = self.clock() - self._before
 
     def pause(self) -> None:
         """Called when no request is open any more."""
@@ -65,7 +76,7 @@ class EngineSilence:
 
     def end(self) -> None:
         """Called when the engine returned something, if only an error."""
-        self._since = time.monotonic()
+        self._since = self.clock()
         self._has_given_up = False
 
     def give_up(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -83,6 +84,7 @@ class BaseInferenceEngine(ABC):
         the KV cache of their tokens. None: an update waits until the running turns have ended."""
         self.is_paused = False
         """Whether no turn is sampled, since shared weights are being changed (`pause`)."""
+        self._paused_since, self._paused_before = 0.0, 0.0
         self._overflow = overflow
 
     @property
@@ -126,6 +128,12 @@ class BaseInferenceEngine(ABC):
 
         An optimizer changes them in place. By default an engine has weights of its own.
         """
+
+    @property
+    def paused_seconds(self) -> float:
+        """How long the engine was paused since it was made: no deadline counts this time."""
+        now = time.monotonic() - self._paused_since if self.is_paused else 0.0
+        return self._paused_before + now
 
     def _updated(self, version: Future[int]) -> int:
         """Wait for the new version; raise `DeadlineExceeded` if it takes too long."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,7 +76,9 @@ class ModelEngine(WorkerEngine):
             before, self.weight_version = self.weight_version, self._next_version
             for turn in self._active_turns():
                 turn.weights_changed(before, self.weight_version)
-            self.is_paused = False
+            if self.is_paused:
+                self._paused_before += time.monotonic() - self._paused_since
+                self.is_paused = False
             return self.weight_version
 
         waits = self.in_flight is None and not self.is_paused
@@ -87,7 +90,7 @@ class ModelEngine(WorkerEngine):
     def pause(self) -> None:
         def hold() -> int:
             self._synchronize()  # a step that is still running reads the weights
-            self.is_paused = True
+            self._paused_since, self.is_paused = time.monotonic(), True
             return self.weight_version
 
         if not self.is_paused:

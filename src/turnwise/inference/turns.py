@@ -70,26 +70,23 @@ class EngineTurn(SampledTurn):
     """A request that an engine's thread samples, or will sample."""
 
     future: asyncio.Future[GenerationResult]
+    clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(init=False)
-    started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rng = random.Random(self.request.seed)
-        self._num_reported = 0
-
-    @property
-    def deadline(self) -> float:
-        """When the turn must end, on the monotonic clock."""
         timeout = self.request.timeout
-        return math.inf if timeout is None else self.started + timeout
+        self.deadline = math.inf if timeout is None else self.clock() + timeout
+        """When the turn must end, by `clock`."""
+        self._num_reported = 0
 
     def finish_reason(self) -> FinishReason | None:
         """Return why sampling stops here; None if it continues."""
         reason = super().finish_reason()
         if reason is not None:
             return reason
-        if self.request.timeout is not None and time.monotonic() > self.deadline:
+        if self.request.timeout is not None and self.clock() > self.deadline:
             return FinishReason.DEADLINE
         if self.future.cancelled():
             return FinishReason.ABORTED

@@ -70,9 +70,14 @@ class WorkerEngine(BaseInferenceEngine):
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         future = asyncio.get_running_loop().create_future()
         decode = None if self.tokenizer is None else self.tokenizer.decode
-        self._put(EngineTurn(request, self.context_left(request), future, decode=decode))
+        context_left = self.context_left(request)
+        self._put(EngineTurn(request, context_left, future, self._clock, decode=decode))
         result: GenerationResult = await future
         return result
+
+    def _clock(self) -> float:
+        """Return the time by which turns have deadlines."""
+        return time.monotonic() - self.paused_seconds
 
     @property
     def idle_seconds(self) -> float:

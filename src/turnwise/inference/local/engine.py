@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -228,7 +227,7 @@ class LocalEngine(ModelEngine):
         deadline = min(turn.deadline for turn in turns)
         steps = [decode.step()]
         # Turns get their tokens together, as soon as one of them may be over.
-        while len(steps) < num_steps and self._arrivals.empty() and time.monotonic() < deadline:
+        while len(steps) < num_steps and self._arrivals.empty() and self._clock() < deadline:
             drawn = zip(turns, steps[-1][0], strict=True)
             if any(t.future.cancelled() or token in t.request.stop_ids for t, token in drawn):
                 break
