@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.progress.run_state import RunState
-from turnwise.progress.run_view import RunView
-from turnwise.runs.doctor import diagnose
+from turnwise.progress.live import RunView
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.trainer.reporter import RunInfo
 
@@ -27,12 +26,9 @@ def draw(run: Path) -> str:
     facts = json.loads((run / "run.json").read_text())
     history = MetricsLog(run / "metrics.jsonl").read()
     state.begin(RunInfo(Path("runs") / run.name, facts["environment"], "tiny", facts["num_steps"]))
-    findings = dict(diagnose(history))
     for metrics in history:
         now += sum(metrics.get(f"time/{part}", 0.0) for part in ("step", "evaluate", "checkpoint"))
         state.step(metrics)
-        if found := findings.get(int(metrics["step"])):
-            state.say(f"doctor: {found.text} {found.fix}")
     state.end(facts["status"])
     console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO())
     console.print(RunView(state))

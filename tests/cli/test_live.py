@@ -1,4 +1,4 @@
-"""How a run is shown: the curve, the picture at any size, a live terminal, plain lines, JSON."""
+"""How a run is shown: the picture at any size, a live terminal, plain lines, JSON."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ import logging
 import math
 import os
 import re
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
 from rich.console import Console
 
 from cli.terminal import Terminal
-from turnwise.progress.choose import make_reporter
-from turnwise.progress.curve import draw_curve, moving_mean, nice_ticks
+from turnwise.progress import make_reporter
 from turnwise.progress.lines import JsonReporter, LineReporter
-from turnwise.progress.live import LiveReporter
+from turnwise.progress.live import LiveReporter, RunView
 from turnwise.progress.run_state import RunState, brief, clock_time
-from turnwise.progress.run_view import RunView
 from turnwise.trainer.reporter import RunInfo
-
-NUMBERS = st.floats(-1e9, 1e9, allow_nan=False)
 
 
 class Clock:
@@ -70,55 +64,9 @@ def running(num_steps: int = 80, **others: float) -> RunState:
     return told(state, clock, num_steps, **others)
 
 
-@given(
-    values=st.lists(NUMBERS, min_size=1, max_size=300),
-    width=st.integers(24, 120),
-    height=st.integers(3, 30),
-    ascii_only=st.booleans(),
-)
-@example(values=[0.5] * 3, width=40, height=8, ascii_only=False)
-@example(values=[0.0, 1e-300], width=40, height=8, ascii_only=False)
-@settings(deadline=None, max_examples=60)
-def test_a_curve_fills_its_place_exactly(values, width, height, ascii_only):
-    lines = draw_curve(list(enumerate(values, 1)), width, height, "cyan", ascii_only=ascii_only)
-    assert [line.cell_len for line in lines] == [width] * height
-    if ascii_only:
-        assert "".join(line.plain for line in lines).isascii()
-
-
-def test_a_curve_that_rises_goes_up_and_stands_beside_its_numbers():
-    rows = [line.plain for line in draw_curve([(s, s / 50) for s in range(51)], 40, 6, "cyan")]
-    drawn = [[column for column, mark in enumerate(row) if "⠀" < mark <= "⣿"] for row in rows]
-    assert all(drawn[:-1])
-    middles = [sum(columns) / len(columns) for columns in drawn[:-1]]
-    assert middles == sorted(middles, reverse=True)
-    assert rows[0].lstrip().startswith("1.0 ┤")
-    assert rows[-2].lstrip().startswith("0.0 ┤")
-    assert rows[-1].split() == ["0", "50"]
-
-
-@given(values=st.lists(NUMBERS, min_size=1, max_size=200))
-def test_the_moving_mean_stays_between_the_values(values):
-    means = moving_mean(values)
-    room = 1e-6 * max(abs(value) for value in values) + 1e-6
-    assert len(means) == len(values)
-    assert min(values) - room <= min(means) <= max(means) <= max(values) + room
-
-
-@given(low=NUMBERS, span=st.floats(0, 1e9), num_most=st.integers(2, 12))
-def test_ticks_are_even_and_cover_the_values(low, span, num_most):
-    ticks = nice_ticks(low, low + span, num_most)
-    step = ticks[1] - ticks[0]
-    assert step > 0
-    assert 2 <= len(ticks) <= num_most + 1
-    assert ticks[0] <= low + step * 1e-6
-    assert ticks[-1] >= low + span - step * 1e-6
-
-
 def test_the_picture_says_what_matters():
     state = running(**{"eval/greedy/success": 0.9, "eval/sampled/success": 0.8})
     state.progress("episodes", 37, 64)
-    state.say("doctor: entropy has collapsed")
     picture = pictured(state)
     for text in (
         "guess-number · tiny",
@@ -127,27 +75,19 @@ def test_the_picture_says_what_matters():
         "1:20 elapsed, 2:00 left",
         "episodes 37/64",
         "success on held-out seeds 0.90 greedy, 0.80 sampled",
-        "1:20  doctor: entropy has collapsed",
     ):
         assert text in picture
-    names, values = re.search(r"^(reward .*)\n(.*)$", picture.split("\n\n")[2], re.M).groups()
+    names, values = re.search(r"^(reward .*episodes/s)\s*\n(.*)$", picture, re.M).groups()
     assert names.split() == ["reward", "success", "entropy", "KL", "episodes/s"]
-    assert values.split() == ["0.86", "→", "0.86", "→", "1.20", "→", "0.004", "→", "21.4", "→"]
+    assert values.split() == ["0.86", "0.86", "1.20", "0.004", "21.4"]
 
 
-def test_arrows_point_against_ten_steps_ago():
-    clock = Clock()
-    state = RunState(clock)
-    state.begin(info())
-    told(state, clock, 10)
-    for step in range(11, 31):
-        state.step(metrics(step, reward=2.0 - step / 20, entropy=step / 10))
-    assert state.change("reward") == pytest.approx(-0.5)
-    assert state.change("entropy") == pytest.approx(1.0)
-    picture = pictured(state, 120, 40)
-    assert "0.50 ↘ 0.50" in picture
-    assert "3.00 ↗ 1.00" in picture
-    assert state.change("nothing") is None
+def test_a_curve_rises_between_its_lowest_and_highest_value():
+    rows = pictured(running()).splitlines()[3:9]
+    blocks = [sum("▁" <= mark <= "█" for mark in row[:39]) for row in rows]
+    assert blocks == sorted(blocks)
+    assert blocks[0] > 0
+    assert [rows[0].split()[0], rows[-1].split()[0]] == ["0.86", "0.025"]
 
 
 def test_success_is_shown_only_where_it_is_reported():
@@ -159,22 +99,17 @@ def test_success_is_shown_only_where_it_is_reported():
     assert pictured(running(success=0.5)).count("success") == 2
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (60, 20), (40, 15), (25, 5)])
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (60, 20), (40, 15), (25, 10)])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 500])
-def test_the_picture_keeps_within_any_terminal_and_never_jumps(size, num_steps):
+def test_the_picture_keeps_within_any_terminal(size, num_steps):
     state = running(num_steps)
-    heights = set()
-    for message in range(9):
-        picture = pictured(state, *size)
-        assert all(len(line) < size[0] for line in picture.splitlines())
-        heights.add(picture.count("\n"))
-        state.say(f"message {message} " + "of many words " * message)
-        state.progress("episodes", message, 64)
-    assert len(heights) == 1
-    assert heights.pop() < size[1]
+    state.progress("episodes", 3, 64)
+    picture = pictured(state, *size)
+    assert all(len(line) < size[0] for line in picture.splitlines())
+    assert picture.count("\n") < size[1]
 
 
-def test_without_colours_nothing_but_text_is_lost(monkeypatch):
+def test_without_colours_there_are_none(monkeypatch):
     state = running()
     monkeypatch.setenv("NO_COLOR", "1")
     grey = pictured(state, color_system="standard")
@@ -182,25 +117,21 @@ def test_without_colours_nothing_but_text_is_lost(monkeypatch):
     coloured = pictured(state, color_system="standard")
     assert not re.search(r"\x1b\[[\d;]*3[0-7]m", grey)
     assert re.search(r"\x1b\[[\d;]*3[0-7]m", coloured)
-    strip = re.compile(r"\x1b\[[\d;]*m")
-    assert strip.sub("", grey) == strip.sub("", coloured) == pictured(state)
 
 
 def test_a_terminal_without_unicode_gets_none():
     out = io.TextIOWrapper(io.BytesIO(), "ascii")
     Console(file=out, force_terminal=True, width=80, height=24).print(RunView(running()))
     out.flush()
-    assert b"step 80/200 ###" in re.sub(rb"\x1b\[[\d;]*m", b"", out.buffer.getvalue())
+    assert b"step 80/200 ---" in re.sub(rb"\x1b\[[\d;]*m", b"", out.buffer.getvalue())
 
 
 def test_foreign_text_cannot_reach_the_terminal():
     state = RunState(Clock())
     state.begin(RunInfo(Path("runs/a\x1b[2Jb"), "evil\x1b]52;c;x\x07", "m\x9b31m", 5))
     state.step(metrics(1))
-    state.say("doctor: \x1b[2J\nsecond line")
     state.progress("epi\x1bsodes", 1, 2)
     assert "\x1b" not in pictured(state)
-    assert "doctor: ␛[2J second line" in pictured(state)
     state.end("stopped: \x1b[31m")
     assert not set("\x1b\x07\x9b") & set(pictured(state))
 
@@ -288,7 +219,6 @@ def test_the_live_picture_follows_and_its_last_one_stays(terminal, live):
     assert terminal.raw.endswith("\x1b[?25h")  # the cursor is back
     assert terminal.num_breaks == 0
     assert "".join(terminal.scrolled).count("guess-number") == 0
-    assert not any(thread.name == "display" for thread in threading.enumerate())
 
 
 def test_what_others_print_stands_above_the_picture(terminal):
@@ -306,27 +236,12 @@ def test_what_others_print_stands_above_the_picture(terminal):
     assert "this is not" not in everything
 
 
-def test_a_narrower_window_gets_a_whole_new_picture(terminal, live):
-    live.begin(info(40))
-    live.step(metrics(1))
-    # The whole picture: a window that narrows while it is written breaks a line.
-    wait_for(lambda: "step 1/40" in terminal.screen and terminal.raw.endswith("\x1b[?2026l"))
-    live.console.width = 60
-    terminal.narrow(60)
-    wait_for(lambda: terminal.screen.count("guess-number · tiny") == 1)
-    live.end("interrupted")
-    assert terminal.screen.count("step 1/40") == 1
-    assert terminal.num_breaks == 0
-    assert "\ninterrupted" in terminal.screen
-
-
 def test_a_run_that_fails_leaves_the_terminal_as_it_was(terminal):
     live = reporter_on(terminal)
     live.begin(info(40))
     with pytest.raises(ZeroDivisionError), live:
         live.step({"step": 1 / 0})
     assert terminal.raw.endswith("\x1b[?25h")
-    assert not any(thread.name == "display" for thread in threading.enumerate())
 
 
 def test_a_run_goes_on_when_its_terminal_is_gone(terminal, live, monkeypatch):
@@ -336,7 +251,6 @@ def test_a_run_goes_on_when_its_terminal_is_gone(terminal, live, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(terminal, "write", hang_up)
-    wait_for(lambda: not any(thread.name == "display" for thread in threading.enumerate()))
     live.step(metrics(1))
     live.end("finished")
     assert live.state.outcome == "finished"
@@ -354,9 +268,9 @@ def test_warnings_and_tracebacks_stay_above_the_picture(terminal, live, capsys):
     lines = [
         "nothing moves: 3 episodes wait",
         "1 of 8 episodes failed\n      File",
+        "a word",
         "guess-number · tiny",
         "\nstopped",
-        "a word",
         "doctor: the last word",
     ]
     assert [everything.count(line) for line in lines] == [1] * len(lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from turnwise import inference
-from turnwise.cli import completion, main
+from turnwise.cli import main
 from turnwise.inference import FinishReason, GenerationResult, ScriptedEngine
 from turnwise.models import load_tokenizer
 
@@ -70,16 +70,6 @@ def test_a_model_is_no_run(turnwise, name):
     ran = turnwise(*command(name, "tiny"))
     assert (ran.code, ran.out) == (2, "")
     assert "tiny is a model, expected the folder of a run" in ran.err
-
-
-def test_the_shell_offers_runs_checkpoints_and_players(runs):
-    offered = [word for word, _ in completion.players("runs/")]
-    assert offered == ["runs/gym", "runs/script", "runs/tools"]
-    assert dict(completion.players("expe")) == {"expert": "the environment's own"}
-    (checkpoint,) = completion.runs("runs/tools/checkpoints/")
-    assert checkpoint[1] == "checkpoint"
-    assert "runs/" in [word for word, _ in completion.environments_and_runs("ru")]
-    assert "hermes" in [word for word, _ in completion.parsers("her")]
 
 
 @pytest.mark.usefixtures("coins")

@@ -13,7 +13,7 @@ import pytest
 from cli.terminal import Terminal
 from trainer.worlds import Echo, small_trainer
 from turnwise.errors import ConfigError
-from turnwise.progress.choose import is_worker
+from turnwise.progress import is_worker
 from turnwise.runs.run_folder import RunFolder
 
 QUICK = (
@@ -188,9 +188,7 @@ class Named(Echo):
 def test_a_notebook_gets_one_output_that_is_updated(tmp_path, kernel, capfd):
     trainer = fit(tmp_path, Named, "training.on_error=retry")
     text, page = kernel[-1]["text/plain"], kernel[-1]["text/html"]
-    assert text.startswith(
-        f"run folder {trainer.run_folder}\ntraining tiny on Named, 2 steps\nstep"
-    )
+    assert text.startswith(f"run folder {trainer.run_folder}\ntraining tiny on Named, 2 steps\n")
     assert text.count("\nstep ") == 2
     assert re.search(r"^finished after \d:\d\d$", text, re.M)
     assert text.endswith(
@@ -198,8 +196,7 @@ def test_a_notebook_gets_one_output_that_is_updated(tmp_path, kernel, capfd):
     )
     assert 'in step\n        raise KeyError("<script>' in text  # the user's own lines
     assert "<script" not in page
-    assert "<svg" in page
-    assert 'value="2" max="2"' in page
+    assert "step 2/2" in page
     assert capfd.readouterr() == ("", "")
 
 

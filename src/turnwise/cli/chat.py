@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion
 from turnwise.cli.common import legible, make_console, say
 from turnwise.cli.options import CheckpointOption, ParserOption, ToolOption, argument
 from turnwise.cli.run_settings import Supplied, source_of
@@ -44,7 +43,6 @@ def chat(
             "RUN_OR_MODEL",
             "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
             "or the URL of a server.",
-            completion.runs_and_models,
         ),
     ],
     backend: Annotated[BackendName, typer.Option(help="Inference engine.")] = BackendName.local,

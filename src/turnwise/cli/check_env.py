@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion, options as opt
+from turnwise.cli import options as opt
 from turnwise.cli.run_settings import Supplied, played_settings
 from turnwise.errors import ConfigError
 
@@ -28,7 +28,6 @@ def check_env(
             "ENV_OR_RUN",
             "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder "
             "of a run, for its environment with parameters, tools and dataset.",
-            completion.environments_and_runs,
         ),
     ],
     param: opt.Parameters = None,

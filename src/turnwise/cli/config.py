@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-from turnwise.cli import completion
 from turnwise.cli.common import print_file, print_json
 from turnwise.cli.options import AsJson, ConfigName, ConfigPath, argument
 
@@ -16,7 +15,6 @@ def config(
         argument(
             "[CONFIG] [SECTION.NAME=VALUE]...",
             "A YAML file, and settings that override its values.",
-            completion.settings,
         ),
     ] = None,
     config_path: ConfigPath = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion, options as opt
+from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json
 from turnwise.cli.run_paths import find_run, metrics_file, run_of
 from turnwise.errors import ConfigError
@@ -29,9 +29,7 @@ _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bol
 def doctor(
     run: Annotated[
         str | None,
-        opt.argument(
-            "[RUN]", "Folder of a run or a checkpoint, or its metrics.jsonl.", completion.runs
-        ),
+        opt.argument("[RUN]", "Folder of a run or a checkpoint, or its metrics.jsonl."),
     ] = None,
     as_json: opt.AsJson = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion, options as opt
+from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, say, working
 from turnwise.cli.run_settings import (
     Supplied,
@@ -43,7 +43,6 @@ def evaluate(
         opt.argument(
             "[RUN_OR_MODEL]",
             "The folder of a run or a checkpoint, or a model: a name, a folder, a Hugging Face id.",
-            completion.runs_and_models,
         ),
     ] = None,
     env: opt.EnvironmentOption = None,

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli import completion, options as opt
+from turnwise.cli import options as opt
 from turnwise.cli.common import print_json, say, working
 from turnwise.cli.run_paths import require_run, run_of
 from turnwise.cli.run_settings import source_of, which_checkpoint
@@ -20,7 +20,7 @@ from turnwise.errors import ConfigError
 
 
 def export(
-    run: Annotated[str, opt.argument("RUN", "Folder of a run or a checkpoint.", completion.runs)],
+    run: Annotated[str, opt.argument("RUN", "Folder of a run or a checkpoint.")],
     out: Annotated[
         str, opt.argument("OUT", "The new folder; or a file *.html for a page about the run.")
     ],

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from turnwise.cli import completion
 
-
-def argument(
-    metavar: str, help: str, complete: Callable[..., Any] | None = None, default: bool | str = False
-) -> Any:
+def argument(metavar: str, help: str, default: bool | str = False) -> Any:
     """Return a positional argument; `default` is what the help shows as its default."""
-    return typer.Argument(metavar=metavar, help=help, show_default=default, autocompletion=complete)
+    return typer.Argument(metavar=metavar, help=help, show_default=default)
 
 
-def _override(
-    name: str, metavar: str, help: str, complete: Callable[..., Any] | None = None
-) -> Any:
+def _override(name: str, metavar: str, help: str) -> Any:
     return typer.Option(
         name,
         metavar=metavar,
         help=help,
         show_default="the run's own",
         rich_help_panel="Overrides of what the run recorded",
-        autocompletion=complete,
     )
 
 
@@ -54,9 +46,7 @@ MaxSteps = Annotated[
         min=1, help="Maximum number of actions per episode.", show_default="the environment's own"
     ),
 ]
-EnvironmentOption = Annotated[
-    str | None, _override("--env", "ENV", "Environment.", completion.environments)
-]
+EnvironmentOption = Annotated[str | None, _override("--env", "ENV", "Environment.")]
 RewardOption = Annotated[str | None, _override("--reward", "FILE.PY:NAME", "Reward function.")]
 DatasetOption = Annotated[
     list[str] | None, _override("--dataset", "FILE", "Dataset to play; repeatable.")
@@ -67,21 +57,13 @@ ToolOption = Annotated[
 ]
 ParserOption = Annotated[
     str | None,
-    _override(
-        "--parser",
-        "NAME",
-        "Parser of tool calls: json, hermes, FILE.PY:NAME ...",
-        completion.parsers,
-    ),
+    _override("--parser", "NAME", "Parser of tool calls: json, hermes, FILE.PY:NAME ..."),
 ]
 SystemPromptOption = Annotated[str | None, _override("--system-prompt", "TEXT", "System prompt.")]
 ModelOption = Annotated[
     str | None,
     _override(
-        "--model",
-        "MODEL",
-        "Base model of the run's weights: a name, a folder, a Hugging Face id.",
-        completion.runs_and_models,
+        "--model", "MODEL", "Base model of the run's weights: a name, a folder, a Hugging Face id."
     ),
 ]
 PartOption = Annotated[

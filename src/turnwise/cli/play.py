@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion, options as opt
+from turnwise.cli import options as opt
 from turnwise.cli.run_settings import Supplied
 from turnwise.errors import ConfigError
 
@@ -22,7 +22,6 @@ def play(
             "[ENV_OR_RUN]",
             "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder "
             "of a run, for its environment with parameters, tools and dataset.",
-            completion.environments_and_runs,
             "the environment of the run that plays",
         ),
     ] = None,
@@ -32,7 +31,6 @@ def play(
             metavar="WHO",
             help="human, expert or random; the folder of a run or a checkpoint, or a model; or "
             "FILE.PY:NAME, a function from the observation to the action.",
-            autocompletion=completion.players,
         ),
     ] = "human",
     seed: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion, options as opt
+from turnwise.cli import options as opt
 from turnwise.cli.common import print_json
 from turnwise.errors import ConfigError, import_extra
 
@@ -21,9 +21,7 @@ FORMATS = ("png", "svg", "pdf")
 def plot(
     runs: Annotated[
         list[str],
-        opt.argument(
-            "RUN...", "Folders of runs; runs that differ in seed are one curve.", completion.runs
-        ),
+        opt.argument("RUN...", "Folders of runs; runs that differ in seed are one curve."),
     ],
     output: Annotated[
         str,
@@ -37,7 +35,6 @@ def plot(
             metavar="NAME",
             help="Metric to draw, one panel each; repeatable.",
             show_default="reward and success",
-            autocompletion=completion.metrics,
         ),
     ] = None,
     label: Annotated[

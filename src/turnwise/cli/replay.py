@@ -41,7 +41,7 @@ def free_name(run: Path, parent: Path) -> str:
 
 def replay(run: Path, config: ConfigStore, lines: bool, as_json: bool) -> None:
     """Replay a run, and print how it compares; exit with 1 if it diverges."""
-    from turnwise.progress.choose import make_reporter
+    from turnwise.progress import make_reporter
     from turnwise.trainer.replay import replay_run
 
     try:

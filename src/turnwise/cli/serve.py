@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli import completion
 from turnwise.cli.chat import BackendName, check_run_options, format_of
 from turnwise.cli.common import say, working
 from turnwise.cli.options import CheckpointOption, ParserOption, argument
@@ -39,7 +38,6 @@ def serve(
             "RUN_OR_MODEL",
             "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
             "or the URL of a server of vLLM or SGLang.",
-            completion.runs_and_models,
         ),
     ],
     backend: Annotated[BackendName, typer.Option(help="Inference engine.")] = BackendName.local,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli import completion
 from turnwise.cli.common import legible, make_console, parameter_overrides, print_file, say
 from turnwise.cli.engines import Engine, split_settings, train_with_verl, verl_trainer
 from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
@@ -33,7 +32,6 @@ def train(
             "[CONFIG] [ENV] [SECTION.NAME=VALUE]...",
             "A YAML file or the folder of a run, an environment such as file.py:ClassName, and "
             "settings that override the file's.",
-            completion.settings,
         ),
     ] = None,
     param: Parameters = None,
@@ -225,7 +223,7 @@ def _find_code(config: ConfigStore, file: Path | None, overrides: Sequence[str])
 def _train(
     config: ConfigStore, resume: Resume, lines: bool, as_json: bool, again: str, is_demo: bool
 ) -> None:
-    from turnwise.progress.choose import make_reporter
+    from turnwise.progress import make_reporter
 
     console = make_console(stderr=as_json)
     with make_reporter(plain=lines, as_json=as_json) as reporter:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli import completion
 from turnwise.cli.options import argument
 from turnwise.cli.run_paths import run_of
 
@@ -15,7 +14,7 @@ from turnwise.cli.run_paths import run_of
 def view(
     runs: Annotated[
         list[Path] | None,
-        argument("[RUN]...", "Runs, or folders that contain runs.", completion.runs, "runs"),
+        argument("[RUN]...", "Runs, or folders that contain runs.", "runs"),
     ] = None,
     port: Annotated[
         int | None,

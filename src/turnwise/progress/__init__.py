@@ -1,1 +1,39 @@
-"""Displays of a running training: in a terminal, in a notebook, as lines, as JSON. No torch."""
+"""The display of a running training: live in a terminal, updated in a notebook, lines elsewhere."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+
+from turnwise.progress.display import LegibleConsole, PrintedDisplay
+from turnwise.progress.lines import JsonReporter, LineReporter
+
+
+def make_reporter(*, plain: bool = False, as_json: bool = False) -> PrintedDisplay:
+    """Return a display for the standard output; leaving its context restores the terminal."""
+    from turnwise.progress.live import LiveReporter
+    from turnwise.progress.notebook import NotebookReporter, is_notebook
+
+    if as_json:
+        return JsonReporter()
+    is_main = threading.current_thread() is threading.main_thread()
+    if plain or not is_main:  # several threads may train at once: only lines can share a terminal
+        return LineReporter()
+    if is_notebook():
+        return NotebookReporter()
+    console = LegibleConsole(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        return LineReporter()
+    return LiveReporter(console)
+
+
+def is_worker() -> bool:
+    """Return whether this process is a worker of multiprocessing, of torchrun or of Ray."""
+    if multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0":
+        return True
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)

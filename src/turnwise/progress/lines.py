@@ -8,25 +8,24 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 from turnwise.legible import legible
-from turnwise.progress.display import Display
+from turnwise.progress.display import PrintedDisplay
 from turnwise.progress.run_state import RunInfo, RunState, one_line, step_text
 
 SECONDS_BETWEEN_PROGRESS_LINES = 20.0
 """A slow step prints the number of finished episodes this often."""
 
 
-class LineReporter(Display):
+class LineReporter(PrintedDisplay):
     """Prints one line per step. The run continues when the reader of a pipe is gone."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__()
         self.state = RunState(clock)
-        self._out = _Out(stream or sys.stdout)
+        self._out = LastingStream(stream or sys.stdout)
         self._last_line = -SECONDS_BETWEEN_PROGRESS_LINES
 
     def begin(self, run: RunInfo) -> None:
@@ -39,8 +38,7 @@ class LineReporter(Display):
         self._print(step_text(self.state, metrics))
 
     def say(self, text: str) -> None:
-        self.state.say(text)
-        self._out.write(as_block(text))
+        self._write(as_block(text))
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self.state.clock() - self._last_line >= SECONDS_BETWEEN_PROGRESS_LINES:
@@ -52,31 +50,30 @@ class LineReporter(Display):
 
     def _print(self, line: str) -> None:
         self._last_line = self.state.clock()
-        self._out.write(line)
+        self._write(line)
+
+    def _write(self, text: str) -> None:
+        self._out.write(f"{text}\n")
 
 
-class JsonReporter(Display):
+class JsonReporter(PrintedDisplay):
     """Prints each step's metrics as a line of JSON to one stream, and messages to the other."""
 
     def __init__(self, stream: TextIO | None = None, messages: TextIO | None = None) -> None:
-        super().__init__()
-        self._out = _Out(stream or sys.stdout)
-        self._messages = _Out(messages or sys.stderr)
+        self._out = LastingStream(stream or sys.stdout)
+        self._messages = LastingStream(messages or sys.stderr)
 
     def begin(self, run: RunInfo) -> None:
-        self._messages.write(f"run folder {one_line(str(run.folder))}")
+        self._messages.write(f"run folder {one_line(str(run.folder))}\n")
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        self._out.write(json.dumps(dict(metrics)))
+        self._out.write(f"{json.dumps(dict(metrics))}\n")
 
     def say(self, text: str) -> None:
-        self._messages.write(as_block(text))
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Only whole steps are written."""
+        self._messages.write(f"{as_block(text)}\n")
 
     def end(self, outcome: str) -> None:
-        self._messages.write(one_line(outcome.partition(":")[0]))
+        self._messages.write(one_line(outcome.partition(":")[0]) + "\n")
 
 
 def as_block(text: str) -> str:
@@ -86,39 +83,39 @@ def as_block(text: str) -> str:
     return "\n".join([first, *(f"    {line}" for line in rest)])
 
 
-class _Out:
-    """Writes whole lines. A signal handler may call it while a line is being written."""
+class LastingStream:
+    """Writes to a stream whose reader may go away, such as `| head`: the run continues."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO | None = stream
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
         self._waiting: list[str] = []
         self._is_writing = False
 
-    def write(self, line: str) -> None:
-        self._waiting.append(line)
-        if self._is_writing:
-            return
-        self._is_writing = True
-        try:
-            while self._waiting:
-                self._write(self._waiting.pop(0))
-        finally:
-            self._is_writing = False
+    def write(self, text: str) -> int:
+        # A signal handler may report while a line is being written, which a stream refuses.
+        self._waiting.append(text)
+        if not self._is_writing:
+            self._is_writing = True
+            try:
+                while self._waiting:
+                    self._write(self._waiting.pop(0))
+            finally:
+                self._is_writing = False
+        return len(text)
 
-    def _write(self, line: str) -> None:
-        if self._stream is None:
-            return
+    def _write(self, text: str) -> None:
         try:
-            self._stream.write(line + "\n")
+            self._stream.write(text)
             self._stream.flush()
-        except OSError:  # the reader of a pipe, such as `| head`, has ended; the run continues
-            self._forget()
         except UnicodeEncodeError as error:
-            self._stream.write(line.encode(error.encoding, "replace").decode(error.encoding) + "\n")
+            self._stream.write(text.encode(error.encoding, "replace").decode(error.encoding))
+        except OSError:
+            # Discard the stream's buffer, which would fail once more when Python exits.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
-    def _forget(self) -> None:
-        """Discard the stream's buffer, which would fail once more when Python exits."""
-        stream, self._stream = self._stream, None
-        with contextlib.suppress(OSError, ValueError):
-            if stream is not None:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    def flush(self) -> None:
+        """Do nothing: what is written is flushed at once."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,79 +1,221 @@
-"""The live display of a run in a terminal, redrawn in place by a thread of its own.
+"""The live display of a run in a terminal, redrawn in place by rich.
 
-While it is shown, no other thread writes to the terminal: other output (an environment's `print`, a
-library's warning, a log record) is queued and printed above the display with the next refresh.
+While it is shown, no other thread writes to the terminal: messages and other output (an
+environment's `print`, a library's warning, a log record) are queued, and printed above the display
+with the next refresh. So a signal handler may report, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import Any, Self
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
-from turnwise.progress.display import Display, printed_through
-from turnwise.progress.lines import as_block
-from turnwise.progress.run_state import RunInfo, RunState
-from turnwise.progress.run_view import RunView
+from turnwise.progress.display import PrintedDisplay
+from turnwise.progress.lines import LastingStream, as_block
+from turnwise.progress.run_state import RunInfo, RunState, brief, clock_time
+from turnwise.runs.headline import policy_movement
 
-REFRESH_SECONDS = 0.25
-# Synchronized output: a terminal that supports it shows everything between these at once.
-_BEGIN_SYNC, _END_SYNC = "\x1b[?2026h", "\x1b[?2026l"
+MOST_COLUMNS = 100
+CURVE_ROWS = 6
+"""Rows of a curve; a terminal with fewer than `LEAST_ROWS` has none."""
+LEAST_ROWS = 20
+_LABELS = {
+    "reward": "reward",
+    "success": "success",
+    "entropy": "entropy",
+    "kl_ref": "KL to reference",
+    "kl": "KL",
+    "grad_norm": "gradient norm",
+    "time/episodes_per_second": "episodes/s",
+}
 
 
-class LiveReporter(Display):
-    """Records events, which is safe in a signal handler; a thread of its own draws them."""
+class RunView:
+    """Renders the current state of a run: curves, the main metrics, progress."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self._spinner = Spinner("dots", style="cyan")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        state = self.state
+        # Smaller than the terminal: a full last column would wrap.
+        width = max(min(options.max_width - 1, MOST_COLUMNS), 20)
+        title = Text.assemble(
+            (state.environment, "bold"), " - " if options.ascii_only else " · ", state.model
+        )
+        yield _row(width, title, "", Text(state.folder, "dim"))
+        names = ("reward", "success") if state.reports_success else ("reward",)
+        curves = {name: points for name in names if (points := state.points(name))}
+        if console.height >= LEAST_ROWS and curves:
+            yield Text()
+            room = width // len(curves) - 2
+            blocks = " #" if options.ascii_only else " ▁▂▃▄▅▆▇█"
+            yield Columns(_curve(name, curves[name], room, blocks) for name in curves)
+        if state.history:
+            yield Text()
+            yield self._metrics(width)
+            yield Text()
+        times = clock_time(state.elapsed)
+        if state.outcome is None:
+            times += " elapsed"
+            if (left := state.seconds_left) is not None:
+                times += f", {clock_time(left)} left"
+        steps = Text(f"step {state.step_number:,}/{state.num_steps:,}", "bold")
+        bar = ProgressBar(max(state.num_steps, 1), state.step_number)
+        yield _row(width, steps, bar, Text(times, "dim"))
+        yield _row(width, self._now(), "", Text(self._held_out(), "dim"))
+
+    def _metrics(self, width: int) -> Table:
+        """Return the latest values below their names."""
+        latest = self.state.history[-1]
+        hidden = {"kl_ref", "kl", "grad_norm"} - set(policy_movement(latest)[:1])
+        if not self.state.reports_success:
+            hidden.add("success")
+        shown = [name for name in _LABELS if name in latest and name not in hidden]
+        table = Table(box=None, padding=0, width=width, header_style="dim")
+        for name in shown:
+            table.add_column(_LABELS[name], no_wrap=True, ratio=1)
+        table.add_row(*(Text(brief(latest[name]), "bold") for name in shown))
+        return table
+
+    def _now(self) -> RenderableType:
+        """Return what the run does now, or how it ended."""
+        state = self.state
+        if state.outcome is not None:
+            return Text(state.outcome, "bold green" if state.outcome == "finished" else "bold")
+        if state.now is None:
+            return ""
+        what, done, total = state.now
+        words = f"{what} {done:,}/{total:,}"
+        if what == "episodes" and done >= total:
+            words = f"learning from {total:,} episodes"
+        self._spinner.update(text=words)
+        return self._spinner
+
+    def _held_out(self) -> str:
+        name = "success" if self.state.reports_success else "reward"
+        values = []
+        for way in ("greedy", "sampled"):
+            if (value := self.state.latest(f"eval/{way}/{name}")) is not None:
+                values.append(f"{brief(value)} {way}")
+        return f"{name} on {self.state.evaluated_on} {', '.join(values)}" if values else ""
+
+
+def _row(width: int, left: RenderableType, middle: RenderableType, right: Text) -> Table:
+    """Return a line with two ends, and something between them that takes what they leave."""
+    table = Table.grid(padding=(0, 1))
+    table.width = width
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True)
+    table.add_row(left, middle, right)
+    return table
+
+
+def _curve(name: str, points: Sequence[tuple[float, float]], width: int, blocks: str) -> Text:
+    """Return a curve as columns of blocks, one for each step, or the mean of several steps."""
+    values = [value for _, value in points]
+    low, high = min(values), max(values)
+    num_columns = min(len(values), width - 8)
+    bounds = [round(column * len(values) / num_columns) for column in range(num_columns + 1)]
+    columns = [fmean(values[start:end]) for start, end in pairwise(bounds)]
+    most = CURVE_ROWS * (len(blocks) - 1)
+    heights = [1 + round((value - low) / ((high - low) or 1.0) * (most - 1)) for value in columns]
+    style = "green" if name == "success" else "cyan"
+    lines = [Text(name.ljust(width), f"bold {style}")]
+    for row in reversed(range(CURVE_ROWS)):
+        label = {0: brief(low), CURVE_ROWS - 1: brief(high)}.get(row, "")
+        below = row * (len(blocks) - 1)
+        cells = (blocks[min(max(height - below, 0), len(blocks) - 1)] for height in heights)
+        lines.append(Text.assemble((f"{label:>7} ", "dim"), ("".join(cells), style)))
+    return Text("\n").join(lines)
+
+
+class _QueueLive(Live):
+    """Prints what waits in a queue above the display with each refresh."""
+
+    queue: deque[Text]
+
+    def refresh(self) -> None:
+        while self.queue:
+            self.console.print(self.queue.popleft(), soft_wrap=True)
+        super().refresh()
+
+
+class LiveReporter(PrintedDisplay):
+    """Records events; the refreshing thread of rich draws them."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
         self.state = RunState()
         self.console = console
         # Fixed now: `sys.stdout` is replaced below by the stream that prints above the display.
-        self.console.file = console.file
-        self._view = _View(self.state)
-        self._live: Live | None = None
-        self._width = console.width
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.console.file = LastingStream(console.file)  # type: ignore[assignment]
         self._above: deque[Text] = deque()
-        """Lines to print above the display with the next refresh."""
+        self._live = _QueueLive(
+            Spinner("dots", "setting up"),
+            console=console,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            transient=True,  # a display without a run is removed
+        )
+        self._live.queue = self._above
 
     def __enter__(self) -> Self:
         super().__enter__()
-        out, err = (QueuedStream(stream, self._above) for stream in (sys.stdout, sys.stderr))
-        self._entered.enter_context(printed_through(out, err))
-        self._entered.enter_context(_as_streams(out, err))
-        self._start()
-        self._thread = threading.Thread(target=self._keep_drawing, name="display", daemon=True)
-        self._thread.start()
+        self._before = sys.stdout, sys.stderr
+        streams = out, err = [QueuedStream(stream, self._above) for stream in self._before]
+        self._streams = streams
+        # A handler keeps the stream that it was created with, and would write into the display.
+        self._moved = [(handler, handler.stream) for handler in self._printing]
+        for handler, stream in self._moved:
+            handler.setStream(out if stream in (sys.__stdout__, sys.stdout) else err)
+        sys.stdout, sys.stderr = out, err
+        self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        if not self._live.is_started:
+            return
+        for stream in self._streams:
+            stream.close_lines()
+        for handler, before in self._moved:
+            handler.setStream(before)
+        # Streams that others have set since (pytest, contextlib.redirect_stdout) stay.
+        if sys.stdout is self._streams[0]:
+            sys.stdout = self._before[0]
+        if sys.stderr is self._streams[1]:
+            sys.stderr = self._before[1]
+        self._live.stop()
+        super().__exit__()
 
     def begin(self, run: RunInfo) -> None:
         self.state.begin(run)
-        self._view.has_begun = True
+        self._live.update(RunView(self.state))
+        self._live.transient = False
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self.state.step(metrics)
 
     def say(self, text: str) -> None:
-        """Show a line inside the display; text of several lines, or after the end, above it."""
-        if self.state.outcome is not None:
-            self._say_above(text)
-            self._print_above()
-        elif "\n" in text:
-            self._say_above(text)
-        else:
-            self.state.say(text)
+        line = Text(as_block(text))
+        line.highlight_words(["doctor:"], "bold yellow")
+        self._above.append(line)
+        if not self._live.is_started:
+            self.console.print(self._above.popleft(), soft_wrap=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.state.progress(what, done, total)
@@ -81,80 +223,7 @@ class LiveReporter(Display):
     def end(self, outcome: str) -> None:
         """Stop refreshing; the last state stays on the screen."""
         self.state.end(outcome)
-        self._close()
-
-    def _close(self) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._entered.close()
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            if self._live is not None:
-                self._clear_if_narrower()
-                self._print_above()
-                self._live.transient = not self._view.has_begun  # an empty display is removed
-                self._live.stop()
-            self._print_above()
-        self._live = None
-
-    def _start(self) -> None:
-        self._live = Live(
-            self._view,
-            console=self.console,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start(refresh=True)
-
-    def _keep_drawing(self) -> None:
-        while not self._over.wait(REFRESH_SECONDS):
-            try:
-                self._clear_if_narrower()
-                if self._live is not None:
-                    self._refresh(self._live)
-            except OSError:  # the terminal is gone; the run continues
-                return
-
-    def _refresh(self, live: Live) -> None:
-        self.console.file.write(_BEGIN_SYNC)
-        try:
-            self._print_above()
-            live.refresh()
-        finally:
-            self.console.file.write(_END_SYNC)
-            self.console.file.flush()
-
-    def _show_warning(self, text: str) -> None:
-        self._say_above(text)
-
-    def _say_above(self, text: str) -> None:
-        self._above.append(Text(as_block(text)))
-
-    def _print_above(self) -> None:
-        while self._above:
-            self.console.print(self._above.popleft(), soft_wrap=True)
-
-    def _clear_if_narrower(self) -> None:
-        """Clear a terminal that was made narrower: its wrapped lines have unknown positions."""
-        before, self._width = self._width, self.console.width
-        if self._width < before and self._live is not None:
-            self._live.stop()
-            self.console.clear()
-            self._start()
-
-
-class _View:
-    """A spinner while model and engine are loaded, then the run."""
-
-    def __init__(self, state: RunState) -> None:
-        self.has_begun = False
-        self._setting_up = Spinner("dots", "setting up")
-        self._run = RunView(state)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._run if self.has_begun else self._setting_up
+        self.__exit__()
 
 
 class QueuedStream:
@@ -169,10 +238,15 @@ class QueuedStream:
     def write(self, text: str) -> int:
         thread = threading.get_ident()
         *lines, begun = (self._begun.pop(thread, "") + text).split("\n")
-        self._queue.extend(_printed(line) for line in lines)
+        for line in lines:
+            self._add(line)
         if begun:
             self._begun[thread] = begun
         return len(text)
+
+    def _add(self, line: str) -> None:
+        # As a terminal shows it: with colours, and only what follows the last return.
+        self._queue.append(Text.from_ansi(line.rstrip("\r").rpartition("\r")[2]))
 
     def flush(self) -> None:
         """Do nothing: a line is printed when it is complete."""
@@ -180,26 +254,7 @@ class QueuedStream:
     def close_lines(self) -> None:
         """Queue the unfinished lines as well."""
         while self._begun:
-            self._queue.append(_printed(self._begun.popitem()[1]))
+            self._add(self._begun.popitem()[1])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _printed(line: str) -> Text:
-    """Return a line as a terminal shows it: with colours, and only what follows the last return."""
-    return Text.from_ansi(line.rstrip("\r").rpartition("\r")[2])
-
-
-@contextlib.contextmanager
-def _as_streams(out: QueuedStream, err: QueuedStream) -> Iterator[None]:
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = out, err
-    try:
-        yield
-    finally:
-        for stream in (out, err):
-            stream.close_lines()
-        # Streams that others have set since (pytest, contextlib.redirect_stdout) stay.
-        sys.stdout = before[0] if sys.stdout is out else sys.stdout
-        sys.stderr = before[1] if sys.stderr is err else sys.stderr

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from turnwise.progress.display import Display
-from turnwise.progress.lines import as_block
-from turnwise.progress.run_state import RunInfo, RunState, brief, clock_time, step_text
+from turnwise.progress.display import LegibleConsole
+from turnwise.progress.lines import LineReporter
+from turnwise.progress.live import MOST_COLUMNS, RunView
+from turnwise.progress.run_state import RunInfo
 
 SECONDS_BETWEEN_UPDATES = 0.5
-NUM_STEP_LINES = 10
-NUM_MESSAGES = 12
-_CHART = (260, 90)
-"""Width and height of a curve, in pixels."""
-_COLOURS = {"reward": "#0b7285", "success": "#2b8a3e"}
+NUM_LINES = 20
+_STYLE = "margin:0;line-height:1.2;white-space:pre"
 
 
 def is_notebook() -> bool:
@@ -29,14 +26,16 @@ def is_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class NotebookReporter(Display):
-    """Shows curves, progress and messages as HTML, with plain text for readers without HTML."""
+class NotebookReporter(LineReporter):
+    """Shows the picture of a terminal and the messages as HTML, and lines where there is no HTML.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self.state = RunState(clock)
-        self._steps: list[str] = []
-        """One line for each of the latest steps."""
+    What is said is recorded, which is safe in a signal handler; the next update shows it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self._opening: list[str] = []
+        self._lines: list[str] = []
         self._messages: list[str] = []
         self._handle: Any = None
         self._shown = -SECONDS_BETWEEN_UPDATES
@@ -47,41 +46,36 @@ class NotebookReporter(Display):
         self._update()
 
     def begin(self, run: RunInfo) -> None:
-        self.state.begin(run)
+        super().begin(run)
+        self._opening, self._lines = self._lines, []
         self._update()
 
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self.state.step(metrics)
-        self._steps = [*self._steps, step_text(self.state, metrics)][-NUM_STEP_LINES:]
-        self._update_if_time()
-
     def say(self, text: str) -> None:
-        """Record a message, which is safe in a signal handler; the next update shows it."""
-        self._messages = [*self._messages, as_block(text)][-NUM_MESSAGES:]
+        super().say(text)
+        self._messages = [*self._messages, self._lines[-1]][-NUM_LINES:]
         if self.state.outcome is not None:
             self._update()
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.state.progress(what, done, total)
-        self._update_if_time()
-
-    def end(self, outcome: str) -> None:
-        self.state.end(outcome)
-        self._update()
-
-    def _update_if_time(self) -> None:
         if self.state.clock() - self._shown >= SECONDS_BETWEEN_UPDATES:
             self._update()
 
+    def end(self, outcome: str) -> None:
+        super().end(outcome)
+        self._update()
+
+    def _write(self, text: str) -> None:
+        self._lines = [*self._lines, text][-NUM_LINES:]
+
     def _update(self) -> None:
         """Show the current state. Episodes report from a thread of their own."""
-        if not self.state.folder and not self._messages:
-            return
-        if not self._lock.acquire(blocking=False):
+        if not (self._opening or self._lines) or not self._lock.acquire(blocking=False):
             return
         try:
             self._shown = self.state.clock()
-            bundle = {"text/plain": self.as_text(), "text/html": self.as_html()}
+            lines = "\n".join([*self._opening, *self._lines])
+            bundle = {"text/plain": lines, "text/html": self._as_html()}
             if self._handle is None:
                 show: Any = importlib.import_module("IPython.display").display
                 self._handle = show(bundle, raw=True, display_id=True)
@@ -90,67 +84,13 @@ class NotebookReporter(Display):
         finally:
             self._lock.release()
 
-    def as_text(self) -> str:
-        """Return the current state as lines."""
-        state = self.state
-        lines = [
-            *state.opening,
-            *self._steps,
-            *([] if state.outcome is None else [state.ending]),
-            *self._messages,
-        ]
-        return "\n".join(lines if state.folder else self._messages)
-
-    def as_html(self) -> str:
-        """Return the current state as HTML without scripts; all text is escaped."""
-        state = self.state
-        names = ["reward", *(["success"] if state.reports_success else [])]
-        charts = "".join(_chart(name, state.points(name)) for name in names)
-        head = f"<b>{escape(state.environment)}</b> · {escape(state.model)}"
-        head += f" · run folder <code>{escape(state.folder)}</code>"
-        bar = f'<progress value="{state.step_number}" max="{max(state.num_steps, 1)}"></progress>'
-        rows = [head, f"{bar} {escape(_standing(state))}"] if state.folder else []
-        if charts:
-            rows.append(charts)
-        if self._steps:
-            rows.append(escape(self._steps[-1]))
+    def _as_html(self) -> str:
+        """Return HTML without scripts; all text is escaped."""
+        console = LegibleConsole(record=True, file=io.StringIO(), width=MOST_COLUMNS, height=30)
+        if self._opening:
+            console.print(RunView(self.state))
+        picture = console.export_html(
+            code_format=f'<pre style="{_STYLE}">{{code}}</pre>', inline_styles=True
+        )
         said = "\n".join(self._messages)
-        if said:
-            style = "margin:0;white-space:pre-wrap;font-size:12px"
-            rows.append(f'<pre style="{style}">{escape(said)}</pre>')
-        return "".join(f'<div style="margin:2px 0">{row}</div>' for row in rows)
-
-
-def _standing(state: RunState) -> str:
-    if state.outcome is not None:
-        return state.ending
-    text = f"step {state.step_number:,}/{state.num_steps:,}, {clock_time(state.elapsed)} elapsed"
-    if (left := state.seconds_left) is not None:
-        text += f", {clock_time(left)} left"
-    if state.now is not None:
-        what, done, total = state.now
-        text += f" · {what} {done:,}/{total:,}"
-    return text
-
-
-def _chart(name: str, points: Sequence[tuple[float, float]]) -> str:
-    """Return a curve as SVG, with its last, lowest and highest value in the caption."""
-    if len(points) < 2:
-        return ""
-    width, height = _CHART
-    steps, values = zip(*points, strict=True)
-    low, high = min(values), max(values)
-    across, up = max(steps[-1] - steps[0], 1), (high - low) or 1.0
-    line = " ".join(
-        f"{(step - steps[0]) / across * width:.1f},{height - (value - low) / up * height:.1f}"
-        for step, value in points
-    )
-    colour = _COLOURS[name]
-    return (
-        '<figure style="display:inline-block;margin:4px 16px 4px 0;font-size:12px">'
-        f'<figcaption style="color:{colour}">{name} {brief(values[-1])} '
-        f"({brief(low)} to {brief(high)})</figcaption>"
-        f'<svg width="{width}" height="{height + 4}" viewBox="0 -2 {width} {height + 4}">'
-        f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/></svg>'
-        "</figure>"
-    )
+        return f'{picture}<pre style="{_STYLE}-wrap">{escape(said)}</pre>'

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 
 from turnwise.legible import legible
 from turnwise.runs.headline import policy_movement, reports_success
@@ -46,8 +45,6 @@ class RunState:
     evaluated_on: str = "held-out seeds"
     history: list[Mapping[str, float]] = field(default_factory=list)
     """The metrics of every step so far."""
-    messages: list[tuple[float, str]] = field(default_factory=list)
-    """Messages, each with the seconds since the start."""
     now: tuple[str, int, int] | None = None
     """The current activity: its name, how much of it is done, and of how much."""
     outcome: str | None = None
@@ -74,9 +71,6 @@ class RunState:
         self.history.append(dict(metrics))
         self.now = None
         self._step_ends.append(self.clock())
-
-    def say(self, text: str) -> None:
-        self.messages.append((self.elapsed, one_line(text)))
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.now = (one_line(what), done, total)
@@ -131,23 +125,9 @@ class RunState:
         """Return (step, value) of a metric for every step that has one."""
         return [(m["step"], m[name]) for m in self.history if name in m]
 
-    def latest(self, name: str) -> tuple[int, float] | None:
-        """Return the step and value of a metric where it was last reported."""
-        for metrics in reversed(self.history):
-            if name in metrics:
-                return int(metrics["step"]), metrics[name]
-        return None
-
-    def change(self, name: str, num_steps: int = 10) -> float | None:
-        """Return the change of a metric over so many steps, or over all if there are fewer.
-
-        Each end is a mean of up to three steps, since a single one is noisy. None: too few values.
-        """
-        values = [value for _, value in self.points(name)[-num_steps - 3 :]]
-        num_together = min(3, len(values) // 2)
-        if num_together == 0:
-            return None
-        return fmean(values[-num_together:]) - fmean(values[:num_together])
+    def latest(self, name: str) -> float | None:
+        """Return the value of a metric where it was last reported."""
+        return next((m[name] for m in reversed(self.history) if name in m), None)
 
 
 def step_text(state: RunState, metrics: Mapping[str, float]) -> str:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Literal, Protocol, Self, TypeAlias
 
 from turnwise.errors import ConfigError
-from turnwise.progress.choose import is_worker, make_reporter
+from turnwise.progress import is_worker, make_reporter
 from turnwise.progress.display import PROGRESS
 from turnwise.progress.lines import as_block
 from turnwise.progress.run_state import RunInfo as RunInfo, RunState, step_text
