@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from turnwise import ConfigStore
-from turnwise.cli import plot_data
+from turnwise.cli import plot_curves
 
 pytest.importorskip("matplotlib")
 
@@ -116,8 +116,10 @@ def test_a_metric_that_is_not_there_in_every_step_is_drawn_where_it_is(turnwise)
 def test_smoothing_keeps_the_mean_of_a_line_and_takes_the_noise(turnwise):
     make_run("line", [0.1 * step for step in range(100)])
     make_run("noise", [float(step % 2) for step in range(100)], adv_estimator="grpo")
-    runs = plot_data.read_runs(["runs/line", "runs/noise"])
-    line, noise = (plot_data.curve_of(group, "reward") for group in plot_data.group_runs(runs))
+    runs = plot_curves.read_runs(["runs/line", "runs/noise"])
+    line, noise = (
+        plot_curves.mean_curve(group, "reward") for group in plot_curves.group_runs(runs)
+    )
     middle = slice(10, -10)
     np.testing.assert_allclose(np.diff(line.mean[middle]), 0.1, atol=1e-9)
     np.testing.assert_allclose(noise.mean[middle], 0.5, atol=0.11)

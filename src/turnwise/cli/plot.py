@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import print_json
+from turnwise.cli.common import print_json, say
 from turnwise.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
-    from turnwise.cli.plot_data import Curve, Group
+    from turnwise.cli.plot_curves import Curve, Group
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -63,21 +63,13 @@ def plot(
             f"--output got {output!r}, expected a name that ends in .png, .svg or .pdf"
         )
     import_extra("matplotlib", "plot")
-    from turnwise.cli import plot_data, plot_picture
+    from turnwise.cli import plot_curves
 
-    found = plot_data.read_runs(runs)
-    names = list(dict.fromkeys(metric)) if metric else plot_data.default_metrics(found)
-    plot_data.check_metrics(names, found)
-    groups = plot_data.group_runs(found, label or ())
-    curves = {name: [plot_data.curve_of(group, name) for group in groups] for name in names}
-    _write(file, plot_picture.draw(groups, curves, file_format=file.suffix[1:]))
-    if as_json:
-        print_json(_drawn(output, groups, curves))
-    else:
-        _print_summary(output, groups, curves)
-
-
-def _write(file: Path, picture: bytes) -> None:
+    read = plot_curves.read_runs(runs)
+    names = list(dict.fromkeys(metric)) if metric else plot_curves.default_metrics(read)
+    groups = plot_curves.group_runs(read, label or ())
+    curves = {name: [plot_curves.mean_curve(group, name) for group in groups] for name in names}
+    picture = plot_curves.draw(groups, curves, file_format=file.suffix[1:])
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(picture)
@@ -85,29 +77,22 @@ def _write(file: Path, picture: bytes) -> None:
         raise ConfigError(
             f"cannot write {file}: {error.strerror or error}. Name another place with --output."
         ) from error
-
-
-def _print_summary(
-    output: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
-) -> None:
-    from turnwise.cli.common import legible, make_console
-
-    console = make_console()
+    if as_json:
+        print_json(_as_json(output, groups, curves))
+        return
     for number, group in enumerate(groups):
         ends = [f"{name} {lines[number].mean[-1]:.3g} at last" for name, lines in curves.items()]
-        many = f" ({group.how_many})" if len(group.runs) > 1 else ""
-        console.print(legible(f"{group.label}{many}: {', '.join(ends)}"))
+        say(f"{group.title}: {', '.join(ends)}")
         for run in group.runs:
             if run.headline is not None:
                 name = f"{run.name}: " if len(group.runs) > 1 else ""
-                console.print(legible(f"  {name}{run.headline}"), soft_wrap=True)
+                say(f"  {name}{run.headline}")
     if any(line.is_cut for lines in curves.values() for line in lines):
-        text = "A mean ends where its shortest run ends; the longer ones continue."
-        make_console(stderr=True).print(text)
-    console.print(legible(f"The figure is in {output}."), soft_wrap=True)
+        say("A mean ends where its shortest run ends; the longer ones continue.", err=True)
+    say(f"The figure is in {output}.")
 
 
-def _drawn(
+def _as_json(
     output: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
 ) -> Mapping[str, Any]:
     return {
