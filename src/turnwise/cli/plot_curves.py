@@ -179,7 +179,7 @@ def metric_names(runs: Iterable[Run]) -> list[str]:
 def default_metrics(runs: Sequence[Run]) -> list[str]:
     """Return reward and success; only success if both are the same."""
     shared = set.intersection(*(set(metric_names([run])) for run in runs))
-    names = [name for name in ("reward", "success") if name in shared]
+    names: list[str] = [name for name in ("reward", "success") if name in shared]
     if not names:
         raise ConfigError(
             "these runs have no reward and no success in common. Name what to draw with --metric; "
