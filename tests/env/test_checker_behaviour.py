@@ -13,7 +13,7 @@ import pytest
 from checker_doors import Doors, only_finding
 from turnwise.env import checker
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker import behaviour, check_env, harness
+from turnwise.env.checker import check_env, checks, harness
 from turnwise.tools import tool
 
 
@@ -101,17 +101,6 @@ class InvalidExpert(Doors):
         return f"door {self.right}"
 
 
-class OneInfo(Doors):
-    def reset(self):
-        self.info = {}
-        return super().reset()
-
-    def step(self, action):
-        observation, reward, done, info = super().step(action)
-        self.info.update(info, count=len(self.opened))
-        return observation, reward, done, self.info
-
-
 class CloseOnce(Doors):
     handle = "open"
 
@@ -150,7 +139,6 @@ CONDUCT = [
     (CarelessSamples, "sample-action", "error", "same generator", "rng.choice(actions)"),
     (NumberSamples, "sample-action", "error", "expected a str or None", "return str(action)"),
     (InvalidExpert, "expert-action", "warning", "offered 'door", "as step() reads it"),
-    (OneInfo, "info", "warning", "became", "dict(self.info)"),
     (CloseOnce, "close", "error", "already closed.* second time", "also twice"),
     (NeverCloses, "close", "error", "disk is gone", "also twice"),
 ]
@@ -212,7 +200,7 @@ clock = SimpleNamespace(now=0.0)
 def stopped_clock(monkeypatch):
     """Time passes for the checker only in what hangs, however slow the machine is."""
     stopped = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=time.perf_counter)
-    for module in (checker, harness, behaviour):
+    for module in (checker, harness, checks):
         monkeypatch.setattr(module, "time", stopped)
     released.clear()
     yield

@@ -103,14 +103,12 @@ def checked_step(env: BaseEnvironment, result: object) -> StepResult:
             f"returned the reward {number}, expected a finite number. "
             "Look for a division by zero or a logarithm of zero in the reward.",
         )
-    if info is None:
-        info = {}
-    if isinstance(info, dict):
-        info = info if type(info) is dict else dict(info)  # no methods of a subclass
-    else:
+    if not isinstance(info, dict | None):
         raise _fault(
             env, "step", f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
         )
+    # A copy without the methods of a subclass, which the environment cannot change later.
+    info = dict(info or {})
     over = _checked_flag(env, done)
     cut = bool(info.get("truncated", False))
     out_of_steps = not over and env.step_count >= env.max_steps

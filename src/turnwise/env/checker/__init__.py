@@ -5,60 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
 from typing import Any
 
 from turnwise.config import EnvironmentConfig
 from turnwise.deadlines import in_daemon_thread
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource, environment_factory
-from turnwise.env.checker import behaviour, interface, repeatable
-from turnwise.env.checker.harness import BrokenCallError, Harness
-from turnwise.env.checker.report import CheckReport, Finding, explain, timed_out
-from turnwise.env.checker.tool_steps import ToolSteps
+from turnwise.env.catalog import EnvironmentSource, environment_factory
+from turnwise.env.checker.checks import CHECKS, Check
+from turnwise.env.checker.harness import BrokenCallError, Harness, ToolSteps
+from turnwise.env.checker.report import CheckReport, Finding, explain
 from turnwise.errors import ConfigError, EnvironmentFault, TurnwiseError
 from turnwise.tools import ActionParser, Tool, ToolRegistry
 
 __all__ = ["CheckReport", "Finding", "check_env"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check, and when it is skipped."""
-
-    name: str
-    function: Callable[[Harness], Iterable[Finding]]
-    unless: frozenset[str] = frozenset()
-    """Skipped after findings of these checks, which it would only repeat."""
-    is_needed: bool = False
-    """Whether all later checks depend on it."""
-
-
-_NOT_REPEATABLE = frozenset({"state-description", "seeds", "global-random", "shared-state"})
-_LEAKED = frozenset({"leaked-state"})
-
-# The order matters where a check relies on earlier ones; a new check is one line here.
-CHECKS: tuple[Check, ...] = (
-    Check("make", interface.check_make, is_needed=True),
-    Check("signature", interface.check_signatures, is_needed=True),
-    Check("max-steps", interface.check_max_steps, is_needed=True),
-    Check("reset", interface.check_reset, is_needed=True),
-    Check("texts", interface.check_texts, is_needed=True),
-    Check("step", interface.check_first_episode, is_needed=True),
-    Check("threads", interface.check_threads),
-    Check("state-description", repeatable.check_state_is_stable),
-    Check("seeds", repeatable.check_seeds, unless=_NOT_REPEATABLE),
-    Check("read-only-state", repeatable.check_state_is_read_only, unless=_NOT_REPEATABLE),
-    Check("leaked-state", repeatable.check_leaked_state, unless=_NOT_REPEATABLE),
-    Check("shared-state", repeatable.check_shared_state, unless=_NOT_REPEATABLE),
-    Check("spawn", repeatable.check_spawn, unless=_NOT_REPEATABLE | _LEAKED),
-    Check("odd-actions", behaviour.check_odd_actions),
-    Check("sample-action", behaviour.check_sample_action, unless=_LEAKED),
-    Check("expert-action", behaviour.check_expert_action, unless=_LEAKED | {"sample-action"}),
-    Check("termination", behaviour.check_termination, unless=_LEAKED | {"parser"}),
-    Check("info", behaviour.check_info),
-    Check("speed", behaviour.check_speed),
-)
 
 
 def check_env(
@@ -99,9 +58,19 @@ def check_env(
             f"check_env got num_episodes={num_episodes} and timeout={timeout}, "
             "expected at least 1 episode and a timeout above 0"
         )
-    report = CheckReport(_name_of(env), interface.check_source(env))
-    factory = _load(env, config, report) if report.ok else None
+    name = env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__qualname__)
+    report = CheckReport(name, _check_source(env))
+    try:
+        # The checks find what is wrong with the class.
+        factory = environment_factory(env, config, is_checked=False) if report.ok else None
+    except TurnwiseError:
+        raise
+    except Exception as error:  # raised by the import of the user's file
+        message = f"loading {name} raised {explain(error)}"
+        report.findings.append(Finding.error("import", message, "Fix that line."))
+        factory = None
     if factory is not None:
+        registry = tools if isinstance(tools, ToolRegistry | None) else ToolRegistry(tools)
         harness = Harness(
             factory,
             seed=seed,
@@ -110,7 +79,7 @@ def check_env(
             timeout=timeout,
             spawns_instance=isinstance(env, BaseEnvironment),
             tasks=dataset,
-            tool_steps=ToolSteps(_registry(tools), parser),
+            tool_steps=ToolSteps(registry, parser),
         )
         _run_checks(harness, report)
     if raise_on_error and not report.ok:
@@ -118,25 +87,25 @@ def check_env(
     return report
 
 
-def _registry(
-    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None,
-) -> ToolRegistry | None:
-    return tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools)
-
-
-def _load(
-    env: EnvironmentSource,
-    config: EnvironmentConfig | Mapping[str, Any] | None,
-    report: CheckReport,
-) -> EnvironmentFactory | None:
-    try:
-        return environment_factory(env, config, is_checked=False)  # the checks do that
-    except TurnwiseError:
-        raise
-    except Exception as error:  # raised by the import of the user's file
-        message = f"loading {report.environment} raised {explain(error)}"
-        report.findings.append(Finding.error("import", message, "Fix that line."))
-        return None
+def _check_source(source: object) -> list[Finding]:
+    """Checks the source before anything is created."""
+    is_class = isinstance(source, type)
+    kind = source if isinstance(source, type) else type(source)
+    is_factory = callable(source) and not is_class
+    if issubclass(kind, BaseEnvironment) or isinstance(source, str) or is_factory:
+        return []
+    given = "the class" if is_class else "an instance of"
+    if {base.__module__.partition(".")[0] for base in kind.__mro__} & {"gym", "gymnasium"}:
+        fix = "Register it with Gymnasium and pass its name: check_env('gym:MyEnv-v0')."
+    else:
+        fix = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
+    return [
+        Finding.error(
+            "base-class",
+            f"got {given} {kind.__qualname__}, expected one derived from turnwise.BaseEnvironment",
+            fix,
+        )
+    ]
 
 
 def _run_checks(harness: Harness, report: CheckReport) -> None:
@@ -147,10 +116,10 @@ def _run_checks(harness: Harness, report: CheckReport) -> None:
             report.skipped.append(check.name)
             continue
         known = {finding.check for finding in report}
-        found = _run_watched(check, harness)
+        findings = _run_watched(check, harness)
         # Many checks may find the same failure; it is reported once.
-        report.findings += [finding for finding in found if finding.check not in known]
-        if not found:
+        report.findings += [finding for finding in findings if finding.check not in known]
+        if not findings:
             report.passed.append(check.name)
         is_playable = is_playable and (report.ok or not check.is_needed)
     if not harness.is_hung and "close" not in {finding.check for finding in report}:
@@ -162,13 +131,13 @@ def _run_watched(check: Check, harness: Harness) -> list[Finding]:
     """Runs a check in a thread of its own, which is abandoned when a call does not return."""
 
     def work() -> list[Finding]:
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for step in (check.function, Harness.close_all):
             try:
-                found.extend(step(harness))
+                findings.extend(step(harness))
             except BrokenCallError as broken:
-                found.append(broken.finding)
-        return found
+                findings.append(broken.finding)
+        return findings
 
     running = in_daemon_thread(work, f"check {check.name}")
     while not running.done():
@@ -176,12 +145,13 @@ def _run_watched(check: Check, harness: Harness) -> list[Finding]:
         wait([running], harness.timeout if call is None else max(0.0, call[1] - time.monotonic()))
         if call is not None and call is harness.waiting_for and call[1] <= time.monotonic():
             harness.is_hung = True
-            return [timed_out(call[0], harness.timeout)]
+            return [
+                Finding.error(
+                    "timeout",
+                    f"{call[0]} did not come back within {harness.timeout:g} s",
+                    "Look there for a loop without end, a regular expression that backtracks, a "
+                    "lock or a wait on the network; if it is only slow, call check_env(..., "
+                    "timeout=60).",
+                )
+            ]
     return running.result()
-
-
-def _name_of(env: object) -> str:
-    if isinstance(env, str):
-        return env
-    name: str = getattr(env, "__qualname__", type(env).__qualname__)
-    return name

@@ -1,4 +1,7 @@
-"""`Harness` plays environments for the checks, watches every call and reports failures."""
+"""`Harness` plays environments for the checks, watches every call and reports failures.
+
+`ToolSteps` carries out their turns: tool calls, or steps.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,14 @@ from typing import Any, TypeVar
 
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.env.checker.report import (
-    Finding,
-    no_task,
-    not_closed,
-    odd_action,
-    other_parser,
-    raised,
-    shorten,
-)
-from turnwise.env.checker.tool_steps import ToolSteps
-from turnwise.env.driver import reset_environment
+from turnwise.env.checker.report import Finding, odd_action, other_parser, raised, shorten
+from turnwise.env.driver import reset_environment, step_environment
+from turnwise.errors import EnvironmentFault
+from turnwise.tools.base import marked_tools
+from turnwise.tools.context import ToolContext
+from turnwise.tools.parsers import ActionParser, get_parser, other_format
+from turnwise.tools.registry import ToolRegistry
+from turnwise.tools.types import ToolFailure
 from turnwise.types import StepResult
 
 T = TypeVar("T")
@@ -81,6 +81,72 @@ Chooser = Callable[[BaseEnvironment], Choice | None]
 """Returns the next action; None ends the episode."""
 
 
+class ToolSteps:
+    """Acts in environments as an episode does: calls are executed, other texts are a step.
+
+    `tools` are added to the environment's own. A call that cannot be read, or that names no tool,
+    is an invalid action.
+    """
+
+    def __init__(self, tools: ToolRegistry | None, parser: ActionParser | str) -> None:
+        self._tools = tools
+        self._parser = parser
+        self._open: dict[int, tuple[ToolRegistry, ActionParser, ToolContext]] = {}
+        self.called: list[str] = []
+        """The tools that the last turn called."""
+        self.other_format: str | None = None
+        """The parser that reads a call in the last turn, where the one in use reads none."""
+
+    async def begin(self, env: BaseEnvironment) -> None:
+        """Closes the tools of the environment's earlier episode."""
+        if id(env) in self._open:
+            await self._open.pop(id(env))[2].aclose()
+
+    async def step(self, env: BaseEnvironment, text: str) -> StepResult:
+        """Carries out a turn."""
+        self.called, self.other_format = [], None
+        if self._tools is None and not marked_tools(env):
+            return await step_environment(env, text)
+        if id(env) not in self._open:
+            registry = (ToolRegistry() if self._tools is None else self._tools).bind(env)
+            parser = self._parser
+            if isinstance(parser, str):
+                parser = get_parser(parser, definitions=registry.definitions)
+            self._open[id(env)] = (registry, parser, registry.open_context(env))
+        registry, parser, context = self._open[id(env)]
+        parsed = parser.parse(text)
+        if parsed.is_empty:
+            self.other_format = other_format(text, parser, registry.definitions)
+            return await step_environment(env, text)
+        turn = StepResult("", 0.0, terminated=False, truncated=False, info={})
+        answers = []
+        for call in parsed.calls:
+            self.called.append(call.name)
+            result = await registry.execute_async(call, context)
+            answers.append(result.text)
+            if result.failure is ToolFailure.ENVIRONMENT:
+                raise EnvironmentFault(result.text)
+            if result.failure in (ToolFailure.UNKNOWN_TOOL, ToolFailure.BAD_ARGUMENTS):
+                turn.info = {**turn.info, "invalid_action": True}
+            if result.step is not None:
+                turn.reward += result.step.reward
+                turn.info = {**turn.info, **result.step.info}
+                turn.terminated, turn.truncated = result.step.terminated, result.step.truncated
+            if turn.done:
+                break
+        if parsed.malformed is not None:
+            answers.append(f"A call could not be read: {parsed.malformed}")
+            turn.info = {**turn.info, "invalid_action": True}
+        turn.observation = "\n\n".join(answers)
+        turn.terminated = turn.terminated or env.done
+        return turn
+
+    async def close(self) -> None:
+        """Closes all tools."""
+        while self._open:
+            await self._open.popitem()[1][2].aclose()
+
+
 @dataclass
 class Harness:
     """Creates environments and plays them; keeps what it created and how long calls took."""
@@ -131,31 +197,45 @@ class Harness:
         return env
 
     def reset(self, env: BaseEnvironment, seed: int) -> str:
-        reset = self._timed(self.reset_seconds)
         if self.tasks:
             env.task = dict(self.tasks[seed % len(self.tasks)])
+
+        async def begin() -> str:
+            await self.tool_steps.begin(env)
+            return await reset_environment(env, seed)
+
         try:
-            return self.call("reset()", lambda: reset(self._begin(env, seed)))
+            return self.call("reset()", lambda: self._timed(begin(), self.reset_seconds))
         except BrokenCallError as broken:
             if self.tasks or env.task is not None or not _reads_task(env):
                 raise
-            raise BrokenCallError(no_task(broken.finding.message), broken.error) from None
-
-    async def _begin(self, env: BaseEnvironment, seed: int) -> str:
-        await self.tool_steps.begin(env)
-        return await reset_environment(env, seed)
+            finding = Finding.error(
+                "task",
+                f"{broken.finding.message}; the environment reads self.task, and there is no "
+                "dataset",
+                "Give the rows that it is to play: `turnwise check-env ... --dataset rows.jsonl`, "
+                "or in Python check_env(..., dataset=rows).",
+            )
+            raise BrokenCallError(finding, broken.error) from None
 
     def step(self, env: BaseEnvironment, choice: Choice) -> StepResult:
-        step = self._timed(self.step_seconds)
-        what = f"step({shorten(choice.action)})"
+        def take() -> StepResult:
+            return self._timed(self.tool_steps.step(env, choice.action), self.step_seconds)
+
         try:
-            return self.call(what, lambda: step(self.tool_steps.step(env, choice.action)))
+            return self.call(f"step({shorten(choice.action)})", take)
         except BrokenCallError as broken:
             if choice.trusted and (parser := self.tool_steps.other_format) is not None:
                 raise BrokenCallError(other_parser(choice.action, parser), broken.error) from None
             if not choice.trusted and broken.finding.check == "exceptions":
                 raise BrokenCallError(odd_action(broken.finding.message), broken.error) from None
             raise
+
+    def _timed(self, work: Coroutine[Any, Any, T], seconds: list[float]) -> T:
+        start = time.perf_counter()
+        result = self._loop.run_until_complete(work)
+        seconds.append(time.perf_counter() - start)
+        return result
 
     def describe(self, env: BaseEnvironment) -> str:
         return self.call("get_state_description()", env.get_state_description)
@@ -251,7 +331,13 @@ class Harness:
                 try:
                     self.call("close()", env.close)
                 except BrokenCallError as broken:
-                    return [not_closed(broken.finding.message + time_called)]
+                    finding = Finding.error(
+                        "close",
+                        broken.finding.message + time_called,
+                        "Let close() be called at any time, also twice: `if self.x is not None: "
+                        "self.x.close(); self.x = None`.",
+                    )
+                    return [finding]
         return []
 
     def shut(self) -> None:
@@ -271,15 +357,6 @@ class Harness:
                 # A module that the call imported has no earlier state to compare with.
                 if before.get(module, state) != state:
                     self.drawn_from.setdefault(name, module)
-
-    def _timed(self, seconds: list[float]) -> Callable[[Coroutine[Any, Any, T]], T]:
-        def run(coroutine: Coroutine[Any, Any, T]) -> T:
-            start = time.perf_counter()
-            result = self._loop.run_until_complete(coroutine)
-            seconds.append(time.perf_counter() - start)
-            return result
-
-        return run
 
 
 def replayed(transitions: Iterable[Transition]) -> Chooser:

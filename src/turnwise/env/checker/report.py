@@ -98,15 +98,6 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def no_task(message: str) -> Finding:
-    return Finding.error(
-        "task",
-        f"{message}; the environment reads self.task, and there is no dataset",
-        "Give the rows that it is to play: `turnwise check-env ... --dataset rows.jsonl`, or in "
-        "Python check_env(..., dataset=rows).",
-    )
-
-
 def shorten(value: object, width: int = 60) -> str:
     """Returns a `repr` that is short enough for a message."""
     text = repr(value)
@@ -132,46 +123,21 @@ def odd_action(message: str) -> Finding:
     )
 
 
-def not_closed(message: str) -> Finding:
-    return Finding.error(
-        "close",
-        message,
-        "Let close() be called at any time, also twice: `if self.x is not None: self.x.close(); "
-        "self.x = None`.",
-    )
-
-
-def timed_out(what: str, seconds: float) -> Finding:
-    return Finding.error(
-        "timeout",
-        f"{what} did not come back within {seconds:g} s",
-        "Look there for a loop without end, a regular expression that backtracks, a lock or a "
-        "wait on the network; if it is only slow, call check_env(..., timeout=60).",
-    )
-
-
 def raised(what: str, error: BaseException) -> Finding:
-    if isinstance(error, EnvironmentFault):
-        return _fault(what, error)
-    return Finding.error(
-        "exceptions",
-        f"{what} raised {explain(error)}",
-        "Fix that line. Where only the action can be at fault, return {'invalid_action': True} "
-        "as the info instead of raising.",
-    )
-
-
-def _fault(what: str, error: EnvironmentFault) -> Finding:
-    """Splits an error of the driver: its first sentence is the problem, the rest the fix."""
+    if not isinstance(error, EnvironmentFault):
+        return Finding.error(
+            "exceptions",
+            f"{what} raised {explain(error)}",
+            "Fix that line. Where only the action can be at fault, return {'invalid_action': True} "
+            "as the info instead of raising.",
+        )
+    # An error of the driver: its first sentence is the problem, the rest the fix.
     parts = re.match(r"(?P<fault>.*?\bexpected .*?)\.\s+(?P<fix>.+)", str(error), re.DOTALL)
     fault, fix = parts.group("fault", "fix") if parts else (str(error).rstrip("."), "")
+    fix = fix or "Write `return observation, reward, done, {}` with a str, a float and a bool."
     if what.startswith("step("):
-        fault += f" (after {what})"
-    return Finding.error(
-        "step" if what.startswith("step(") else what.removesuffix("()"),
-        fault,
-        fix or "Write `return observation, reward, done, {}` with a str, a float and a bool.",
-    )
+        return Finding.error("step", f"{fault} (after {what})", fix)
+    return Finding.error(what.removesuffix("()"), fault, fix)
 
 
 def explain(error: BaseException) -> str:
