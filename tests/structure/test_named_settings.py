@@ -43,17 +43,17 @@ def texts(path: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def named() -> dict[str, set[str]]:
     """The dotted settings and the limits that texts name, each with its modules."""
-    found: dict[str, set[str]] = {}
-    for path in SOURCE.rglob("*.py"):
-        place = str(path.relative_to(SOURCE))
-        if place in TABLES:
+    modules: dict[str, set[str]] = {}
+    for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.yaml")]:
+        module = str(path.relative_to(SOURCE))
+        if module in TABLES:
             continue
-        for text in texts(path):
+        for text in texts(path) if path.suffix == ".py" else [path.read_text()]:
             names = [f"{section}.{name}" for section, name in NAMED.findall(text)]
             names += [f"EpisodeLimits.{name}" for name in LIMITS.findall(text)]
             for name in names:
-                found.setdefault(name, set()).add(place)
-    return found
+                modules.setdefault(name, set()).add(module)
+    return modules
 
 
 def test_every_setting_that_a_text_names_exists(named):

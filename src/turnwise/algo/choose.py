@@ -20,7 +20,7 @@ from turnwise.algo.records import (
     TokenSelection,
 )
 from turnwise.config import TrainingConfig
-from turnwise.config.other_libraries import ALGORITHMS
+from turnwise.config.other_libraries import answer_algorithm
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.user_code import import_object
 
@@ -188,8 +188,8 @@ def _chosen(setting: str, choice: Any, table: Mapping[str, Any]) -> Any:
 def _hint(setting: str, choice: str, table: Mapping[str, Any]) -> str:
     """Return what to write instead of a name that is not in the table."""
     name = choice.lower()
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
+    if (answer := answer_algorithm(name)) is not None:
+        return answer
     if setting == "adv_estimator" and name in POLICY_LOSSES:
         return f"{choice} is a policy loss: policy_loss: {name} with adv_estimator: grpo."
     if setting == "policy_loss" and name in ADVANTAGE_ESTIMATORS:
