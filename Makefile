@@ -84,7 +84,8 @@ test-verl:  ## with VERL installed: its functions, its configuration and its own
 	scripts/pytest_twice.sh $$py tests/beside_verl
 
 # Tests of the learner's kernels, which run on a GPU or interpreted.
-KERNELS := $(wildcard tests/learner/test_*_kernels.py) tests/learner/test_rotary.py
+KERNELS := $(wildcard tests/learner/test_*_kernels.py) tests/learner/test_gated_mlp.py \
+	tests/learner/test_rotary.py
 
 test-vllm:  ## real vLLM, CPU build, in its own environment; the learner's kernels, interpreted
 	@py=$(call env,vllm)
@@ -114,7 +115,6 @@ bench bench-verl: export MALLOC_TOP_PAD_ = 134217728
 bench:  ## time the algorithms, the local engine and the parsers, and play the built-in games
 	@py=$(call env,dev)
 	$$py bench/algo.py
-	$$py bench/plain.py
 	$$py bench/players.py
 	$$py bench/decode.py --batches 1 8 32 --deterministic
 	$$py bench/parsers.py --inputs 20000

@@ -9,12 +9,12 @@
     python bench/gpu/real_shapes.py --sample --groups 32               256 at once
     python bench/gpu/real_shapes.py --sample --turns 6 --sampled 64    with 256 tokens in between
     python bench/gpu/real_shapes.py --sample --all                     these three on one engine
-    python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      merged and not
+    python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      with adapters
     python bench/gpu/real_shapes.py --sample --all --backend vllm      vLLM instead
     python bench/gpu/real_shapes.py --sample --all --backend sglang attention_backend=fa3
     python bench/gpu/real_shapes.py --shape tiny       to see that everything runs; any device
 
-An update is timed with each of the fast forms in turn left out: the shared prompts and the kernels.
+An update is timed on groups that share their prompts, and on as many episodes of different prompts.
 With the optimiser on the CPU, or without groups, it is timed once.
 
 Weights are random, in bfloat16. The model FLOPs utilisation counts 6 operations per weight and
@@ -45,7 +45,6 @@ from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
 from turnwise.learner.lora import add_lora
 from turnwise.models import load_tokenizer
-from turnwise.plain_mode import plain_mode
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "heads": (2, 1)},
@@ -128,72 +127,61 @@ def seconds_and_gib(learner: Learner, batch: PPOBatch, repeats: int) -> tuple[fl
 
 
 def time_update(arguments: argparse.Namespace) -> None:
-    """Time an update with all fast forms, and without one of them."""
+    """Time an update of groups that share their prompts, and of as many different prompts."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = make_model(arguments.shape, device)
     num_weights = sum(p.numel() for p in model.parameters())
     per_token = 6 * num_weights
     if arguments.lora:
         model, per_token = add_lora(model, rank=arguments.lora), 4 * num_weights
-    work = (arguments.groups, arguments.members, arguments.prompt, arguments.sampled)
-    groups, members, prompt, sampled = work
-    batch = make_batch(*work, model.config.vocab_size)
-    shared, each = groups * (prompt + members * sampled), groups * members * (prompt + sampled)
-    left_out: dict[str, tuple[str, ...]] = {
-        "shared": (),
-        "each": ("learner.shared_prefix",),
-        "shared, log-probs by torch": ("learner.log_prob_kernels",),
-        "shared, logits computed twice": ("learner.kept_logits",),
-        "shared, MLPs by torch": ("learner.gated_kernels",),
-        "shared, rotation by torch": ("learner.rotary",),
-        "shared, AdamW by torch": ("learner.adam_kernels",),
-    }
-    if arguments.lora:
-        left_out["shared, LoRA by peft"] = ("learner.adapters",)
-    if arguments.offload or members == 1:
-        left_out = {"shared" if members > 1 else "episode": ()}
-    num_tokens = {name: each if name == "each" else shared for name in left_out}
+    groups, members = arguments.groups, arguments.members
+    prompt, sampled = arguments.prompt, arguments.sampled
+    if members == 1:
+        works = {"episode": (groups, 1)}
+    elif arguments.offload:
+        works = {"shared": (groups, members)}
+    else:
+        works = {"shared": (groups, members), "each": (groups * members, 1)}
     seconds = {}
     options = LearnerOptions(learning_rate=1e-6, offload_optimizer=arguments.offload)
-    for name, forms in left_out.items():
-        with plain_mode(forms):
-            learner = Learner(PolicyValueModel(model, None), options)
-            seconds[name], gib = seconds_and_gib(learner, batch, arguments.repeats)
-        mfu = per_token * num_tokens[name] / seconds[name] / PEAK_FLOPS
+    for name, (num_prompts, num_each) in works.items():
+        batch = make_batch(num_prompts, num_each, prompt, sampled, model.config.vocab_size)
+        num_tokens = num_prompts * (prompt + num_each * sampled)
+        learner = Learner(PolicyValueModel(model, None), options)
+        seconds[name], gib = seconds_and_gib(learner, batch, arguments.repeats)
+        mfu = per_token * num_tokens / seconds[name] / PEAK_FLOPS
         print(
             f"update, {arguments.shape}{f' LoRA {arguments.lora}' if arguments.lora else ''}"
             f"{', offloaded' if arguments.offload else ''}, "
             f"{groups} x {members} x ({prompt} + {sampled}), prompt {name}: {seconds[name]:.3f} s, "
-            f"{num_tokens[name]:,} tokens, MFU {mfu:.0%}, peak {gib:.1f} GiB",
+            f"{num_tokens:,} tokens, MFU {mfu:.0%}, peak {gib:.1f} GiB",
             flush=True,
         )
         if arguments.record:
             lora = ("-lora" if arguments.lora else "") + ("-offload" if arguments.offload else "")
             figures = {"s": seconds[name], "GiB": gib, "MFU": mfu}
-            length = "" if members > 1 else f" of {each:,}"
+            length = "" if members > 1 else f" of {num_tokens:,}"
             record(f"gpu/update/{arguments.shape}{lora}{length}/{name}", figures, device)
         del learner
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    for name in list(seconds)[1:]:
-        print(f"{seconds[name] / seconds['shared']:.2f} times as fast as with prompt {name}")
+    if "each" in seconds:
+        print(f"{seconds['each'] / seconds['shared']:.2f} times as fast as with prompt each")
 
 
 def time_sampling(arguments: argparse.Namespace) -> None:
-    """Time the local engine with all weights, merged adapters and unmerged ones, or another."""
+    """Time the local engine with all weights and with adapters, or another engine."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rank, works = arguments.lora, [arguments]
     ways = {NAMES[arguments.backend]: 0}
     if rank:
-        ways = {"all weights": 0, "LoRA, merged": rank, "LoRA, not merged": rank}
+        ways = {"all weights": 0, "LoRA, merged": rank}
     if arguments.all:
         works = [argparse.Namespace(**(vars(arguments) | changes)) for changes in WORKS]
     seconds = {}
     for way, own_rank in ways.items():
-        forms = ("engine.merged_lora",) if way == "LoRA, not merged" else ()
-        with plain_mode(forms):
-            engine, vocab_size, starting = make_engine(arguments, own_rank, device)
+        engine, vocab_size, starting = make_engine(arguments, own_rank, device)
         with engine:
             numbers = count()
             for work in works:

@@ -34,8 +34,7 @@ from turnwise import ConfigStore
 from turnwise.chat import ChatFormat
 from turnwise.env import environment_factory
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
-from turnwise.learner.head import Head
-from turnwise.learner.log_probs import chosen_log_probs
+from turnwise.learner.log_probs import Head, chosen_log_probs
 from turnwise.models import load_model
 from turnwise.trainer import Trainer
 from turnwise.trainer.stopping import StopRequest

@@ -112,7 +112,7 @@ def test_gae_keeps_the_digits_of_large_values(
 
 
 def test_gae_of_many_rows_equals_that_of_few() -> None:
-    """Large enough to be worked through in several tiles, whitening included."""
+    """Whitening included."""
     random = torch.Generator().manual_seed(2)
     shape = (700, 900)
     rewards, values = (torch.randn(shape, generator=random) for _ in range(2))

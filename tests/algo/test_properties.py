@@ -11,7 +11,6 @@ from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, ea
 from every_case import named
 from turnwise import algo
 from turnwise.algo import BatchTotals
-from turnwise.algo.fast import tiles
 
 # Of GAE not every pair of gamma and lambda.
 DISTINCT = [case for case in ALL if case.options.get("gamma") not in (0.0, 0.3, 0.99)]
@@ -173,21 +172,6 @@ def test_inputs_are_left_as_they_were(case: Case) -> None:
             assert_same(batch[name], x)
         else:
             assert batch[name] == x
-
-
-@each(DISTINCT)
-def test_results_do_not_depend_on_how_the_batch_is_cut_into_tiles(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = make_batch(seed=1)
-    whole = case.run(batch)
-    gradient = case.gradient(batch) if case.variable else torch.zeros(())
-    with monkeypatch.context() as patch:
-        patch.setattr(tiles, "_CPU_TILE", 30)
-        assert_close(case.run(batch), as_numbers(whole), 1e-5)
-        if case.variable:
-            # Vector instructions may round the last rows of a tile in another way.
-            assert_close(case.gradient(batch), gradient, 1e-6)
 
 
 @each(DISTINCT)

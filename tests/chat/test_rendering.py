@@ -2,6 +2,7 @@
 
 import pytest
 
+from chat.families import make_format
 from chat.zoo import ZOO, zoo_format
 from turnwise import ConfigError
 from turnwise.chat import ChatFormat
@@ -86,3 +87,11 @@ def test_a_template_that_writes_only_the_first_message_is_a_clear_error():
     ):
         with pytest.raises(ConfigError, match=r"does not (write the answers|end a call)"):
             ask()
+
+
+def test_a_tokenizer_that_was_told_to_cut_still_gives_all_tokens():
+    chat = make_format("chatml")
+    message = [{"role": "user", "content": "hello " * 20}]
+    expected = chat.increment_ids(message, [7])
+    chat.tokenizer("hello there", truncation=True, max_length=2)
+    assert chat.increment_ids(message, [7]) == expected

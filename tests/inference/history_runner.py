@@ -13,8 +13,7 @@ from inference.tiny_models import make_model
 from turnwise.inference import sampling_log_probs
 from turnwise.inference.local import LocalEngine
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.fast.cpu_attention import Segment
-from turnwise.inference.local.kv_cache import KVCache
+from turnwise.inference.local.kv_cache import KVCache, Segment
 from turnwise.inference.sampling import choose_tokens
 
 VOCAB_SIZE = 19

@@ -6,9 +6,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from turnwise.inference.local import batch_invariant
-from turnwise.inference.local.batch_invariant import batch_invariant_sizes
-from turnwise.inference.local.elements import has_remainder
-from turnwise.inference.local.fast.fused_forward import _as_columns, _TorchOps
+from turnwise.inference.local.batch_invariant import batch_invariant_sizes, has_remainder
+from turnwise.inference.local.fused_forward import _as_columns, _TorchOps
 
 
 def sizes_of(layer, width=8, num_out=8):

@@ -8,8 +8,7 @@ import torch
 from inference.tiny_models import make_model, plain_log_probs, run_all
 from inference.zoo import SUPPORTED, make
 from turnwise.inference import GenerationRequest
-from turnwise.inference.local import LocalEngine, UnsupportedModel
-from turnwise.inference.local.fast import fused_forward
+from turnwise.inference.local import LocalEngine, UnsupportedModel, fused_forward
 from turnwise.inference.local.kv_cache import KVCache
 from turnwise.inference.transformers import TransformersEngine
 

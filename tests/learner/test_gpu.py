@@ -12,10 +12,8 @@ from turnwise.chat import TokenStream
 from turnwise.inference import GenerationRequest
 from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch, add_lora
-from turnwise.learner.fast import log_probs as fast_log_probs
 from turnwise.learner.fast.kernels import load_kernels
-from turnwise.learner.head import Head
-from turnwise.learner.log_probs import chosen_log_probs
+from turnwise.learner.log_probs import Head, chosen_log_probs
 from turnwise.learner.packing import make_packs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -152,7 +150,7 @@ def test_bf16_weights_follow_their_masters():
 
 
 def test_where_memory_is_scarce_no_logits_of_all_tokens_exist(monkeypatch):
-    monkeypatch.setattr(fast_log_probs, "_KEPT_SHARE", 1e-3)
+    monkeypatch.setattr("turnwise.learner.log_probs._KEPT_SHARE", 1e-3)
 
     def peak(num_tokens):
         hidden = torch.randn(num_tokens, 64, device="cuda", dtype=torch.bfloat16)

@@ -10,11 +10,9 @@ import os
 import pytest
 import torch
 
-from turnwise.learner.fast import log_probs
+from turnwise.learner import log_probs
 from turnwise.learner.fast.kernels import load_kernels
-from turnwise.learner.head import Head
-from turnwise.learner.log_probs import chosen_log_probs
-from turnwise.plain_mode import plain_mode
+from turnwise.learner.log_probs import Head, chosen_log_probs
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
@@ -28,12 +26,7 @@ def use_kernels(monkeypatch):
     from turnwise.learner.fast import log_prob_kernels
 
     if IS_INTERPRETED:
-
-        def kernels_for(head, hidden):
-            is_plain = log_probs.is_plain("learner.log_prob_kernels")
-            return None if is_plain or head.softcap is not None else log_prob_kernels
-
-        monkeypatch.setattr(log_probs, "_kernels_for", kernels_for)
+        monkeypatch.setattr(log_probs, "_kernels_for", lambda head, hidden: log_prob_kernels)
         monkeypatch.setattr(log_probs, "free_memory", lambda device: 1 << 30)
     return log_prob_kernels
 
@@ -50,7 +43,7 @@ def test_they_pass_the_probe_that_switches_them_on(dtype, use_kernels):
     [(17, 1.0, 1.0, False, True), (5000, 0.7, 0.5, True, True), (4096, 1.0, 1.0, False, False)],
 )
 def test_values_and_gradients_are_those_of_torch(
-    dtype, num_words, temperature, scale, bias, with_entropy
+    dtype, num_words, temperature, scale, bias, with_entropy, monkeypatch
 ):
     torch.manual_seed(0)
     hidden = torch.randn(13, 32, dtype=dtype, device=DEVICE, requires_grad=True)
@@ -60,14 +53,14 @@ def test_values_and_gradients_are_those_of_torch(
     targets = torch.randint(0, num_words, (13,), device=DEVICE)
     variables = [hidden, weight, *([offset] if bias else [])]
     found = []
-    for forms in ([], ["learner.log_prob_kernels"]):
-        with plain_mode(forms):
-            chosen, entropy = chosen_log_probs(
-                hidden, head, targets, temperature=temperature, chunk_tokens=5
-            )
-            loss = (chosen * torch.linspace(-1, 1, 13, device=DEVICE)).sum()
-            loss = loss + 0.1 * entropy.sum() if with_entropy else loss
-            found.append((chosen, entropy, *torch.autograd.grad(loss, variables)))
+    for _ in ("kernels", "torch"):
+        chosen, entropy = chosen_log_probs(
+            hidden, head, targets, temperature=temperature, chunk_tokens=5
+        )
+        loss = (chosen * torch.linspace(-1, 1, 13, device=DEVICE)).sum()
+        loss = loss + 0.1 * entropy.sum() if with_entropy else loss
+        found.append((chosen, entropy, *torch.autograd.grad(loss, variables)))
+        monkeypatch.setattr(log_probs, "_kernels_for", lambda head, hidden: None)
     near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, **near)

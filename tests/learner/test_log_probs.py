@@ -6,8 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from turnwise import ConfigError
-from turnwise.learner.head import Head
-from turnwise.learner.log_probs import chosen_log_probs
+from turnwise.learner.log_probs import Head, chosen_log_probs
 
 
 def inputs(num_tokens=13, width=6, num_words=17, bias=False, dtype=torch.float64):

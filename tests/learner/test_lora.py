@@ -13,7 +13,6 @@ from turnwise.inference import GenerationRequest
 from turnwise.inference.local import LocalEngine
 from turnwise.learner import PPOBatch, add_lora, has_adapters, make_learner, merged_weights
 from turnwise.models.adapters import adapted_layers
-from turnwise.plain_mode import plain_mode
 
 pytest.importorskip("peft")
 
@@ -215,12 +214,6 @@ def test_adapters_that_are_no_product_of_two_matrices_run_on_their_own_modules()
     engine = LocalEngine(model)
     assert engine._runner._fused is None
     engine.close()
-    with plain_mode(["engine.merged_lora"]):
-        plain = make_model()
-        add_lora(plain, 2)
-        engine = LocalEngine(plain)
-        assert engine._runner._fused is None
-        engine.close()
 
 
 def test_in_bfloat16_the_gap_is_that_of_a_model_without_adapters():

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from inference.tiny_models import CONFIGS, make_model
-from turnwise.learner.fast.replaced import replaced_forwards
-from turnwise.learner.fast.rms_norm import fused_norms
+from turnwise.learner.fast.modules import fused_norms, replaced_forwards
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from inference.tiny_models import make_model
-from turnwise.learner.fast import rms_norm
+from turnwise.learner.fast import modules
 from turnwise.learner.fast.kernels import load_kernels
-from turnwise.learner.fast.replaced import replaced_forwards
-from turnwise.learner.fast.rms_norm import fused_norms
+from turnwise.learner.fast.modules import fused_norms, replaced_forwards
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
@@ -29,7 +28,7 @@ def kernels(monkeypatch):
     from turnwise.learner.fast import rms_norm_kernels
 
     if IS_INTERPRETED:
-        monkeypatch.setattr(rms_norm, "_kernels_for", lambda hidden, weight: rms_norm_kernels)
+        monkeypatch.setattr(modules, "_kernels_for", lambda name, x: rms_norm_kernels)
     return rms_norm_kernels
 
 
@@ -47,7 +46,7 @@ def test_values_and_gradients_are_those_of_torch(shape, kernels):
     given = [x.requires_grad_(), weight.requires_grad_()]
     expected = F.rms_norm(x, weight.shape, weight, 1e-6)
     wanted = torch.autograd.grad(expected, given, slope)
-    got = rms_norm._Norm.apply(x, weight, 1e-6, kernels)
+    got = modules._Norm.apply(x, weight, 1e-6, kernels)
     found = torch.autograd.grad(got, given, slope)
     for ours, theirs in zip((got, *found), (expected, *wanted), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -12,8 +12,8 @@ import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from inference.tiny_models import CONFIGS, make_model
-from turnwise.learner.fast import rotary
-from turnwise.learner.fast.replaced import replaced_forwards
+from turnwise.learner.fast import modules as fast_modules
+from turnwise.learner.fast.modules import fused_rotary, replaced_forwards
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if IS_INTERPRETED or not torch.cuda.is_available() else "cuda"
@@ -43,7 +43,7 @@ def kernels(request, monkeypatch):
     if request.param == "kernel":
         pytest.importorskip("triton")
         from turnwise.learner.fast import rotary_kernels as found
-    monkeypatch.setattr(rotary, "_kernels_for", lambda query: found)
+    monkeypatch.setattr(fast_modules, "_kernels_for", lambda name, x: found)
     return found
 
 
@@ -66,7 +66,7 @@ def logits_and_gradients(model, ids):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_same_numbers_and_gradients(family, kernels):
     model = make_model(family).to(DEVICE)
-    modules = rotary.fused_rotary(model.modules())
+    modules = fused_rotary(model.modules())
     if family in ("llama", "qwen2", "qwen3"):
         assert len(modules) == model.config.num_hidden_layers
     if family == "gpt2":
@@ -104,7 +104,7 @@ def test_heads_that_are_rotated_in_part_are_left_to_transformers(kernels):
     model = Phi3ForCausalLM(config).to(DEVICE).eval()
     ids = (torch.arange(9, device=DEVICE) % 50)[None]
     expected = model(ids).logits
-    modules = rotary.fused_rotary(model.modules())
+    modules = fused_rotary(model.modules())
     assert modules  # by its function alone it looks as usual
     InTorch.calls = 0
     with replaced_forwards(modules):
@@ -117,7 +117,7 @@ def test_several_rows_are_left_to_transformers(kernels):
     ids = torch.arange(14, device=DEVICE).view(2, 7) % 50
     expected = model(ids).logits
     InTorch.calls = 0
-    with replaced_forwards(rotary.fused_rotary(model.modules())):
+    with replaced_forwards(fused_rotary(model.modules())):
         InTorch.calls = 0
         assert torch.equal(model(ids).logits, expected)
     assert InTorch.calls == 0
@@ -130,8 +130,8 @@ def test_another_kind_of_rotation_is_left_alone(kernels, monkeypatch):
         return query * cos[:, None] + sin[:, None], key
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
-    assert rotary.fused_rotary(make_model("llama").to(DEVICE).modules()) == []
+    assert fused_rotary(make_model("llama").to(DEVICE).modules()) == []
 
 
 def test_without_a_gpu_nothing_is_replaced():
-    assert rotary.fused_rotary(make_model("llama").modules()) == []
+    assert fused_rotary(make_model("llama").modules()) == []

@@ -18,7 +18,7 @@ SOURCE = Path(turnwise.__file__).parent
 # A module imports only from its own row and the rows above it.
 LAYERS = [
     {
-        *("errors", "types", "config", "deadlines", "plain_mode", "user_code"),
+        *("errors", "types", "config", "deadlines", "user_code"),
         *(
             "assemblers",
             "bounded_files",

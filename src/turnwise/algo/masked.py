@@ -11,10 +11,8 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from turnwise.algo.fast import masking
 from turnwise.algo.types import ROUNDING
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.plain_mode import is_plain
 
 LossAggregation: TypeAlias = Literal[
     "token-mean",
@@ -40,16 +38,12 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
     `x` may have one column, which is broadcast.
     """
-    if not (is_plain("algo.masking") or mask.is_cuda):
-        return masking.keep(x, mask)
     return torch.where(mask, x.detach(), 0.0)
 
 
 @torch.no_grad()
 def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row over its unmasked tokens: [B, T] -> [B]."""
-    if not (is_plain("algo.masking") or mask.is_cuda):
-        return masking.row_sum(wide(x), mask)
     return torch.where(mask, wide(x), 0.0).sum(1)
 
 
@@ -69,8 +63,6 @@ def masked_whiten(
     that differ by rounding alone become 0. Where x is a difference, `minuends` [B, T] are what was
     subtracted from, 0 on masked tokens: the rounding of x is as large as theirs.
     """
-    if not (is_plain("algo.masking") or mask.is_cuda):
-        return masking.whiten(x.clone(), mask, minuends)
     kept = torch.where(mask, x, 0.0).double()
     count = mask.sum().clamp(min=1)
     mean = kept.sum() / count

@@ -8,35 +8,25 @@ the tokenizer; otherwise it is cut inside each forged token, and the pieces are 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 from turnwise.chat.control import ControlTokens
-from turnwise.chat.fast.tokenizer_core import core_decoder, core_encoder, core_of
 from turnwise.chat.ownership import RenderedText, Span
 from turnwise.errors import ConfigError
-from turnwise.plain_mode import is_plain
 
 # One of these precedes a text that continues another; one whose token does not merge with it works.
 _ANCHORS = ("a", ".", "1", "\n", ")")
 
 
-def text_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """Return a function that encodes text, without special tokens added."""
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    encode_fast = encode if is_plain("chat.encoding") else core_encoder(tokenizer, encode)
-
-    def encode_readably(text: str) -> list[int]:
-        with _readable_panics():
-            return encode_fast(text)
-
-    return encode_readably
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Encode a text as the tokenizer does, control tokens included and none added."""
+    with _readable_panics():
+        # Not verbose: it warns of texts longer than the model's context, which callers count.
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    return ids
 
 
 @contextmanager
@@ -50,32 +40,18 @@ def _readable_panics() -> Iterator[None]:
         raise ConfigError(f"the tokenizer cannot encode a text: {error}") from error
 
 
-def text_decoder(
-    tokenizer: Any, skip_special_tokens: bool = True
-) -> Callable[[Sequence[int]], str]:
-    """Return a function that decodes ids."""
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
-
-    if is_plain("chat.encoding"):
-        return decode
-    return core_decoder(tokenizer, decode, skip_special_tokens)
-
-
 class Encoder:
     """A tokenizer that makes control tokens only of what a chat template wrote."""
 
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
         self._tokenizer = tokenizer
         self._control = control
-        self._core = core_of(tokenizer)
+        self._has_offsets = bool(getattr(tokenizer, "is_fast", False))
         self._unknown = getattr(tokenizer, "unk_token_id", None)
 
-    @cached_property
-    def encode_text(self) -> Callable[[str], list[int]]:
-        """Encodes text as the tokenizer does, control tokens included."""
-        return text_encoder(self._tokenizer)
+    def encode_text(self, text: str) -> list[int]:
+        """Encode a text as the tokenizer does, control tokens included."""
+        return encode_text(self._tokenizer, text)
 
     @cached_property
     def adds_prefix(self) -> bool:
@@ -130,7 +106,7 @@ class Encoder:
 
     def control_spans(self, text: str) -> list[Span]:
         """Return the spans of a text that would become control tokens."""
-        if self._core is None:
+        if not self._has_offsets:
             return [(start, end) for start, end, _ in self._control.spans(text)]
         ids, places = self._with_spans(text, is_continued=False)
         found = zip(ids, places, strict=True)
@@ -141,7 +117,7 @@ class Encoder:
         if not text:
             return [], []
         is_continued = is_continued and self.adds_prefix
-        if self._core is None:
+        if not self._has_offsets:
             return self._with_places_names(text, is_continued)
         for anchor in _ANCHORS if is_continued else ("",):
             ids, offsets = self._with_offsets(anchor + text)
@@ -155,14 +131,11 @@ class Encoder:
         return self._with_spans(text, is_continued=False)
 
     def _with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        core = self._core
-        # Other users of the tokenizer may have turned on truncation or padding.
         with _readable_panics():
-            if core.truncation is None and core.padding is None and not core.encode_special_tokens:
-                encoded = core.encode(text, add_special_tokens=False)
-                return encoded.ids, encoded.offsets
-            encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-            return encoded["input_ids"], encoded["offset_mapping"]
+            encoded = self._tokenizer(
+                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+        return encoded["input_ids"], encoded["offset_mapping"]
 
     def _with_places_names(self, text: str, is_continued: bool) -> tuple[list[int], list[Span]]:
         """The same for tokenizers without offsets: only control tokens get a span."""

@@ -8,13 +8,13 @@ them (some drop earlier reasoning, some merge messages).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Protocol
 
 from turnwise.chat.control import ControlTokens
-from turnwise.chat.encoding import Encoder, text_decoder
+from turnwise.chat.encoding import Encoder
 from turnwise.chat.endings import ANSWER, ANSWERED, QUESTION, Endings, end_of_answer
 from turnwise.chat.ownership import ROLES, RenderedText, change_messages, change_tools
 from turnwise.chat.rendering import Message, Renderer, template_text
@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
     all_special_ids: list[int]
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool, verbose: bool = True) -> list[int]: ...
     def decode(self, ids: Any, *, skip_special_tokens: bool) -> Any: ...
 
 
@@ -196,7 +196,7 @@ class ChatFormat:
         if ids and ids[-1] in self.stop_ids and ids[-1] not in kept_ids:
             ids = ids[:-1]
         if not keep:
-            return self._decode_text(ids)
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
         dropped = self.control.special - kept_ids
         kept = [i for i in ids if i not in dropped]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
@@ -278,10 +278,6 @@ class ChatFormat:
     def with_template_ends(self, ids: Sequence[int], turns: Sequence[tuple[int, int]]) -> list[int]:
         """Return the stream with the template's end of turn at each turn but the last."""
         return self._endings.with_template_ends(ids, turns)
-
-    @cached_property
-    def _decode_text(self) -> Callable[[Sequence[int]], str]:
-        return text_decoder(self.tokenizer)
 
 
 def _skeleton(history: Sequence[Message]) -> list[Message]:

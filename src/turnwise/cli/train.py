@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from turnwise.cli.common import legible, make_console, parameter_overrides, prin
 from turnwise.cli.engines import Engine, split_settings, train_with_verl, verl_trainer
 from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
-from turnwise.plain_mode import plain_mode
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -78,13 +76,6 @@ def train(
     lines: Annotated[
         bool, typer.Option("--lines", help="Print a line per step, even on a terminal.")
     ] = False,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain",
-            help="Use the plain code instead of the fast one (TURNWISE_PLAIN=1); implies --lines.",
-        ),
-    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print each step's metrics, or the estimate, as JSON."),
@@ -127,7 +118,7 @@ def train(
         if setting.lstrip("+") == "inference.url":
             remember_use(server_use(value))
     run = _run_of(file)
-    with plain_mode() if plain else nullcontext(), settings_from(run, is_trusted=trust_remote_code):
+    with settings_from(run, is_trusted=trust_remote_code):
         config = _config(file, overrides)
         if engine in (Engine.LOCAL, Engine.RAY):
             config.ray.use_ray = engine is Engine.RAY
@@ -139,7 +130,7 @@ def train(
             place = Path(config.checkpoint.output_dir).expanduser()
             config.checkpoint.run_name = name or free_name(file, place)
             _find_code(config, file, overrides)
-            replay(file, config, lines or plain, as_json)
+            replay(file, config, lines, as_json)
             return
         if name is not None:
             config.checkpoint.run_name = name
@@ -169,7 +160,7 @@ def train(
         options = [part for key, value in given.items() if value for part in (f"--{key}", value)]
         options += [part for value in param or [] for part in ("-p", value)]
         again = legible(shlex.join(["turnwise", "train", *words, *options]))
-        _train(config, mode, lines or plain, as_json, again, is_demo)
+        _train(config, mode, lines, as_json, again, is_demo)
 
 
 def _run_of(file: Path | None) -> Path | None:

@@ -75,7 +75,7 @@ def create_inference_engine(
 
 def _local(order: _Order) -> BaseInferenceEngine:
     from turnwise.inference.local import LocalEngine, UnsupportedModel
-    from turnwise.inference.local.probe import HINT
+    from turnwise.inference.local.runner import HINT
 
     model, tokenizer, options = _loaded(order, _keywords(LocalEngine))
     try:

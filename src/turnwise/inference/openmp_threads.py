@@ -17,15 +17,13 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from turnwise.plain_mode import is_plain
-
 _SOFT = 1
 """`omp_pause_soft`: threads are released, and every setting is kept."""
 
 
 def release_openmp_threads() -> None:
     """End the OpenMP team of the calling thread, if it has one."""
-    for library in () if is_plain("engine.openmp") else _openmp():
+    for library in _openmp():
         library.omp_pause_resource_all(_SOFT)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from turnwise.chat.encoding import text_decoder, text_encoder
+from turnwise.chat.encoding import encode_text
 from turnwise.inference.base import BaseInferenceEngine
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
@@ -27,8 +27,6 @@ class ScriptedEngine(BaseInferenceEngine):
     def __init__(self, tokenizer: Any, policy: Policy | None = None) -> None:
         super().__init__(tokenizer)
         self._policy = policy
-        self._decode = text_decoder(tokenizer, skip_special_tokens=False)
-        self._encode_text = text_encoder(tokenizer)
 
     @property
     def context_length(self) -> int:
@@ -45,9 +43,13 @@ class ScriptedEngine(BaseInferenceEngine):
         return GenerationResult(kept, [log_prob] * len(kept), reason, self.weight_version)
 
     def _scripted_ids(self, policy: Policy, request: GenerationRequest) -> list[int]:
-        answer = policy if isinstance(policy, str) else policy(self._decode(request.prompt_ids))
-        ends, own = sorted(request.stop_ids), self.tokenizer.eos_token_id
-        return [*self._encode_text(answer), *([own] if own in ends else ends[:1])]
+        if isinstance(policy, str):
+            answer = policy
+        else:
+            prompt_ids = list(request.prompt_ids)
+            answer = policy(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        ends, end = sorted(request.stop_ids), self.tokenizer.eos_token_id
+        return [*encode_text(self.tokenizer, answer), *([end] if end in ends else ends[:1])]
 
     def _random_ids(self, request: GenerationRequest) -> Sequence[int]:
         rng = random.Random(request.seed)

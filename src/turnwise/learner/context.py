@@ -57,12 +57,6 @@ class Context:
         own = torch.cat([at[items] - self.rank * length, missing])
         return Selection(self, own, torch.cat([items, missing]), owner * most + within)
 
-    def own_part(self, at: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """Return the places in this learner's slice of those tokens `at` [R] that are in it."""
-        length = (num_tokens + self.padding(num_tokens)) // self.size
-        at = at - self.rank * length
-        return at[(at >= 0) & (at < length)]
-
     def to_heads(self, x: torch.Tensor) -> torch.Tensor:
         """Exchange [1, H, n, D] of this learner's tokens for [1, H / size, N, D] of its heads."""
         if self.size == 1:

@@ -168,9 +168,7 @@ class PolicyValueModel(nn.Module):
         """Compute a pack of the rows of a batch: input_ids [B, T] -> outputs of its rows [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
-        needed = torch.cat([pack.sources, pack.ends])
-        shares_trunk = self._critic_trunk is self._trunk
-        hidden = self._trunk.hidden(ids, pack, needed if shares_trunk else pack.sources)
+        hidden = self._trunk.hidden(ids, pack)
         sources = self.context.select(pack.sources, pack.num_tokens)
         log_probs, entropy = chosen_log_probs(
             hidden[sources.own],
@@ -182,8 +180,9 @@ class PolicyValueModel(nn.Module):
         log_probs, entropy = sources.gather(log_probs), sources.gather(entropy)
         values = last_values = None
         if self._critic_trunk is not None and self.value_head is not None:
-            if not shares_trunk:
-                hidden = self._critic_trunk.hidden(ids, pack, needed)
+            if self._critic_trunk is not self._trunk:
+                hidden = self._critic_trunk.hidden(ids, pack)
+            needed = torch.cat([pack.sources, pack.ends])
             selected = self.context.select(needed, pack.num_tokens)
             kept = hidden[selected.own].to(self.value_head.weight.dtype)
             found = selected.gather(self.value_head(kept).squeeze(1))
@@ -202,7 +201,7 @@ class PolicyValueModel(nn.Module):
         """Return Σ_v π(v)² where each policy token of a pack was sampled: [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
-        hidden = self._trunk.hidden(ids, pack, pack.sources)
+        hidden = self._trunk.hidden(ids, pack)
         sources = self.context.select(pack.sources, pack.num_tokens)
         sums = sum_squared_probs(
             hidden[sources.own], self._trunk.head, temperature=self.temperature

@@ -25,7 +25,6 @@ from turnwise.errors import ConfigError
 from turnwise.learner.fast.kernels import load_kernels
 from turnwise.learner.sharding import first_element, is_sharded, local_shard
 from turnwise.models.rounding import HALF, round_weight, threshold_key
-from turnwise.plain_mode import is_plain
 
 LearningRateSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
@@ -394,7 +393,7 @@ def _kernels_for(parameters: Sequence[torch.Tensor]) -> Any:
     shards = [local_shard(parameter.detach()) for parameter in parameters]
     if not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
         return None
-    if not shards or is_plain("learner.adam_kernels"):
+    if not shards:
         return None
     return load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
 

@@ -16,10 +16,9 @@ import torch
 
 from turnwise.errors import ConfigError
 from turnwise.learner.context import Context
-from turnwise.learner.fast.modules import faster_modules
+from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_forwards
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
-from turnwise.learner.fast.replaced import Replacement, replaced_forwards
-from turnwise.learner.head import Head
+from turnwise.learner.log_probs import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
@@ -35,12 +34,9 @@ from turnwise.models.probing import (
     short_windows,
 )
 from turnwise.models.rotary import rotary_limit
-from turnwise.plain_mode import is_plain
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
-# With a larger share of needed tokens than this, all tokens are computed.
-_WORTH_SKIPPING = 0.8
 _SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names of the softcap of logits in configs."""
 _LOG = logging.getLogger("turnwise")
@@ -50,7 +46,7 @@ class Trunk:
     """A causal language model up to its last hidden state, and the head on top of it.
 
     `layout` None takes "packed" where tokens reach each other by our attention alone, else
-    "padded", as in plain mode.
+    "padded".
     """
 
     def __init__(
@@ -67,14 +63,10 @@ class Trunk:
         self._checkpointed: list[Any] = []
         if gradient_checkpointing:
             self.checkpoint_layers(None)
-        default: list[Layout] = ["padded"] if is_plain("learner.packing") else ["packed", "padded"]
-        self._layouts: list[Layout] = default if layout is None else [layout]
+        self._layouts: list[Layout] = ["packed", "padded"] if layout is None else [layout]
         self.layout = self._layouts[0]
         self._scale = 1.0
         self._softcap: float | None = None
-        self._last_mlp: Any = None
-        self._left_out = 0.0
-        """What the last MLP returns for tokens that are left out of it."""
         self.context = Context()
         if not is_empty(self.model):
             self.probe()
@@ -103,7 +95,6 @@ class Trunk:
                         f"{type(self.model).__name__}: episodes are padded to one length instead "
                         f"of packed, which takes more time and memory. Reason: {problem}"
                     )
-                self._find_last_mlp()
                 return
             problem = ValueError(f"its logits are {gap:.2g} away from those of a plain forward")
         raise UnsupportedModel(
@@ -134,16 +125,12 @@ class Trunk:
     @property
     def shares_prefixes(self) -> bool:
         """Whether packs may hold a prefix once for several episodes."""
-        return self.layout == "packed" and not is_plain("learner.shared_prefix")
+        return self.layout == "packed"
 
-    def hidden(
-        self, ids: torch.Tensor, pack: Pack, needed: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
         """Return the hidden state after each token of a pack: ids [N] -> [N, D].
 
-        If learners split the pack, they are those of this learner's slice. With `needed` [R] only
-        the states of these tokens are right: after the last attention no token depends on another,
-        so that the last MLP is computed for them alone.
+        If learners split the pack, they are those of this learner's slice.
         """
         limit = rotary_limit(self.model.config)
         if limit is not None and pack.longest_context > limit:
@@ -156,30 +143,7 @@ class Trunk:
         with self._lock, self._checkpointing(), self._learner_forward():
             if self.layout == "padded":
                 return self._padded(ids, pack)
-            own = self.context.slice(ids)
-            if needed is not None:
-                needed = self.context.own_part(needed, len(ids))
-            with self._last_mlp_only_for(needed, len(own)):
-                return self._packed(own, pack)
-
-    @contextmanager
-    def _last_mlp_only_for(self, needed: torch.Tensor | None, num_tokens: int) -> Iterator[None]:
-        if needed is None or self._last_mlp is None or self._checkpointed[-1:] == self.layers[-1:]:
-            yield
-            return
-        at = needed.unique()  # type: ignore[no-untyped-call]
-        if len(at) > _WORTH_SKIPPING * num_tokens:
-            yield
-            return
-        plain = self._last_mlp.forward
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            return torch.full_like(x, self._left_out).index_copy(
-                1, at, plain(x.index_select(1, at))
-            )
-
-        with replaced_forwards([(self._last_mlp, forward)]):
-            yield
+            return self._packed(self.context.slice(ids), pack)
 
     @contextmanager
     def _learner_forward(self) -> Iterator[None]:
@@ -311,31 +275,6 @@ class Trunk:
                 "its output layer otherwise than by a factor or a softcap"
             ) from problem
         return scale, softcap
-
-    @torch.no_grad()
-    def _find_last_mlp(self) -> None:
-        """Find the MLP after the last attention, if tokens can be left out of it without effect on
-        the others."""
-        layers = self.layers
-        mlp = getattr(layers[-1], "mlp", None) if layers and self.layout == "packed" else None
-        if mlp is None or is_plain("learner.last_mlp"):
-            return
-        present = torch.ones(1, 9, dtype=torch.bool)
-        (pack,) = make_packs(present, torch.zeros_like(present), torch.arange(1), budget=9)
-        pack, ids = pack.to(self.model.device), self._probe(9, 7)
-        needed = torch.tensor([2, 5], device=self.model.device)
-        self._last_mlp, self._left_out = mlp, torch.nan
-        try:
-            # With NaN for the others: if attention came after it, these would reach what is needed.
-            is_independent = bool(self.hidden(ids, pack, needed)[needed].isfinite().all())
-        except PROBE_ERRORS as error:
-            if is_out_of_memory(error):
-                raise
-            is_independent = False
-        finally:
-            self._left_out = 0.0
-        if not is_independent:
-            self._last_mlp = None
 
     @torch.no_grad()
     def _gap_to_plain_forward(self) -> float:

@@ -17,19 +17,16 @@ from typing import NamedTuple, TypeAlias, TypedDict
 
 import torch
 
-from turnwise.algo.fast.tiled_loss import by_autograd, tiled_loss
 from turnwise.algo.masked import (
     BatchTotals,
     LossAggregation,
     aggregate_loss,
     as_mask,
     masked_mean,
-    row_weights,
     wide,
 )
 from turnwise.algo.types import TensorMetrics, TokenLoss, TokenTerms
 from turnwise.errors import ConfigError
-from turnwise.plain_mode import is_plain
 
 # Ratios are bounded by exp(±20): beyond that a single token would dominate the sum.
 MAX_LOG_RATIO = 20.0
@@ -113,10 +110,6 @@ def batch_loss(
     The gradient flows to `variable` [B, T] alone; the values of masked tokens have no effect.
     """
     mask = as_mask(mask)
-    if not (is_plain("algo.tiles") or mask.is_cuda):  # a GPU computes all rows at once faster
-        weights = row_weights(mask, mode, totals)
-        tile = by_autograd(token_loss)
-        return tiled_loss(tile, variable, constants, mask, weights, importance_weights)
     variable = wide(variable)
     fixed = [x.detach().to(variable.dtype) for x in constants]
     inputs = [torch.where(mask, x, 0.0) for x in (variable, *fixed)]

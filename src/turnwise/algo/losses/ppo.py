@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 import torch
 
-from turnwise.algo.fast import ppo as fast
 from turnwise.algo.losses.policy import (
     LossOptions,
     PolicyTokens,
@@ -18,7 +17,6 @@ from turnwise.algo.losses.policy import (
 )
 from turnwise.algo.types import TensorMetrics, TokenTerms
 from turnwise.errors import ConfigError
-from turnwise.plain_mode import is_plain
 
 
 def compute_policy_loss(
@@ -45,10 +43,6 @@ def compute_policy_loss(
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     if clip_ratio_c <= 1.0:
         raise ConfigError(f"clip_ratio_c got {clip_ratio_c}, expected a number above 1")
-
-    if not is_plain("algo.ppo"):
-        clip = (1.0 - low, 1.0 + high, clip_ratio_c)
-        return fast.ppo_loss(old_log_probs, log_probs, advantages, response_mask, clip, options)
 
     def token_loss(tokens: PolicyTokens) -> TokenTerms:
         log_ratio = tokens.bounded_log_ratio

@@ -1,6 +1,8 @@
 """Attention over packed tokens: sequences concatenated, each attending only to itself.
 
-It is registered with transformers by name, so that unmodified models run on our KV cache.
+It is registered with transformers by name, so that unmodified models run on our KV cache. On a GPU
+it is a Triton kernel. On a CPU segments of one shape are one batch: a row's shapes follow from its
+own lengths and nothing else, so that no other row of the batch changes a bit of its result.
 """
 
 from __future__ import annotations
@@ -13,9 +15,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from turnwise.inference.local.fast.cpu_attention import AttentionBatch, make_batches
 from turnwise.inference.local.kv_cache import KVCache, Segment
-from turnwise.plain_mode import is_plain
 
 NAME = "turnwise_packed"
 """The name of this attention in transformers."""
@@ -24,6 +24,68 @@ NAME = "turnwise_packed"
 Table: TypeAlias = tuple[torch.Tensor, int]
 """Segments on a GPU: the first row of each, its number of rows, region and past [4, S]; and the
 number of rows of the longest."""
+
+
+def padded_kv_len(past: int, num_new: int) -> int:
+    """Return how many tokens of its own region a segment attends to, masked ones included.
+
+    Single tokens attend to a few more than there are, and mask those: so sequences of almost equal
+    length share a batch. A region holds as many.
+    """
+    length = past + num_new
+    if num_new > 1:
+        return length
+    unit = 16
+    while unit < KVCache.UNIT * 4 and length > 16 * unit:
+        unit *= 2
+    return -(-length // unit) * unit
+
+
+def batch_shape(segment: Segment) -> tuple[int, int]:
+    """Return what segments of one batch have in common: new tokens, and padded KV length."""
+    return segment.num_new, padded_kv_len(segment.past, segment.num_new)
+
+
+def packing_order(segment: Segment) -> tuple[int, int, int]:
+    """Return a sort key that puts segments of one shape and neighbouring regions together."""
+    return (*batch_shape(segment), segment.region)
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """Segments of one shape whose regions lie evenly spaced: a batch without copying."""
+
+    num_rows: int
+    num_new: int
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+    """Their keys and values in each layer, views of the KV cache [rows, K, L, D]."""
+    mask: torch.Tensor
+    """0 on visible tokens, −∞ on others: [rows, 1, 1, L] for single tokens, else [G T, L]."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.num_new
+
+    def attend(self, query: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+        """Return the attention of query [rows · T, H, D], in the same shape."""
+        _, num_heads, size = query.shape
+        key, value = self.keys[layer], self.values[layer]
+        num_kv = key.shape[1]
+        # The heads of a group share keys: they are rows of one matrix product, followed by the
+        # tokens of the segment [rows, K, G T, D].
+        if self.num_new == 1:
+            grouped = query.reshape(self.num_rows, num_kv, -1, size)
+        else:
+            split = query.view(self.num_rows, self.num_new, num_kv, -1, size)
+            grouped = split.permute(0, 2, 3, 1, 4).reshape(self.num_rows, num_kv, -1, size)
+        output = F.scaled_dot_product_attention(
+            grouped, key, value, attn_mask=self.mask, scale=scale
+        )
+        if self.num_new > 1:
+            output = output.view(self.num_rows, num_kv, -1, self.num_new, size)
+            output = output.permute(0, 3, 1, 2, 4)
+        return output.reshape(self.num_tokens, num_heads, size)
 
 
 @dataclass
@@ -52,30 +114,8 @@ class Packed:
 
         A token attends to itself and all tokens before it, or to the last `window` of these.
         """
-        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
-        if not is_plain("engine.attention"):
-            by = self._attend_by_kernel if query.is_cuda else self._attend_in_batches
-            return by(layer, query, scale, window)
-        outputs, row = [], 0
-        for segment in self.segments:
-            end = segment.past + segment.num_new
-            cells = slice(segment.region, segment.region + end)
-            position = torch.arange(segment.past, end, device=query.device)[:, None]
-            other = torch.arange(end, device=query.device)[None]
-            is_visible = other <= position
-            if window is not None:
-                is_visible &= other > position - window
-            output = F.scaled_dot_product_attention(
-                query[row : row + segment.num_new].transpose(0, 1)[None],
-                keys[cells].transpose(0, 1)[None],
-                values[cells].transpose(0, 1)[None],
-                attn_mask=is_visible,
-                scale=scale,
-                enable_gqa=True,
-            )
-            outputs.append(output[0].transpose(0, 1))
-            row += segment.num_new
-        return torch.cat(outputs)
+        attend = self._attend_by_kernel if query.is_cuda else self._attend_in_batches
+        return attend(layer, query, scale, window)
 
     def _attend_in_batches(
         self, layer: int, query: torch.Tensor, scale: float, window: int | None
@@ -97,7 +137,7 @@ class Packed:
         self, layer: int, query: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
         """Attend on a GPU, by a Triton kernel."""
-        from turnwise.inference.local.fast.kernels import attend_segments
+        from turnwise.inference.local.kernels import attend_segments
 
         if self.tables is None:
             self.tables = _tables(self.segments, query.device)
@@ -106,14 +146,6 @@ class Packed:
         for table, longest in self.tables:
             attend_segments(query, keys, values, table, longest, scale, window, output)
         return output
-
-    def advance(self, positions: torch.Tensor) -> None:
-        """Add one token to every sequence, at these positions [N]; segments have one token each."""
-        for window, batches in self.batches.items():
-            row = 0
-            for batch in batches:
-                batch.advance(positions.narrow(0, row, batch.num_rows), window)
-                row += batch.num_rows
 
 
 def packed_attention(
@@ -159,3 +191,49 @@ def _tables(segments: Sequence[Segment], device: torch.device) -> list[Table]:
             table = torch.tensor(kind, dtype=torch.int32).T.contiguous()
             tables.append((table.to(device, non_blocking=True), max(row[1] for row in kind)))
     return tables
+
+
+def make_batches(
+    segments: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
+) -> list[AttentionBatch]:
+    """Return all segments, in order, in as few batches as possible; `group` heads share a key."""
+    groups: list[list[Segment]] = []
+    for segment in segments:
+        if groups and _belongs(segment, groups[-1]):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return [_make_batch(members, window, group, kv_cache) for members in groups]
+
+
+def _belongs(segment: Segment, group: Sequence[Segment]) -> bool:
+    if batch_shape(segment) != batch_shape(group[-1]):
+        return False
+    distance = segment.region - group[-1].region
+    return len(group) == 1 or distance == group[1].region - group[0].region
+
+
+def _make_batch(
+    members: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
+) -> AttentionBatch:
+    first = members[0]
+    num_new, width = batch_shape(first)
+    spacing = members[1].region - first.region if len(members) > 1 else 0
+    two, num_layers, _, num_kv, size = kv_cache.storage.shape
+    token = num_kv * size
+    keys, values = kv_cache.storage.as_strided(
+        (two, num_layers, len(members), num_kv, width, size),
+        (*kv_cache.storage.stride()[:2], spacing * token, size, token, 1),
+        first.region * token,
+    )
+    if num_new == 1:
+        last = torch.tensor([member.past for member in members])[:, None]
+    else:
+        last = torch.arange(first.past, width)[:, None]
+    at = torch.arange(width)[None]
+    is_seen = at <= last
+    if window is not None:
+        is_seen &= at > last - window
+    mask = torch.where(is_seen, 0.0, -torch.inf).to(kv_cache.storage.dtype)
+    mask = mask[:, None, None] if num_new == 1 else mask.repeat(group, 1)
+    return AttentionBatch(len(members), num_new, keys.unbind(), values.unbind(), mask)

@@ -3,6 +3,10 @@
 A matrix product may sum in another order with another number of rows, so the rounding of a log-prob
 could depend on the batch size. Which sizes agree depends on the machine and its libraries, so it is
 measured on the model's own layers.
+
+The bits of a function of each element depend on how many there are, too: torch computes vectors of
+elements, and the remainder of a tensor by other code, whose `silu`, `gelu` or `sigmoid` rounds
+differently. A tensor that several threads compute has a remainder in each thread's part.
 """
 
 from __future__ import annotations
@@ -13,7 +17,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from turnwise.inference.local.fast.fused_linear import FusedLinear
+from turnwise.inference.local.fused_linear import FusedLinear
+
+VECTOR = 64
+"""A multiple of the elements that torch computes at once, on any processor and in any data type."""
+GRAIN = 32768
+"""Elements that torch does not split among threads (`at::internal::GRAIN_SIZE`)."""
 
 _REFERENCE = 32
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -25,6 +34,16 @@ Layer = Callable[[torch.Tensor], torch.Tensor]
 
 _measured: dict[Hashable, frozenset[int]] = {}
 """Measured once per process, which may have several engines."""
+
+
+def has_remainder(num_elements: int) -> bool:
+    """Return whether torch computes some of so many elements, one after the other, as a remainder.
+
+    >>> has_remainder(64), has_remainder(100)
+    (False, True)
+    """
+    num_parts = min(torch.get_num_threads(), -(-num_elements // GRAIN))
+    return bool(num_elements % VECTOR or -(-num_elements // num_parts) % VECTOR)
 
 
 @torch.no_grad()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from turnwise.inference.base import Overflow, check_ids
-from turnwise.inference.local.fast.cpu_decode import CpuDecodeBatch
 from turnwise.inference.local.runner import Chunk, Runner
 from turnwise.inference.local.sampling import draw_tokens
 from turnwise.inference.local.schedule import Schedule
@@ -24,7 +23,6 @@ from turnwise.inference.protocol import FinishReason, GenerationRequest, Generat
 from turnwise.inference.transformers import ModelEngine
 from turnwise.inference.turns import EngineTurn
 from turnwise.models.probing import is_out_of_memory
-from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ _FREE_SECONDS = 60.0
 """For the step under way to end."""
 
 if TYPE_CHECKING:
-    from turnwise.inference.local.fast.cuda_graphs import DecodeGraphs
+    from turnwise.inference.local.cuda_graphs import DecodeGraphs
 
 
 class LocalEngine(ModelEngine):
@@ -63,7 +61,7 @@ class LocalEngine(ModelEngine):
             self._stream = torch.cuda.Stream(model.device, priority=-1)  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream(model.device))
         self._vocab_size = model.get_input_embeddings().num_embeddings
-        self._on_cpu = on_cpu = model.device.type == "cpu"
+        on_cpu = model.device.type == "cpu"
         with self._on_stream():  # what it allocates is reused by work of the same stream only
             self._runner = Runner(
                 model,
@@ -81,10 +79,8 @@ class LocalEngine(ModelEngine):
             on_finished=self._on_finished,
         )
         self._max_batch_size = max_batch_size
-        # A captured graph attends and samples by kernels.
-        needed = ("engine.decode", "engine.attention", "engine.sampling")
         with self._on_stream():
-            self._graphs = None if on_cpu or any(map(is_plain, needed)) else self._make_graphs()
+            self._graphs = None if on_cpu else self._make_graphs()
         self._can_capture = self._graphs is not None
         self._is_freed = False
         """Whether the copies of weights with adapters must be made again."""
@@ -170,7 +166,7 @@ class LocalEngine(ModelEngine):
             if ready:
                 logits = schedule.prompt_cache.logits([row for _, row in ready])
                 self._sample([session for session, _ in ready], logits)
-            if not self._decode():
+            if self._graphs is None or not self._decode_by_graph(self._graphs):
                 for sessions, logits in self._compute():
                     self._sample(sessions, logits)
         except Exception as error:  # goes to the callers; the engine continues
@@ -210,41 +206,27 @@ class LocalEngine(ModelEngine):
             if turn.finish_reason() is not None:
                 self._schedule.end(session)
 
-    # -- many steps at once -------------------------------------------------------------------
-
-    def _decode(self) -> bool:
-        """Run several decode steps at once, if all running turns are decoding; whether it did."""
-        schedule = self._schedule
-        if is_plain("engine.decode") or not schedule.running or not schedule.is_decoding:
-            return False
-        if self._graphs is not None:
-            return self._decode_by_graph(self._graphs)
-        if not self._on_cpu or not schedule.has_room(1):
-            return False
-        decode = CpuDecodeBatch(self._runner, self._rows())
-        turns = [row.turn for row in decode.rows]
-        num_steps = min(decode.num_steps, _quiet_steps(turns))
-        deadline = min(turn.deadline for turn in turns)
-        steps = [decode.step()]
-        # Turns get their tokens together, as soon as one of them may be over.
-        while len(steps) < num_steps and self._arrivals.empty() and self._clock() < deadline:
-            drawn = zip(turns, steps[-1][0], strict=True)
-            if any(t.future.cancelled() or token in t.request.stop_ids for t, token in drawn):
-                break
-            steps.append(decode.step())
-        tokens, log_probs = ([*zip(*step, strict=True)] for step in zip(*steps, strict=True))
-        for row, ids, values in zip(decode.rows, tokens, log_probs, strict=True):
-            self._append(row, list(ids), list(values))
-        return True
+    # -- many steps at once, on a GPU ---------------------------------------------------------
 
     def _decode_by_graph(self, graphs: DecodeGraphs) -> bool:
+        """Run several decode steps at once, if all running turns are decoding; whether it did."""
+        schedule = self._schedule
+        if not schedule.running or not schedule.is_decoding:
+            return False
         turns = self._active_turns()
         if len(turns) > graphs.most_rows or any(t.request.sampling.is_filtered for t in turns):
             return False
-        num_steps = _burst_length(turns)
-        if not self._schedule.has_room(num_steps):
+        # Long enough to keep the device busy, and short enough to free rows soon.
+        left = [min(turn.request.max_tokens, turn.context_left) - len(turn.ids) for turn in turns]
+        context = min(turn.context_left - len(turn.ids) for turn in turns)
+        num_steps = max(min(MAX_GRAPH_STEPS, max(left), max(min(left), 8), context), 1)
+        if not schedule.has_room(num_steps):
             return False
-        rows = self._rows()
+        rows = [
+            DecodeRow(session, session.turn, session.ids[-1], session.num_cached, session.region)
+            for session in schedule.running
+            if session.turn is not None and session.region is not None
+        ]
         tokens, log_probs = graphs.decode(rows, num_steps)
         for row, ids, values in zip(rows, tokens, log_probs, strict=True):
             self._append(row, ids, values)
@@ -252,7 +234,7 @@ class LocalEngine(ModelEngine):
 
     def _make_graphs(self) -> DecodeGraphs | None:
         """Capture decode graphs; None if the model cannot be captured."""
-        from turnwise.inference.local.fast.cuda_graphs import DecodeGraphs
+        from turnwise.inference.local.cuda_graphs import DecodeGraphs
 
         powers = [2**i for i in range(12) if 2**i < self._max_batch_size]
         graphs = DecodeGraphs(self._runner, self._runner.sizes or [*powers, self._max_batch_size])
@@ -269,15 +251,8 @@ class LocalEngine(ModelEngine):
             return None
         return graphs
 
-    def _rows(self) -> list[DecodeRow]:
-        return [
-            DecodeRow(session, session.turn, session.ids[-1], session.num_cached, session.region)
-            for session in self._schedule.running
-            if session.turn is not None and session.region is not None
-        ]
-
-    def _append(self, row: DecodeRow, ids: list[int], log_probs: list[float]) -> bool:
-        """Append what a row sampled in a few steps; whether its turn continues.
+    def _append(self, row: DecodeRow, ids: list[int], log_probs: list[float]) -> None:
+        """Append what a row sampled in a few steps.
 
         Each step put the token before into the cache. Tokens after the end are dropped.
         """
@@ -292,11 +267,6 @@ class LocalEngine(ModelEngine):
             self._schedule.computed(session, num_tokens)
         if is_over:
             self._schedule.end(session)
-        return not is_over
-
-
-_STREAMED_STEPS = 4
-"""Decode steps at once on a CPU while someone reads along."""
 
 
 def _prefill_tokens(model: Any) -> int:
@@ -305,19 +275,3 @@ def _prefill_tokens(model: Any) -> int:
         return 16384
     num_parameters = int(sum(parameter.numel() for parameter in model.parameters()))
     return max(1024, min(4096, 2_000_000_000 // num_parameters))
-
-
-def _quiet_steps(turns: Sequence[EngineTurn]) -> int:
-    """Return how many steps no turn can reach its token limit or a stop string."""
-    if any(turn.request.stop_strings for turn in turns):
-        return 1  # only the text after each token tells
-    left = min(min(turn.request.max_tokens, turn.context_left) - len(turn.ids) for turn in turns)
-    is_streamed = any(turn.request.on_tokens is not None for turn in turns)
-    return min(left, _STREAMED_STEPS) if is_streamed else left
-
-
-def _burst_length(turns: Sequence[EngineTurn]) -> int:
-    """Return a burst long enough to keep the device busy, and short enough to free rows soon."""
-    left = [min(turn.request.max_tokens, turn.context_left) - len(turn.ids) for turn in turns]
-    context = min(turn.context_left - len(turn.ids) for turn in turns)
-    return max(min(MAX_GRAPH_STEPS, max(left), max(min(left), 8), context), 1)

@@ -11,20 +11,24 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from turnwise.inference.local.attention import NAME, Packed, packed_attention
-from turnwise.inference.local.batch_invariant import batch_invariant_sizes
-from turnwise.inference.local.elements import has_remainder
-from turnwise.inference.local.fast.cpu_attention import packing_order
-from turnwise.inference.local.fast.fused_forward import FusedForward, is_supported
+from turnwise.inference.local.attention import NAME, Packed, packed_attention, packing_order
+from turnwise.inference.local.batch_invariant import batch_invariant_sizes, has_remainder
+from turnwise.inference.local.fused_forward import FusedForward, is_supported
 from turnwise.inference.local.kv_cache import KVCache, Segment
-from turnwise.inference.local.probe import probe_layers, unsupported
 from turnwise.models.attention import attention_named, configs_of
-from turnwise.models.attention_probe import AttentionCall
+from turnwise.models.attention_probe import AttentionCall, UnsupportedAttention, probe_attention
 from turnwise.models.model_lock import lock_of
-from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
-from turnwise.plain_mode import is_plain
+from turnwise.models.probing import (
+    PROBE_ERRORS,
+    UnsupportedModel,
+    is_out_of_memory,
+    largest_gap,
+    relative_gap,
+)
 
 _log = logging.getLogger(__name__)
+
+HINT = " Use backend='transformers'."
 
 _BUDGET = 2 * 2**30
 """Default bytes of the cache on a CPU; the system allocates pages when they are first used."""
@@ -70,13 +74,12 @@ class Runner:
         self.model = model
         self._configs = configs_of(model)
         self.device: torch.device = model.device
-        layers = probe_layers(model, context_length)
+        layers = _probe_layers(model, context_length)
         self._windows = [layer.window for layer in layers]
         self.kv_cache = _make_kv_cache(model, layers, cache_tokens, max_tokens)
         self._is_deterministic = deterministic
         self._is_freed = False
-        use_fused = not is_plain("engine.fused_forward")
-        self._fused = self._make_fused() if use_fused and is_supported(model) else None
+        self._fused = self._make_fused() if is_supported(model) else None
         self.sizes = self._stable_sizes()
         """Batch-invariant numbers of tokens of a forward; None: any number."""
         if self._fused is not None and (reason := self._probe_error()) is not None:
@@ -88,7 +91,7 @@ class Runner:
             self._fused = None
             self.sizes = self._stable_sizes()
         if self._fused is None and (reason := self._probe_error()) is not None:
-            raise unsupported(model, reason)
+            raise _unsupported(model, reason)
         self._addresses = [p.data_ptr() for p in model.parameters()]
 
     @property
@@ -335,3 +338,36 @@ def _make_kv_cache(
             cache_tokens = min(largest, _FIRST_ON_GPU // per_token)
     cache_tokens = max(cache_tokens, KVCache.UNIT * 4)
     return KVCache(cache_tokens, num_layers, num_heads, width, dtype, device, largest)
+
+
+def _unsupported(model: Any, reason: object) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{type(model).__name__} does not run on the local engine: {reason}.{HINT}"
+    )
+
+
+def _probe_layers(model: Any, context_length: int) -> list[AttentionCall]:
+    """Return the attention that each layer of a model needs, within a context of so many tokens.
+
+    Raises `UnsupportedModel` unless each layer attends once, with keys and values of one shape,
+    and tokens reach each other in no other way.
+    """
+    try:
+        calls = probe_attention(model, context_length)
+    except UnsupportedAttention as error:
+        raise _unsupported(model, error) from error.__cause__
+    number = model.config.get_text_config().num_hidden_layers
+    layers = sorted(call.layer for call in calls)
+    if missing := [index for index in range(number) if index not in layers]:
+        raise _unsupported(
+            model,
+            f"{len(missing)} of its {number} layers (the first is layer {missing[0]}) have no "
+            "attention that can be replaced",
+        )
+    if layers != list(range(number)):
+        raise _unsupported(model, f"its {number} layers attend {len(layers)} times")
+    if len({(call.num_kv_heads, call.width) for call in calls}) > 1:
+        raise _unsupported(
+            model, "its layers differ in the number or width of their key and value heads"
+        )
+    return sorted(calls, key=lambda call: call.layer)

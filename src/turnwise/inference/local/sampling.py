@@ -1,4 +1,4 @@
-"""Samples one token for each turn, by plain torch or by one kernel on a GPU."""
+"""Samples one token for each turn, by torch on a CPU and by one kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.turns import EngineTurn
-from turnwise.plain_mode import is_plain
 
 
 def draw_tokens(
@@ -18,7 +17,7 @@ def draw_tokens(
 
     Each turn has its own random stream, which does not depend on the other turns.
     """
-    if logits.is_cuda and not is_plain("engine.sampling"):
+    if logits.is_cuda:
         return _draw_by_kernel(logits, turns)
     params = [turn.request.sampling for turn in turns]
     uniforms = [turn.rng.random() for turn in turns]
@@ -60,7 +59,7 @@ def _launch(
     logits: torch.Tensor, temperatures: Sequence[float], turns: Sequence[EngineTurn]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel; its random numbers depend on seed and token index, as in a graph."""
-    from turnwise.inference.local.fast.kernels import sample_rows
+    from turnwise.inference.local.kernels import sample_rows
 
     numbers = torch.tensor([[seed_of(turn), len(turn.ids)] for turn in turns])
     seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)

@@ -28,7 +28,6 @@ from turnwise.inference.local.prefix_index import PrefixIndex
 from turnwise.inference.local.prompt_cache import PromptCache, prompt_key
 from turnwise.inference.local.session import Session
 from turnwise.inference.turns import EngineTurn
-from turnwise.plain_mode import is_plain
 
 Work = list[tuple[Session, int]]
 """Sessions, each with how many of its tokens to compute."""
@@ -113,7 +112,7 @@ class Schedule:
                 # It was evicted, and is computed again in its own chunks, which are not those of
                 # the same tokens as a new prompt: nothing is copied to it or from it.
                 session.prompt_key = None
-            elif session.num_cached == 0 and not is_plain("engine.prompt_cache"):
+            elif session.num_cached == 0:
                 session.prompt_key = prompt_key(session.ids)
                 known = self.prompt_cache.find(session.prompt_key)
                 if known is not None and self._copy_prompt(session, known[0]):

@@ -55,7 +55,7 @@ class Session:
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """A turn that samples one token a step; the decoders of CPU and GPU take these."""
+    """A turn that samples one token a step, as captured graphs take it."""
 
     session: Session
     turn: EngineTurn

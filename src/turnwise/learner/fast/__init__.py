@@ -1,9 +1,6 @@
-"""Faster forms of what the learner computes, equal to the plain ones up to rounding.
+"""What makes an update fast: episodes end to end, and kernels for a GPU.
 
 - `packed_attention.py`: episodes laid end to end without padding; a shared prefix is computed once.
-- `log_probs.py`: log-probs of chosen tokens without ever holding [tokens x vocabulary];
-  `log_prob_kernels.py`: the same on a GPU, in one pass over the logits.
-- `modules.py`: RMS norms as one kernel on a GPU; gated MLPs that save less for the backward.
-
-`TURNWISE_PLAIN=1` disables them; `bench/plain.py` measures what they gain.
+- `modules.py`: the modules of a model that have kernels: gated MLPs, RMS norms, rotary embeddings.
+- `kernels.py` loads Triton kernels where they compute what torch does; `*_kernels.py` have them.
 """

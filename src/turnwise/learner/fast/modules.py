@@ -1,23 +1,46 @@
-"""The modules of a model that have a faster forward for learning.
+"""The modules of a model that kernels compute faster on a GPU while it learns.
 
-A module is replaced only if a probe computes the same numbers; its class name is no proof.
+A module is replaced only if a probe computes the same numbers; its class name is no proof. On a CPU
+and where a kernel cannot be used, the model's own modules compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from types import FunctionType
+from typing import Any, TypeAlias
 
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 
-from turnwise.learner.fast.adapters import lean_adapters
-from turnwise.learner.fast.gated_mlp import lean_mlps
-from turnwise.learner.fast.replaced import Replacement
-from turnwise.learner.fast.rms_norm import fused_norms
-from turnwise.learner.fast.rotary import fused_rotary
-from turnwise.plain_mode import is_plain
+from turnwise.learner.fast.kernels import load_kernels
+from turnwise.models.adapters import is_adapted
+
+Replacement: TypeAlias = tuple[Any, Callable[[torch.Tensor], torch.Tensor]]
+"""A module, and the forward that replaces its own."""
+_ROTATE = "apply_rotary_pos_emb"
+"""The function of their file by which transformers' modules embed positions."""
+
+
+@contextmanager
+def replaced_forwards(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Replace the forwards of these modules inside the block."""
+    before = [vars(module).get("forward") for module, _ in replacements]
+    try:
+        for module, forward in replacements:
+            module.forward = forward
+        yield
+    finally:
+        for (module, _), outer in zip(replacements, before, strict=True):
+            del module.forward
+            if outer is not None:  # a replacement around this one
+                module.forward = outer
 
 
 def faster_modules(model: Any, layers: Sequence[nn.Module]) -> list[Replacement]:
@@ -25,31 +48,258 @@ def faster_modules(model: Any, layers: Sequence[nn.Module]) -> list[Replacement]
 
     Those of one layer are compared at a time: the layers of a sharded model are gathered for it.
     """
+    if model.device.type != "cuda":
+        return []
     in_layers = {module for layer in layers for module in layer.modules()}
     rest = [module for module in model.modules() if module not in in_layers]
-    found: list[Replacement] = []
+    replacements: list[Replacement] = []
+    layer: Any
     for layer in (None, *layers):
         modules = rest if layer is None else list(layer.modules())
-        with _gathered(layer):
-            if not is_plain("learner.adapters"):
-                found += lean_adapters(modules)
-            if not is_plain("learner.gated_mlp"):
-                found += lean_mlps(modules)
-            if model.device.type == "cuda" and not is_plain("learner.rms_norm"):
-                found += fused_norms(modules)
-            if not is_plain("learner.rotary"):
-                found += fused_rotary(modules)
-    return found
+        if isinstance(layer, FSDPModule):
+            layer.unshard()
+        try:
+            replacements += gated_mlps(modules)
+            replacements += fused_norms(modules)
+            replacements += fused_rotary(modules)
+        finally:
+            if isinstance(layer, FSDPModule):
+                layer.reshard()
+    return replacements
 
 
-@contextmanager
-def _gathered(layer: Any) -> Iterator[None]:
-    """Gather the parameters of a sharded layer inside the block."""
-    if not isinstance(layer, FSDPModule):
-        yield
-        return
-    layer.unshard()
+def _kernels_for(name: str, x: torch.Tensor) -> Any:
+    """Return the module of kernels of this name, or None where torch computes."""
+    if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    return load_kernels(name, x.dtype, x.device)
+
+
+# -- gated MLPs: silu(x G) * (x U) D ---------------------------------------------------------------
+
+
+@torch.no_grad()
+def gated_mlps(modules: Iterable[nn.Module]) -> list[Replacement]:
+    """Return the gated MLPs among modules, with forwards that save less for the backward.
+
+    Autograd would save the gate, its silu, the other half, and their product. The silu and the
+    product are cheap to compute again, and are a quarter of all that a layer saves: so larger packs
+    fit into memory. With adapters on D the product is saved, which their gradient needs.
+    """
+    return [(module, partial(_gated_mlp, module)) for module in modules if _is_gated_mlp(module)]
+
+
+def _gated_mlp(mlp: Any, x: torch.Tensor) -> torch.Tensor:
+    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+    down: torch.Tensor
+    if type(mlp.down_proj) is nn.Linear:
+        down = _GatedDown.apply(gate, up, mlp.down_proj.weight)  # type: ignore[no-untyped-call]
+    else:
+        down = mlp.down_proj(_Gated.apply(gate, up))  # type: ignore[no-untyped-call]
+    return down
+
+
+def _is_gated_mlp(module: Any) -> bool:
+    linear: list[Any] = [
+        getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")
+    ]
+    if not all(isinstance(layer, nn.Module) for layer in linear):
+        return False
+    bases = [layer.get_base_layer() if is_adapted(layer) else layer for layer in linear]
+    if not all(type(base) is nn.Linear and base.bias is None for base in bases):
+        return False
+    if type(getattr(module, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
+        return False
+    weight = bases[0].weight
+    if _kernels_for("gated_kernels", weight) is None:
+        return False
+    # Two tokens, as a batch of one: a module of the user's own may mix them.
+    x = torch.linspace(-1.0, 2.0, 2 * weight.shape[1]).to(weight).view(1, 2, -1)
+    gate, up, down = linear
+    return bool(torch.equal(module(x), down(F.silu(gate(x)) * up(x))))
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        product: torch.Tensor = _kernels_for("gated_kernels", gate).forward(gate, up)
+        return product
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, up = ctx.saved_tensors
+        kernels = _kernels_for("gated_kernels", gate)
+        to_gate, to_up, _ = kernels.backward(gradient.contiguous(), gate, up, with_product=False)
+        return to_gate, to_up
+
+
+class _GatedDown(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gate: torch.Tensor, up: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up, weight)
+        return F.linear(_kernels_for("gated_kernels", gate).forward(gate, up), weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        gate, up, weight = ctx.saved_tensors
+        kernels = _kernels_for("gated_kernels", gate)
+        to_gate, to_up, product = kernels.backward(
+            gradient @ weight, gate, up, with_product=ctx.needs_input_grad[2]
+        )
+        if product is None:
+            return to_gate, to_up, None
+        return to_gate, to_up, gradient.flatten(0, -2).T @ product.flatten(0, -2)
+
+
+# -- RMS norms -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def fused_norms(modules: Iterable[nn.Module]) -> list[Replacement]:
+    """Return the RMS norms among some modules that one kernel can compute.
+
+    Transformers writes them as six operations in float32, each of which saves a tensor for the
+    backward: on a small model a third of the time and a fifth of the memory. In half precision our
+    own kernel is used, whose backward reads memory once. Some norms of that name add 1 to their
+    weights; these are left alone.
+    """
+    return [
+        (module, partial(_fused_norm, module))
+        for module in modules
+        if type(module).__name__.endswith("RMSNorm")
+        and hasattr(module, "variance_epsilon")
+        and _is_rms_norm(module)
+    ]
+
+
+def _fused_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    weight, epsilon = norm.weight, norm.variance_epsilon
+    kernels = _kernels_for("rms_norm_kernels", hidden)
+    if kernels is None or hidden.dtype != weight.dtype or len(weight) > kernels.WIDEST:
+        return F.rms_norm(hidden, weight.shape, weight, epsilon)
+    normed: torch.Tensor = _Norm.apply(hidden, weight, epsilon, kernels)  # type: ignore[no-untyped-call]
+    return normed
+
+
+def _is_rms_norm(norm: Any) -> bool:
+    probe = torch.linspace(-3.0, 4.0, norm.weight.shape[0]).to(norm.weight)[None]
+    expected, got = norm(probe).float(), _fused_norm(norm, probe).float()
+    tolerance = 1e-5 if norm.weight.dtype in (torch.float32, torch.float64) else 2e-2
+    return bool((got - expected).abs().max() <= tolerance * (1.0 + expected.abs().max()))
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, kernels: Any
+    ) -> torch.Tensor:
+        hidden = hidden.contiguous()
+        normed: torch.Tensor
+        normed, scales = kernels.forward(hidden, weight, epsilon)
+        ctx.save_for_backward(hidden, weight, scales)
+        ctx.kernels = kernels
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *ctx.kernels.backward(gradient.contiguous(), *ctx.saved_tensors), None, None
+
+
+# -- rotary position embeddings --------------------------------------------------------------------
+
+
+@torch.no_grad()
+def fused_rotary(modules: Iterable[nn.Module]) -> list[Replacement]:
+    """Return the modules that embed positions in the usual way, with forwards that use a kernel.
+
+    The forward of such a module is made again with another function in place of
+    `apply_rotary_pos_emb`; everything else in it stays as it is.
+    """
+    replacements: list[Replacement] = []
+    for module in modules:
+        forward = inspect.unwrap(type(module).forward)
+        if not isinstance(forward, FunctionType) or _ROTATE not in forward.__code__.co_names:
+            continue
+        plain, size = forward.__globals__.get(_ROTATE), getattr(module, "head_dim", None)
+        weight = next(module.parameters(), None)
+        if not (callable(plain) and size and weight is not None):
+            continue
+        if not _rotates_halves(plain, size, weight):
+            continue
+        made = FunctionType(
+            forward.__code__,
+            {**forward.__globals__, _ROTATE: partial(_rotate_both, plain)},
+            forward.__name__,
+            forward.__defaults__,
+            forward.__closure__,
+        )
+        made.__kwdefaults__ = forward.__kwdefaults__
+        replacements.append((module, partial(made, module)))
+    return replacements
+
+
+def _rotates_halves(plain: Callable[..., Any], size: int, weight: torch.Tensor) -> bool:
+    """Return whether a function rotates the halves of all dimensions, as the kernel does."""
+    if size % 2 or _kernels_for("rotary_kernels", weight) is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator)
+    query, key = (draw(1, heads, 3, size).to(weight) for heads in (2, 1))
+    cos, sin = (draw(1, 3, size).to(weight) for _ in range(2))
     try:
-        yield
-    finally:
-        layer.reshard()
+        expected = plain(query, key, cos, sin)
+    except Exception:  # a function of that name with other arguments
+        return False
+    got = _rotate_both(plain, query, key, cos, sin)
+    return all(
+        ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=3e-2, atol=3e-2)
+        for ours, theirs in zip(got, expected, strict=True)
+    )
+
+
+def _rotate_both(
+    plain: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *arguments: Any,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[1, H, N, D], [1, K, N, D] and two of [1, N, D]; anything else is left to `plain`."""
+    kernels = _kernels_for("rotary_kernels", query)
+    of_one_kind = {query.dtype, key.dtype, cos.dtype, sin.dtype} == {query.dtype}
+    # Some models rotate only the first dimensions of a head.
+    has_all = cos.shape == sin.shape == (1, *query.shape[2:]) and query.shape[3] == key.shape[3]
+    if kernels is None or arguments or named or len(query) != 1 or not (of_one_kind and has_all):
+        rotated: tuple[torch.Tensor, torch.Tensor]
+        rotated = plain(query, key, cos, sin, *arguments, **named)
+        return rotated
+    return _Rotate.apply(query, cos, sin, kernels), _Rotate.apply(key, cos, sin, kernels)  # type: ignore[no-untyped-call]
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kernels: Any
+    ) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.kernels = kernels
+        rotated: torch.Tensor = kernels.rotate(x, cos, sin)
+        return rotated
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return ctx.kernels.rotate(gradient, cos, sin, is_backward=True), None, None, None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.fast.kernels import sample_and_advance
+from turnwise.inference.local.kernels import sample_and_advance
 from turnwise.inference.local.runner import Runner
 from turnwise.inference.local.sampling import seed_of
 from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow

@@ -18,28 +18,22 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.elements import GRAIN, VECTOR
-from turnwise.inference.local.fast.fused_linear import FusedLinear
+from turnwise.inference.local.batch_invariant import GRAIN, VECTOR
+from turnwise.inference.local.fused_linear import FusedLinear
 from turnwise.models.adapters import is_mergeable
 from turnwise.models.rotary import rotary_limit
-from turnwise.plain_mode import is_plain
 
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
 def is_supported(model: Any) -> bool:
     """Return whether a model is of a supported family; adapters must be mergeable."""
-    can_use = _is_linear if is_plain("engine.merged_lora") else is_mergeable
     return (
         type(model).__name__ in _FAMILIES
         and model.config.hidden_act == "silu"
         and type(model.lm_head) is nn.Linear
-        and all(can_use(x) for layer in model.model.layers for x in _linears(layer))
+        and all(is_mergeable(x) for layer in model.model.layers for x in _linears(layer))
     )
-
-
-def _is_linear(layer: Any) -> bool:
-    return type(layer) is nn.Linear
 
 
 def _linears(layer: Any) -> list[Any]:
@@ -102,7 +96,7 @@ class FusedForward:
         self._num_kv = attention.k_proj.out_features // attention.head_dim
         self._ops: Any = _TorchOps
         if model.device.type == "cuda":
-            from turnwise.inference.local.fast.kernels import KernelOps
+            from turnwise.inference.local.kernels import KernelOps
 
             self._ops = KernelOps
         norm = model.model.norm
@@ -166,8 +160,6 @@ class FusedForward:
     @property
     def can_be_transposed(self) -> bool:
         """Whether products may be transposed; in a small model the other operations prefer rows."""
-        if is_plain("engine.transposed"):
-            return False
         weight = self._head.weight
         return weight.device.type == "cpu" and weight.shape[1] >= 256
 
