@@ -79,7 +79,7 @@ def test_an_agent_is_trained_and_recorded_under_its_name(tmp_path):
     settled = yaml.safe_load((folder.path / "config.yaml").read_text())
     assert settled["agent"].endswith("test_training:chatty")
     assert "environment" not in settled
-    assert folder.status["code"]["agent"]["hash"] == folder.status["identity"]["agent"]
+    assert folder.status["identity"]["agent"]
     assert set(threading.enumerate()) == before, "the gateway's thread has ended"
 
 
@@ -109,7 +109,6 @@ def test_a_command_with_a_reward_file(tmp_path):
     folder, history, _ = trained({**settings(tmp_path), "agent": COMMAND}, dataset=ROWS)
     assert history[-1]["reward/length"] > 0
     assert history[-1]["success"] == 1.0
-    assert folder.status["code"]["agent"]["defined_in"] == "command"
     assert ConfigStore.load(folder.path / "config.yaml").agent == COMMAND
 
 

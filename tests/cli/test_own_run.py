@@ -77,8 +77,6 @@ def test_a_run_names_everything_that_played_a_part(folder):
     assert told["command"] == "python greenhouse.py"
     assert told["working_directory"] == str(folder)
     assert set(told["packages"]) >= {"torch", "transformers"}
-    assert run["code"]["environment"]["defined_in"] == "script"
-    assert run["code"]["reward"]["name"] == "greenhouse.py:double"
     facts = run["datasets"]["dataset"]
     assert (facts["path"], facts["rows"], facts["columns"]) == (["rows.jsonl"], 2, ["word"])
     assert run["model"]["hash_covers"] == "all weights"

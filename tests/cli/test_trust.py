@@ -80,8 +80,8 @@ def change(run: Path, **settings) -> None:
     for folder in [run, *checkpoints]:
         config = ConfigStore.load(folder / "config.yaml")
         for name, value in settings.items():
-            section, _, key = name.partition("__")
-            setattr(getattr(config, section), key, value)
+            section, _, key = name.rpartition("__")
+            setattr(getattr(config, section) if section else config, key, value)
         config.save(folder / "config.yaml")
         if folder != run:
             manifest = read_manifest(folder)
@@ -193,8 +193,8 @@ def test_the_user_can_allow_it(turnwise, received, tmp_path):
     [
         {"environment__name": "os:getcwd"},
         {"environment__name": "turnwise.cli:main"},
-        {"environment__reward": "os:system"},
-        {"environment__reward": "subprocess:call"},
+        {"reward": "os:system"},
+        {"reward": "subprocess:call"},
         {"environment__name": "gym:evil:Env-v0"},
         {"ray__use_ray": True, "ray__address": "192.0.2.1:6379"},
         {"inference__backend": "vllm", "inference__url": "http://127.0.0.1:9"},
@@ -278,7 +278,7 @@ def test_another_function_of_a_known_file_is_not_known(turnwise, received, tmp_p
     with_evil_environment(received, tmp_path / "marker", place=own)
     with pytest.raises(SystemExit):
         main(["check-env", f"{own}/evil.py:Env", "--episodes", "1"])
-    change(received, environment__reward=f"{own}/evil.py:reward")
+    change(received, reward=f"{own}/evil.py:reward")
     assert turnwise("eval", str(received), "--episodes", "1").code == 2
 
 

@@ -77,7 +77,6 @@ def test_a_notebook_trains_and_shows_its_own_lines_when_it_fails(notebook):
 def test_what_a_notebook_defined_is_recorded_as_such_and_asked_for(notebook, monkeypatch, capsys):
     folder, _ = notebook
     run = json.loads((folder / "runs" / "Greenhouse" / "run.json").read_text())
-    assert run["code"]["environment"]["defined_in"] == "notebook"
     assert run["unrecorded"] == {
         "environment": "<notebook>:Greenhouse",
         "reward": "<notebook>:score",

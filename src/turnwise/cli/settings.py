@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING
 from turnwise.cli.common import make_importable
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.runs.named_files import Named, rewrite_names
-from turnwise.runs.places import find_folder, module_facts, module_of, recorded_module
-from turnwise.user_code import import_from, module_file, names_code
+from turnwise.runs.places import find_folder
+from turnwise.user_code import names_code
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -180,40 +179,15 @@ class Finder:
         return [Path(), *self.folders] if is_typed else [*self.folders, Path()]
 
     def _code(self, name: Named) -> str:
-        module = module_of(name)
         folder = find_folder(name, self._places(name))
-        place, _, attribute = name.text.rpartition(":")
-        if place.endswith(".py"):
+        path, _, attribute = name.text.rpartition(":")
+        target = name.text
+        if path.endswith(".py"):
             if folder is None:
-                raise self._missing(name, place)
-            target = f"{_from_here(place, folder)}:{attribute}"
-            name_code(target, None if folder == Path() else folder)
-            return target
-        installed = None
-        if module is not None and self.run is not None and folder is not None:
-            installed = _importable_elsewhere(module, self._places(name))
-            if installed is not None:
-                folder = self._used_before(name, module, [folder, installed])
-            _check_not_imported(module, folder)
-        name_code(name.text, None if folder == Path() else folder)
-        if module is not None and folder is not None and installed is not None:
-            import_from(folder, module)  # before `sys.path` can provide the other one
-        return name.text
-
-    def _used_before(self, name: Named, module: str, folders: list[Path]) -> Path:
-        """Return which of two folders with a module of this name has the one that the run used."""
-        assert self.run is not None
-        recorded = recorded_module(self.run, module)
-        files = {folder: module_file(module, folder) for folder in folders}
-        for folder, file in files.items():
-            if file is not None and module_facts(file) == recorded:
-                return folder
-        own, other = files.values()
-        raise ConfigError(
-            f"{name.text} is named by {self.run}, and there are two modules {module}: {own} and "
-            f"{other}. The run used neither as it is now, so it is unclear which one is meant. "
-            f"{self._supply(name, 'FILE.PY:NAME')}"
-        )
+                raise self._missing(name, path)
+            target = f"{_from_here(path, folder)}:{attribute}"
+        name_code(target, None if folder == Path() else folder)
+        return target
 
     def _folder(self, name: Named) -> str:
         """Return the folder in which a server is started: where the run was started."""
@@ -254,23 +228,3 @@ def _from_here(text: str, folder: Path | None) -> str:
     if folder is None or folder.resolve() == here.resolve():
         return text
     return str(folder / path)
-
-
-def _importable_elsewhere(module: str, places: list[Path]) -> Path | None:
-    """Return the folder of an installed module of this name, outside of these places."""
-    own = {place.resolve() for place in places}
-    folders = [Path(entry) for entry in sys.path if entry and Path(entry).resolve() not in own]
-    return next((folder for folder in folders if module_file(module, folder)), None)
-
-
-def _check_not_imported(module: str, folder: Path | None) -> None:
-    """Raise `ConfigError` if another package of the same name is already imported."""
-    top = module.partition(".")[0]
-    loaded = sys.modules.get(top)
-    paths = [*getattr(loaded, "__path__", []), getattr(loaded, "__file__", None)]
-    found = next((Path(path).resolve() for path in paths if path), None)
-    if folder is not None and found is not None and not found.is_relative_to(folder.resolve()):
-        raise ConfigError(
-            f"the run's module {module} is in {folder}, and another module {top} was imported from "
-            f"{found} before. A process can use one of them: rename one, or leave the other out."
-        )

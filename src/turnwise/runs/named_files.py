@@ -62,16 +62,16 @@ def rewrite_names(config: ConfigStore, rewrite: Rewrite) -> None:
 
 def names_of(config: ConfigStore) -> Iterator[Named]:
     """Yield every name of code or files in the settings."""
-    found: list[Named] = []
+    names: list[Named] = []
 
     def note(name: Named) -> str:
-        found.append(name)
+        names.append(name)
         return name.text
 
     for setting, value in config.settings():
         if setting in NAMES:
             rewritten(setting, value, note)
-    return iter(found)
+    return iter(names)
 
 
 def rewritten(setting: str, value: Any, rewrite: Rewrite) -> Any:
@@ -79,57 +79,47 @@ def rewritten(setting: str, value: Any, rewrite: Rewrite) -> Any:
     kind = NAMES[setting]
     if setting == "agent" and not names_code(str(value)):  # a command
         return value
-    if isinstance(value, str) and kind == "rows":  # the first of a list, written without the list
-        return rewrite(Named(f"{setting}.0", kind, value))
     return _rewritten(setting, kind, value, rewrite)
 
 
 def _rewritten(setting: str, kind: Kind, value: Any, rewrite: Rewrite) -> Any:
     if isinstance(value, str):
-        return rewrite(Named(setting, kind, value))
+        # One file of a dataset is the first of a list, written without the list.
+        is_one = kind == "rows" and setting.endswith(".path")
+        return rewrite(Named(f"{setting}.0" if is_one else setting, kind, value))
     if isinstance(value, list):
         return [
             _rewritten(f"{setting}.{index}", kind, item, rewrite)
             for index, item in enumerate(value)
         ]
-    if isinstance(value, dict):
-        return _rewritten_tool(setting, value, rewrite)
+    fields: dict[str, Kind] = {}
     if isinstance(value, RewardItem):
-        function = _rewritten(f"{setting}.function", kind, value.function, rewrite)
-        return dataclasses.replace(value, function=function)
-    if isinstance(value, EnvironmentItem):
-        return _rewritten_item(setting, value, rewrite)
-    return value
-
-
-def _rewritten_item(setting: str, item: EnvironmentItem, rewrite: Rewrite) -> EnvironmentItem:
-    """Return an environment of a mix with its own names replaced."""
-    code = {
-        field: _rewritten(f"{setting}.{field}", "code", getattr(item, field), rewrite)
-        for field in ("environment", "reward", "tools")
+        fields = {"function": "code"}
+    elif isinstance(value, DatasetConfig):
+        fields = {"path": "rows"}
+    elif isinstance(value, EnvironmentItem):  # an environment of a mix
+        fields = {"environment": "code", "reward": "code", "tools": "code"}
+        fields |= {"dataset": "rows", "eval_dataset": "rows"}
+    elif isinstance(value, dict):
+        return _rewritten_tool(setting, value, rewrite)
+    if not fields:
+        return value
+    changed = {
+        field: _rewritten(f"{setting}.{field}", field_kind, getattr(value, field), rewrite)
+        for field, field_kind in fields.items()
     }
-    return dataclasses.replace(
-        item,
-        **code,
-        dataset=_rewritten_rows(f"{setting}.dataset.path", item.dataset, rewrite),
-        eval_dataset=_rewritten_rows(f"{setting}.eval_dataset.path", item.eval_dataset, rewrite),
-    )
-
-
-def _rewritten_rows(setting: str, rows: DatasetConfig, rewrite: Rewrite) -> DatasetConfig:
-    setting = f"{setting}.0" if isinstance(rows.path, str) else setting
-    return dataclasses.replace(rows, path=_rewritten(setting, "rows", rows.path, rewrite))
+    return dataclasses.replace(value, **changed)
 
 
 def _rewritten_tool(setting: str, tool: dict[str, Any], rewrite: Rewrite) -> dict[str, Any]:
     """Return an entry of `tools` with options: code, a server, or Python with packages."""
-    found = dict(tool)
+    changed = dict(tool)
     if "mcp" in tool:  # the working directory of a server; empty: that of the run
-        found["cwd"] = rewrite(Named(f"{setting}.cwd", "folder", str(tool.get("cwd") or "")))
-        return {name: value for name, value in found.items() if name != "cwd" or value}
+        changed["cwd"] = rewrite(Named(f"{setting}.cwd", "folder", str(tool.get("cwd") or "")))
+        return {name: value for name, value in changed.items() if name != "cwd" or value}
     if isinstance(tool.get("tool"), str):
-        found["tool"] = rewrite(Named(setting, "code", tool["tool"]))
+        changed["tool"] = rewrite(Named(setting, "code", tool["tool"]))
     if isinstance(tool.get("packages"), list):
-        place = f"{setting}.packages"
-        found["packages"] = _rewritten(place, "folder", tool["packages"], rewrite)
-    return found
+        packages = f"{setting}.packages"
+        changed["packages"] = _rewritten(packages, "folder", tool["packages"], rewrite)
+    return changed

@@ -37,6 +37,7 @@ from turnwise.episode import EpisodeLimits
 from turnwise.episode.options import ParserChoice
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
+from turnwise.runs.named_files import names_of
 from turnwise.tools.by_name import uses_of
 from turnwise.tools.parsers import PARSERS
 from turnwise.trainer.agents import agent_hash, agent_label, remember_agent
@@ -101,8 +102,10 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     for name in ("dataset", "eval_dataset"):
         if getattr(given, name) is not None:
             setattr(found, name, dataset_setting(getattr(given, name)))
-    for target in _targets(found):
-        remember_code(target)  # so that later commands may import it
+    for name in names_of(found):
+        is_code = name.kind == "code" and names_code(name.text)
+        if is_code and name.text.partition(":")[0] not in ADAPTERS:
+            remember_code(name.text)  # so that later commands may import it
     remember_agent(found.agent)
     for entry in found.tools:
         for use in uses_of(entry):
@@ -130,32 +133,6 @@ def _limits(limits: EpisodeLimits) -> LimitsConfig:
     found = LimitsConfig(**dataclasses.asdict(limits))
     found.max_tokens_per_turn = limits.max_tokens_per_turn or _UNLIMITED
     return found
-
-
-def _targets(config: ConfigStore) -> list[str]:
-    """Return the code that the settings name and that can be imported."""
-    environments = config.parts().values()
-    named = [name for own in environments for names in named_code(own).values() for name in names]
-    return [
-        name
-        for name in dict.fromkeys(named)
-        if names_code(name) and name.partition(":")[0] not in ADAPTERS
-    ]
-
-
-def named_code(config: ConfigStore) -> dict[str, list[str]]:
-    """Return the names of code in the settings of one environment, by setting."""
-    rewards = [config.reward] if isinstance(config.reward, str) else config.reward or []
-    return {
-        "environment": [] if config.agent is not None else [config.environment.name],
-        "agent": [] if config.agent is None else [config.agent],
-        "expert": [] if config.expert is None else [config.expert],
-        "reward": [item if isinstance(item, str) else item.function or "" for item in rewards],
-        "tools": [tool for tool in config.tools if isinstance(tool, str)],
-        "parser": [config.parser],
-        "adv_estimator": [config.training.adv_estimator],
-        "policy_loss": [config.training.policy_loss],
-    }
 
 
 def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:

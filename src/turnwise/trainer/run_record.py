@@ -9,29 +9,22 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from turnwise.config import RUN, ConfigStore, DatasetConfig
 from turnwise.data.held_out import shared_rows
-from turnwise.env.catalog import source_by_name
 from turnwise.models.empty import device_of, state_values
-from turnwise.reward import WeightedReward
-from turnwise.runs.named_files import Named, rewrite_names
-from turnwise.runs.places import describe_base, named_modules, with_recorded_names
+from turnwise.runs.named_files import Named, names_of, rewrite_names
+from turnwise.runs.places import describe_base, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
-from turnwise.trainer.agents import agent_hash
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.labels import callable_label, is_lost, object_label
+from turnwise.trainer.labels import is_lost, object_label
 from turnwise.trainer.recorded_rows import rows_facts, rows_to_keep
-from turnwise.trainer.recording import named_code, recorded
-from turnwise.user_code import fingerprint, reference_to
-
-if TYPE_CHECKING:
-    from turnwise.agents import AgentSource
+from turnwise.trainer.recording import recorded
 
 _MAX_HASHED_WHOLE = 50_000_000
 """Parameters of a model that is hashed whole, which takes a fraction of a second."""
@@ -67,10 +60,11 @@ class RunRecord:
         rewrite_names(config, lambda name: _place_in(folder.path, name))
         facts = self._facts(config)
         facts["base_directory"] = describe_base(base, folder.path)
-        if before is not None:
-            status = folder.status
-            for name in ("code", "datasets"):
-                facts[name] = _kept(status.get(name), facts[name])
+        recorded_rows = folder.status.get("datasets", {}) if resumes else {}
+        for name, rows in facts["datasets"].items():
+            known = recorded_rows.get(name, {})
+            if known.get("hash") == rows["hash"]:  # where the rows came from stays known
+                facts["datasets"][name] = {**known, **{k: rows[k] for k in ("path",) if k in rows}}
         return config, facts
 
     def _facts(self, config: ConfigStore) -> dict[str, Any]:
@@ -79,18 +73,14 @@ class RunRecord:
         facts: dict[str, Any] = {
             "identity": dict(self.identity),
             "agent": "the policy that is trained",
-            "code": _code(self.user, config),
             "datasets": {
                 name: {**rows, "path": paths[name]} if "path" in rows else rows
                 for name, rows in self.datasets.items()
             },
-            "modules": named_modules(config),
             "unrecorded": _unrecorded(config),
         }
         if self.curriculum is not None:
-            label = object_label(self.curriculum)
-            facts["code"]["curriculum"] = _code_facts(label, self.curriculum)
-            facts["unrecorded"]["curriculum"] = label
+            facts["unrecorded"]["curriculum"] = object_label(self.curriculum)
         if self.user.limits is not None:
             facts["limits"] = dataclasses.asdict(self.user.limits)
         return facts
@@ -149,74 +139,18 @@ def _datasets(
             yield name, setting, source, rows
 
 
-def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
-    """Return where environment, reward and tools are defined, with hashes of their code."""
-    if user.mix:
-        settings = config.parts()
-        return {part.name: _code(part.components, settings[part.name]) for part in user.mix}
-    found: dict[str, Any] = {}
-    if user.environment is not None:
-        source: Any = user.environment
-        source = source_by_name(source) if isinstance(source, str) else source
-        found["environment"] = _code_facts(config.environment.name, source)
-    if user.agent is not None:
-        found["agent"] = _agent_facts(str(config.agent), user.agent)
-    if user.expert is not None:
-        found["expert"] = _code_facts(str(config.expert), user.expert)
-    names = _reward_names(config)
-    if isinstance(user.reward_fn, WeightedReward):
-        functions = user.reward_fn.functions
-        if len(names) != len(functions):  # one name for the whole
-            names = [None] * len(functions)
-        found["reward"] = [
-            {"part": component, "weight": weight, **_code_facts(name or callable_label(fn), fn)}
-            for name, (component, (fn, weight)) in zip(names, functions.items(), strict=True)
-        ]
-    elif user.reward_fn is not None:
-        name = names[0] if names else None
-        found["reward"] = _code_facts(name or callable_label(user.reward_fn), user.reward_fn)
-    found["tools"] = config.tools
-    return found
-
-
-def _reward_names(config: ConfigStore) -> list[str | None]:
-    """Return the names of the reward functions; None for the sum of the step rewards."""
-    if config.reward is None or isinstance(config.reward, str):
-        return [config.reward]
-    return [item.function for item in config.reward]
-
-
-def _code_facts(name: str, value: object) -> dict[str, str]:
-    return {
-        "name": name,
-        "defined_in": reference_to(value).origin,
-        "hash": fingerprint(value),
-    }
-
-
-def _agent_facts(name: str, agent: AgentSource) -> dict[str, str]:
-    if isinstance(agent, str):
-        return {"name": name, "defined_in": "command", "hash": agent_hash(agent)}
-    return _code_facts(name, agent)
-
-
 def _unrecorded(config: ConfigStore) -> dict[str, str]:
     """Return the settings whose objects a later command cannot load."""
-    if config.environments is not None:
-        inner = {name: _unrecorded(part) for name, part in config.parts().items()}
-        return {
-            f"{setting} of {name}": label
-            for name, lost in inner.items()
-            for setting, label in lost.items()
-        }
-    labels = {
-        **named_code(config),
-        "model": [config.model.model_name],
-        "dataset": config.dataset.paths,
-        "eval_dataset": config.eval_dataset.paths,
-    }
-    lost = {name: [label for label in found if is_lost(label)] for name, found in labels.items()}
-    return {name: ", ".join(found) for name, found in lost.items() if found}
+    parts = list(config.parts())
+    lost: dict[str, list[str]] = {}
+    for name in names_of(config):
+        section, *words = name.setting.split(".")
+        setting = words[0] if section == "training" else section
+        if section == "environments":
+            setting = f"{words[1]} of {parts[int(words[0])]}"
+        if is_lost(name.text):
+            lost.setdefault(setting, []).append(name.text)
+    return {setting: ", ".join(labels) for setting, labels in lost.items()}
 
 
 def _place_in(folder: Path, name: Named) -> str:
@@ -224,17 +158,6 @@ def _place_in(folder: Path, name: Named) -> str:
     is_inside = not name.text.startswith("<") and place.is_relative_to(here)
     is_kept = is_inside and name.kind == "rows"
     return f"{RUN}/{place.relative_to(here)}" if is_kept else name.text
-
-
-def _kept(before: Any, now: Any) -> Any:
-    """Keep the recorded facts of what has not changed, under the current names."""
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        return [_kept(old, new) for old, new in zip(before, now, strict=True)]
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return now
-    if "hash" in now and now["hash"] == before.get("hash"):
-        return {**before, **{key: now[key] for key in ("name", "path") if key in now}}
-    return {name: _kept(before.get(name), value) for name, value in now.items()}
 
 
 def model_facts(

@@ -1,8 +1,7 @@
 """User code by name: from `file.py:Name` or `module:Name` to the object, and back."""
 
-from turnwise.user_code.fingerprint import fingerprint, is_installed, module_hash
+from turnwise.user_code.fingerprint import fingerprint, is_installed
 from turnwise.user_code.imports import (
-    import_from,
     import_object,
     imported_files,
     module_file,
@@ -27,13 +26,11 @@ __all__ = [
     "allows_model_code",
     "definition_note",
     "fingerprint",
-    "import_from",
     "import_object",
     "imported_files",
     "is_in_run",
     "is_installed",
     "module_file",
-    "module_hash",
     "names_code",
     "reference_to",
     "refuse_during_import",

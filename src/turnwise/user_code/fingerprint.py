@@ -32,16 +32,6 @@ def fingerprint(value: object) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def module_hash(file: Path) -> str:
-    """Return 16 hex digits that stay the same while a file of Python code says the same.
-
-    The file is read, not imported: comments, layout and docstrings do not count.
-    """
-    tree = _parsed(_source(str(file)))
-    text = "" if tree is None else ast.dump(tree)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
 class _Walk:
     """Collects a line for each definition that can be reached; each object is visited once."""
 

@@ -153,16 +153,6 @@ def _guarded(path: Path) -> Iterator[None]:
         raise refused[0]
 
 
-def import_from(folder: Path, module: str) -> None:
-    """Import `package.module` from the folder of the package, before others of its name."""
-    path = list(sys.path)
-    sys.path.insert(0, str(folder))
-    try:
-        _import_module(module, module)
-    finally:
-        sys.path[:] = path
-
-
 def _import_module(place: str, target: str) -> ModuleType:
     known = sys.modules.get(place)
     if known is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from turnwise.user_code.fingerprint import fingerprint, is_installed
+from turnwise.user_code.fingerprint import is_installed
 
 Origin: TypeAlias = Literal["turnwise", "installed", "file", "script", "notebook", "interactive"]
 """The kind of place that defines the code; script: the one that was run, interactive: a prompt."""
@@ -40,10 +40,6 @@ class CodeReference:
     origin: Origin
     target: str | None
     """`file.py:Name` or `module:Name`, from which it can be imported; None if it cannot be."""
-    folder: str | None
-    """The folder that `target` is relative to: the working directory, or that of the package."""
-    fingerprint: str
-    """A hash that changes with the behaviour of the code; see `fingerprint`."""
 
     @property
     def label(self) -> str:
@@ -60,11 +56,19 @@ def reference_to(value: object) -> CodeReference:
     module = sys.modules.get(getattr(definition, "__module__", None) or "")
     name = str(getattr(definition, "__qualname__", type(definition).__qualname__))
     origin = _origin(module)
-    target, folder = None, None
+    named: Any = module
+    for part in name.split("."):
+        named = getattr(named, part, None)
     # The code that made an instance is not recorded: only its class can be imported.
-    if module is not None and _finds(module, name) is definition:
-        target, folder = _target(module, name, origin)
-    return CodeReference(name, origin, target, folder, fingerprint(value))
+    is_named = (_definition(named) if callable(named) else named) is definition
+    if module is None or not is_named or origin in ("notebook", "interactive"):
+        return CodeReference(name, origin, None)
+    # A module of a package may have relative imports, which need the whole package.
+    if origin in ("turnwise", "installed") or (origin == "file" and module.__package__):
+        return CodeReference(name, origin, f"{module.__name__}:{name}")
+    file, here = Path(str(module.__file__)).resolve(), Path.cwd()
+    path = file.relative_to(here) if file.is_relative_to(here) else file
+    return CodeReference(name, origin, f"{path}:{name}")
 
 
 def _definition(value: Any) -> Any:
@@ -75,13 +79,6 @@ def _definition(value: Any) -> Any:
     if inspect.ismethod(value):
         value = value.__func__
     return value if isinstance(value, type) or inspect.isroutine(value) else type(value)
-
-
-def _finds(module: ModuleType, name: str) -> object:
-    found: object = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return _definition(found) if callable(found) else found
 
 
 def _origin(module: ModuleType | None) -> Origin:
@@ -97,17 +94,3 @@ def _origin(module: ModuleType | None) -> Origin:
     if file is None or is_installed(Path(file)):
         return "installed"
     return "file"
-
-
-def _target(module: ModuleType, name: str, origin: Origin) -> tuple[str | None, str | None]:
-    if origin in ("turnwise", "installed"):
-        return f"{module.__name__}:{name}", None
-    if origin in ("notebook", "interactive"):
-        return None, None
-    file = Path(str(module.__file__)).resolve()
-    if origin == "file" and module.__package__:  # relative imports need the whole package
-        root = file.parents[len(module.__package__.split("."))]
-        return f"{module.__name__}:{name}", str(root)
-    here = Path.cwd()
-    place = file.relative_to(here) if file.is_relative_to(here) else file
-    return f"{place}:{name}", str(here)
