@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.trainer.labels import callable_label
-from turnwise.user_code import fingerprint, import_object, names_code, remember_use, require_use
+from turnwise.user_code import (
+    callable_label,
+    fingerprint,
+    import_object,
+    names_code,
+    remember_use,
+    require_use,
+)
 
 if TYPE_CHECKING:
     from turnwise.agents import AgentEpisodes, AgentSource, Expert

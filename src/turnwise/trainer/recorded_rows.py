@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.config import DatasetConfig
 from turnwise.data import CustomEnvDataset, PromptDataset
 from turnwise.data.sources import is_file_name
-from turnwise.trainer.labels import is_lost, object_label
+from turnwise.user_code import is_lost, object_label
 
 MAX_KEPT_BYTES = 64 * 2**20
 """Of the rows of a dataset that are in no file; larger datasets are not kept."""

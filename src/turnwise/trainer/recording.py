@@ -10,8 +10,11 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from turnwise.algo.choose import (
@@ -38,21 +41,22 @@ from turnwise.episode.options import ParserChoice
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.runs.named_files import names_of
-from turnwise.tools.by_name import uses_of
+from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
+from turnwise.tools.base import as_tool
+from turnwise.tools.by_name import ToolEntry, tools_by_name, uses_of
+from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
+from turnwise.tools.python_code.tool import package_folders
+from turnwise.tools.server_entries import server_words
 from turnwise.trainer.agents import agent_hash, agent_label, remember_agent
 from turnwise.trainer.components import MixEnvironment, UserComponents, environment_of
-from turnwise.trainer.labels import (
-    algorithm_label,
-    callable_label,
-    is_default_instance,
-    object_label,
-)
 from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
-from turnwise.trainer.recorded_tools import tool_entries, tools_description
 from turnwise.user_code import (
+    callable_label,
     fingerprint,
+    instance_label,
     names_code,
+    object_label,
     reference_to,
     remember_code,
     remember_use,
@@ -82,7 +86,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     if given.reward_fn is not None:
         found.reward = _reward(given.reward_fn)
     if given.tools is not None:
-        found.tools = tool_entries(given.tools)
+        found.tools = _tool_entries(given.tools)
     if given.parser is not None:
         found.parser = _parser(given.parser)
     if given.model is not None:
@@ -102,10 +106,10 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     for name in ("dataset", "eval_dataset"):
         if getattr(given, name) is not None:
             setattr(found, name, dataset_setting(getattr(given, name)))
-    for name in names_of(found):
-        is_code = name.kind == "code" and names_code(name.text)
-        if is_code and name.text.partition(":")[0] not in ADAPTERS:
-            remember_code(name.text)  # so that later commands may import it
+    for named in names_of(found):
+        is_code = named.kind == "code" and names_code(named.text)
+        if is_code and named.text.partition(":")[0] not in ADAPTERS:
+            remember_code(named.text)  # so that later commands may import it
     remember_agent(found.agent)
     for entry in found.tools:
         for use in uses_of(entry):
@@ -143,7 +147,7 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     found = {
         "reward": _reward_code(user.reward_fn),
         "system_prompt": _hash(user.system_prompt or ""),
-        "tools": _hash(tools_description(user.tools, config)),
+        "tools": _hash(_tools_description(user.tools, config)),
     }
     if user.agent is not None:
         found = {"agent": agent_hash(user.agent), **found}
@@ -231,7 +235,19 @@ def _algorithm(
     """Return the name of an estimator or a loss: the given one, a built-in one, or its label."""
     if isinstance(choice, str):
         return choice
-    return next((name for name in known if known[name] == record), algorithm_label(record))
+    name = next((name for name in known if known[name] == record), None)
+    if name is not None:
+        return name
+    function: Any = record.function
+    if record == type(record)(function):
+        return callable_label(function)
+    # A record that declares more than its function is named by its global variable.
+    target = reference_to(function).target
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = [name for name, value in vars(module).items() if value is record] if module else []
+    if target is None or not names:
+        return object_label(record)
+    return f"{target.rpartition(':')[0]}:{names[0]}"
 
 
 def _parser(parser: ParserChoice) -> str:
@@ -240,7 +256,70 @@ def _parser(parser: ParserChoice) -> str:
     known = next((name for name, kind in PARSERS.items() if kind is type(parser)), None)
     if known is not None:
         return known
-    return reference_to(parser).label if is_default_instance(parser) else object_label(parser)
+    return instance_label(parser)
+
+
+def _tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, Any]]:
+    """Return entries from which the same tools can be made; others get a label.
+
+    The tools of an MCP server are one entry, unless other tools are between them: a prompt lists
+    tools in order.
+    """
+    entries: list[str | dict[str, Any]] = []
+    for source, group in itertools.groupby(map(as_tool, tools), key=_server):
+        neighbours = list(group)
+        entry = None if source is None else source.entry
+        if source is None or entry is None:
+            entries += [_tool_entry(tool) for tool in neighbours]
+        elif neighbours == source.tools:
+            entries.append(dict(entry))
+        else:
+            entries.append({**entry, "only": [tool.name for tool in neighbours]})
+    return entries
+
+
+def _tools_description(
+    tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore
+) -> list[Any]:
+    """Return the definitions that the model sees and the code of the tools, to be hashed.
+
+    MCP servers are identified by their entries: they are not started for this.
+    """
+    if tools is None:
+        own = list(tools_by_name([entry for entry in config.tools if "mcp" not in entry]))
+        entries: list[ToolEntry] = list(config.tools)
+    else:
+        every = [as_tool(tool) for tool in tools]
+        own = [tool for tool in every if _server(tool) is None]
+        entries = list(_tool_entries(every))
+    servers = [
+        {**entry, "mcp": shlex.join(server_words(entry["mcp"])), "cwd": None}
+        for entry in entries
+        if not isinstance(entry, str) and "mcp" in entry
+    ]
+    definitions = [tool.definition.to_openai() for tool in own]
+    code = [fingerprint(tool.function) for tool in own]
+    return [definitions, code, *([servers] if servers else [])]
+
+
+def _server(tool: Tool) -> MCPTools | None:
+    return tool.source if isinstance(tool, MCPTool) else None
+
+
+def _tool_entry(tool: Tool) -> str | dict[str, Any]:
+    if type(tool) is CalculatorTool:
+        return "calculator"
+    if isinstance(tool, FunctionTool):
+        return callable_label(tool.function)
+    if type(tool) is PythonCodeTool:
+        entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
+        if tool.packages:
+            is_all = tool.packages == package_folders(True)
+            entry["packages"] = True if is_all else list(tool.packages)
+        if not tool.isolated:  # only with the permission of the user
+            entry["allow_unsafe"] = True
+        return entry
+    return instance_label(tool)
 
 
 def _code_of(environment: EnvironmentSource | None, config: EnvironmentConfig) -> str:

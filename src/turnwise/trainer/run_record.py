@@ -22,9 +22,9 @@ from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.labels import is_lost, object_label
 from turnwise.trainer.recorded_rows import rows_facts, rows_to_keep
 from turnwise.trainer.recording import recorded
+from turnwise.user_code import is_lost, object_label
 
 _MAX_HASHED_WHOLE = 50_000_000
 """Parameters of a model that is hashed whole, which takes a fraction of a second."""

@@ -7,7 +7,15 @@ from turnwise.user_code.imports import (
     module_file,
     refuse_during_import,
 )
-from turnwise.user_code.reference import CodeReference, names_code, reference_to
+from turnwise.user_code.reference import (
+    CodeReference,
+    callable_label,
+    instance_label,
+    is_lost,
+    names_code,
+    object_label,
+    reference_to,
+)
 from turnwise.user_code.tracebacks import definition_note, user_traceback
 from turnwise.user_code.trust import (
     allows_model_code,
@@ -24,14 +32,18 @@ from turnwise.user_code.trust import (
 __all__ = [
     "CodeReference",
     "allows_model_code",
+    "callable_label",
     "definition_note",
     "fingerprint",
     "import_object",
     "imported_files",
+    "instance_label",
     "is_in_run",
     "is_installed",
+    "is_lost",
     "module_file",
     "names_code",
+    "object_label",
     "reference_to",
     "refuse_during_import",
     "remember_code",

@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import linecache
 import sysconfig
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -46,89 +46,82 @@ class _Walk:
             return
         if isinstance(value, _PLAIN):
             self.lines.append(repr(value))
-        elif isinstance(value, Mapping | list | tuple | set | frozenset):
-            self._add_container(value)
-        elif id(value) in self._seen:
-            self.lines.append(f"again {_label(value)}")
-        else:
-            self._seen[id(value)] = value
-            self._add_object(value)
-
-    def _add_container(self, value: Mapping[Any, Any] | Collection[Any]) -> None:
-        # Equal tuples may or may not be one object: containers are written out each time.
-        self.lines.append(f"{type(value).__name__} of {len(value)}")
-        if id(value) in self._open:
             return
-        self._open.add(id(value))
-        if isinstance(value, Mapping):
-            self._add_all(item for pair in value.items() for item in pair)
-        elif isinstance(value, set | frozenset):
-            self._add_all(sorted((x for x in value if isinstance(x, _PLAIN)), key=repr))
-        else:
-            self._add_all(value)
-        self._open.discard(id(value))
-
-    def _add_object(self, value: object) -> None:
+        if isinstance(value, Mapping | list | tuple | set | frozenset):
+            # Equal tuples may or may not be one object: containers are written out each time.
+            self.lines.append(f"{type(value).__name__} of {len(value)}")
+            if id(value) not in self._open:
+                self._open.add(id(value))
+                self._add_all(_items(value))
+                self._open.discard(id(value))
+            return
+        label = getattr(value, "__qualname__", type(value).__qualname__)
+        if id(value) in self._seen:
+            self.lines.append(f"again {label}")
+            return
+        self._seen[id(value)] = value
         if isinstance(value, functools.partial):
             self._add_all([value.func, value.args, value.keywords])
         elif isinstance(value, ModuleType):
-            self._add_module(value)
+            self.lines.append(f"module {value.__name__}")
+            if not is_foreign(getattr(value, "__file__", None)):
+                self.lines.append(ast.dump(_parsed(_source(str(value.__file__)))))
         elif isinstance(value, type):
+            self.lines.append(f"class {label}")
             self._add_class(value)
         elif inspect.ismethod(value):
             self._add_all([value.__func__, value.__self__])
         elif isinstance(value, FunctionType):
+            self.lines.append(f"function {label}")
             self._add_function(value)
         elif inspect.isroutine(value):
-            self.lines.append(f"built-in {_label(value)}")
+            self.lines.append(f"built-in {label}")
         else:
-            self._add_instance(value)
+            self.add(type(value))
+            state = getattr(value, "__dict__", None)
+            if isinstance(state, dict) and not is_foreign(_file_of_class(type(value))):
+                self.add({name: item for name, item in state.items() if not name.startswith("__")})
 
     def _add_all(self, values: Iterable[object]) -> None:
         for value in values:
             self.add(value)
 
-    def _add_module(self, module: ModuleType) -> None:
-        file = getattr(module, "__file__", None)
-        self.lines.append(f"module {module.__name__}")
-        if file is not None and not is_foreign(file):
-            tree = _parsed(_source(file))
-            if tree is not None:
-                self.lines.append(ast.dump(tree))
-
     def _add_class(self, cls: type) -> None:
-        self.lines.append(f"class {_label(cls)}")
-        file, own = _file_of(cls), _own_functions(cls)
+        file, functions = _file_of_class(cls), _functions(cls)
         if file is None or is_foreign(file):
             return
         node = _definition_node(file, cls.__qualname__)
         if node is None:  # made by a call, such as `type(...)`: its bases and methods count
-            self._add_all([*cls.__bases__, *own])
+            self._add_all([*cls.__bases__, *functions])
             return
-        self.lines.append(ast.dump(node))
-        names = own[0].__globals__ if own else getattr(inspect.getmodule(cls), "__dict__", {})
-        self._add_names(node, names)
-        for function in own:
+        module = getattr(inspect.getmodule(cls), "__dict__", {})
+        self._add_node(node, functions[0].__globals__ if functions else module)
+        for function in functions:
             self._add_closure(function)
 
     def _add_function(self, function: FunctionType) -> None:
-        self.lines.append(f"function {_label(function)}")
         file = function.__code__.co_filename
         if is_foreign(file):
             return
         node = _definition_node(file, function.__qualname__)
-        if node is None:  # a lambda, or code without a file
-            self.lines.append(_code_text(function.__code__))
+        if node is not None:
+            self._add_node(node, function.__globals__)
+        else:  # a lambda, or code without a file
+            text, names = _code(function.__code__)
+            self.lines.append(text)
             self._add_all(
-                function.__globals__[name]
-                for name in _code_names(function.__code__)
-                if name in function.__globals__
+                function.__globals__[name] for name in sorted(names) if name in function.__globals__
             )
-        else:
-            self.lines.append(ast.dump(node))
-            self._add_names(node, function.__globals__)
         self._add_all([function.__defaults__, function.__kwdefaults__])
         self._add_closure(function)
+
+    def _add_node(self, node: ast.AST, names: Mapping[str, Any]) -> None:
+        """Add a definition, and follow the global names that it uses."""
+        self.lines.append(ast.dump(node))
+        used = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        for name in sorted(used & names.keys()):
+            self.lines.append(f"name {name}")
+            self.add(names[name])
 
     def _add_closure(self, function: FunctionType) -> None:
         for cell in function.__closure__ or ():
@@ -137,45 +130,33 @@ class _Walk:
             except ValueError:  # not filled yet
                 continue
 
-    def _add_instance(self, value: object) -> None:
-        self.add(type(value))
-        state = getattr(value, "__dict__", None)
-        if isinstance(state, dict) and not is_foreign(_file_of(type(value))):
-            self.add({name: item for name, item in state.items() if not name.startswith("__")})
 
-    def _add_names(self, node: ast.AST, names: Mapping[str, Any]) -> None:
-        """Follow the global names that a definition uses, in the order of their names."""
-        used = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-        for name in sorted(used & names.keys()):
-            self.lines.append(f"name {name}")
-            self.add(names[name])
+def _items(value: Any) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return [item for pair in value.items() for item in pair]
+    if isinstance(value, set | frozenset):  # in an order of its own
+        return sorted((item for item in value if isinstance(item, _PLAIN)), key=repr)
+    return list(value)
 
 
-def _label(value: object) -> str:
-    kind: Any = value if hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__qualname__}"
-
-
-def _plain_function(attribute: object) -> FunctionType | None:
-    if isinstance(attribute, property):
-        attribute = attribute.fget
-    if isinstance(attribute, staticmethod | classmethod):
-        attribute = attribute.__func__
-    attribute = inspect.unwrap(attribute) if callable(attribute) else attribute
-    return attribute if isinstance(attribute, FunctionType) else None
-
-
-def _own_functions(cls: type) -> list[FunctionType]:
+def _functions(cls: type) -> list[FunctionType]:
     """Return the functions that the class defines itself."""
-    functions = [f for f in map(_plain_function, vars(cls).values()) if f is not None]
-    return [f for f in functions if f.__module__ == cls.__module__]
+    functions = []
+    for attribute in vars(cls).values():
+        function: Any = attribute.fget if isinstance(attribute, property) else attribute
+        if isinstance(function, staticmethod | classmethod):
+            function = function.__func__
+        function = inspect.unwrap(function) if callable(function) else function
+        if isinstance(function, FunctionType) and function.__module__ == cls.__module__:
+            functions.append(function)
+    return functions
 
 
-def _file_of(cls: type) -> str | None:
+def _file_of_class(cls: type) -> str | None:
     # A class of a notebook has no file, but its methods have one in `linecache`.
-    own = _own_functions(cls)
-    if own:
-        return own[0].__code__.co_filename
+    functions = _functions(cls)
+    if functions:
+        return functions[0].__code__.co_filename
     try:
         return inspect.getsourcefile(cls)
     except (TypeError, OSError):  # built in, or typed at a prompt
@@ -197,21 +178,22 @@ def _is_foreign_file(file: str) -> bool:
 
 def is_installed(path: Path) -> bool:
     """Return whether a file belongs to Python or to an installed package."""
-    return any(path.resolve().is_relative_to(place) for place in _installed_places())
-
-
-@functools.cache
-def _installed_places() -> tuple[Path, ...]:
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(Path(sysconfig.get_path(kind)).resolve() for kind in kinds)
+    folders = [Path(sysconfig.get_path(kind)).resolve() for kind in kinds]
+    return any(path.resolve().is_relative_to(folder) for folder in folders)
 
 
 def _definition_node(file: str, qualname: str) -> ast.AST | None:
     """Return the definition of `Outer.inner` in a file, the last one if there are several."""
-    tree = _parsed(_source(file))
-    node: ast.AST | None = tree
+    node: ast.AST | None = _parsed(_source(file))
     for name in qualname.replace(".<locals>", "").split("."):
-        node = None if node is None else _named(node, name)
+        waiting, node = list(ast.iter_child_nodes(node)) if node else [], None
+        while waiting:
+            inner = waiting.pop(0)
+            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                node = inner if inner.name == name else node
+            else:  # an `if` or `try` around a definition
+                waiting += ast.iter_child_nodes(inner)
     return node
 
 
@@ -220,26 +202,13 @@ def _source(file: str) -> str:
     return "".join(linecache.getlines(file))
 
 
-def _named(node: ast.AST, name: str) -> ast.AST | None:
-    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = None
-    waiting = list(ast.iter_child_nodes(node))
-    while waiting:
-        inner = waiting.pop(0)
-        if isinstance(inner, kinds):
-            found = inner if inner.name == name else found
-        else:  # an `if` or `try` around a definition
-            waiting += ast.iter_child_nodes(inner)
-    return found
-
-
 @functools.lru_cache(maxsize=64)
-def _parsed(source: str) -> ast.Module | None:
-    """Return the syntax tree without docstrings."""
+def _parsed(source: str) -> ast.Module:
+    """Return the syntax tree without docstrings; an empty one if it is no Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return None
+        return ast.Module([], [])
     for node in ast.walk(tree):
         match getattr(node, "body", None):
             case [ast.Expr(value=ast.Constant(value=str())), *_] as body:
@@ -247,13 +216,11 @@ def _parsed(source: str) -> ast.Module | None:
     return tree
 
 
-def _code_text(code: CodeType) -> str:
-    consts = [
-        _code_text(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {consts}"
-
-
-def _code_names(code: CodeType) -> list[str]:
-    inner = [item for item in code.co_consts if isinstance(item, CodeType)]
-    return sorted({*code.co_names, *(name for item in inner for name in _code_names(item))})
+def _code(code: CodeType) -> tuple[str, set[str]]:
+    """Return the text of compiled code, with the code inside of it, and the names that it uses."""
+    names, consts = set(code.co_names), []
+    for item in code.co_consts:
+        text, inner = _code(item) if isinstance(item, CodeType) else (repr(item), set())
+        consts.append(text)
+        names |= inner
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {consts}", names

@@ -21,9 +21,8 @@ _STAMP = "__turnwise_stamp__"
 """The attribute of a user's module with its file's modification time and size."""
 _importing: list[str] = []
 """Files that are being imported now, the innermost last."""
-_refused: list[ConfigError] = []
-"""Refusals during the current import: a script may catch them, the import fails anyway."""
-
+_refused: dict[str, ConfigError] = {}
+"""What a file did that it must not: it may catch the error, its import fails anyway."""
 
 _LOST = {
     "<notebook>": "was defined in a notebook",
@@ -40,23 +39,30 @@ def import_object(target: str, *, option: str = "its name", is_built_in: bool = 
     cannot be imported: `<notebook>:Name`. A folder that the user does not trust cannot name code
     (see `trust`); `is_built_in` is for turnwise's own tables.
     """
-    place, _, attribute = target.rpartition(":")
-    if place in _LOST:
+    source, _, attribute = target.rpartition(":")
+    if source in _LOST:
         raise ConfigError(
-            f"{attribute} {_LOST[place]}, so it cannot be imported from here. Put it into a file, "
+            f"{attribute} {_LOST[source]}, so it cannot be imported from here. Put it into a file, "
             f"under a name of its own, and give {option}: file.py:name"
         )
-    if not place or not attribute:
+    if not source or not attribute:
         raise ConfigError(f"got {target!r}, expected path/to/file.py:Name or package.module:Name")
     if not is_built_in:
         require_code(target)
-    module = import_file(Path(place)) if place.endswith(".py") else _import_module(place, target)
-    found: Any = module
+    is_file = source.endswith(".py")
+    module = import_file(Path(source)) if is_file else _import_module(source, target)
+    value: Any = module
     for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise ConfigError(f"{place} has no {attribute!r}. {did_you_mean(name, _own(module))}")
-        found = getattr(found, name)
-    return found
+        if not hasattr(value, name):
+            defined = {
+                known
+                for known, item in vars(module).items()
+                if getattr(item, "__module__", None) == module.__name__
+            }
+            names = defined | set(getattr(module, "__all__", ()))
+            raise ConfigError(f"{source} has no {attribute!r}. {did_you_mean(name, names)}")
+        value = getattr(value, name)
+    return value
 
 
 def import_file(path: Path) -> ModuleType:
@@ -119,12 +125,11 @@ def refuse_during_import(action: str) -> None:
     frame = sys._getframe(1)
     while frame.f_back is not None and not _is_top_level(frame, file):
         frame = frame.f_back
-    error = ConfigError(
+    _refused[file] = ConfigError(
         f"{file}:{frame.f_lineno} {action} as soon as the file is imported, and turnwise imports "
         f"it to find what is defined there. Put that part of the file under the line\n{GUARD}"
     )
-    _refused.append(error)
-    raise error
+    raise _refused[file]
 
 
 def _is_top_level(frame: FrameType, file: str) -> bool:
@@ -136,47 +141,35 @@ def _is_top_level(frame: FrameType, file: str) -> bool:
 def _guarded(path: Path) -> Iterator[None]:
     """Guard the top level of a file: it must neither train nor exit."""
     _importing.append(str(path))
-    num_refused = len(_refused)
     try:
         yield
     except SystemExit as error:
-        if len(_refused) == num_refused:
+        if str(path) not in _refused:
             raise ConfigError(
                 f"{path} ended with {error!r} when it was imported. Put what the file does as a "
                 f"script under the line\n{GUARD}"
             ) from error
     finally:
         _importing.pop()
-        refused = _refused[num_refused:]
-        del _refused[num_refused:]
-    if refused:
-        raise refused[0]
+        refusal = _refused.pop(str(path), None)
+    if refusal is not None:
+        raise refusal
 
 
-def _import_module(place: str, target: str) -> ModuleType:
-    known = sys.modules.get(place)
+def _import_module(name: str, target: str) -> ModuleType:
+    known = sys.modules.get(name)
     if known is not None:
         return known
-    files = (module_file(place, Path(entry)) for entry in sys.path)
-    file = next((file for file in files if file is not None), Path(place))
+    files = (module_file(name, Path(entry)) for entry in sys.path)
+    file = next((file for file in files if file is not None), Path(name))
     try:
         with _guarded(file):
-            return importlib.import_module(place)
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         # An import that fails inside the module is not a wrong name of the module.
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"there is no module {place!r} for {target!r}. "
+            f"there is no module {name!r} for {target!r}. "
             "A file is written with its ending: path/to/file.py:Name"
         ) from None
-
-
-def _own(module: ModuleType) -> set[str]:
-    """Return the names that the module defines or exports."""
-    defined = {
-        name
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", None) == module.__name__
-    }
-    return defined | set(getattr(module, "__all__", ()))

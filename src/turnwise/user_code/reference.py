@@ -1,4 +1,4 @@
-"""`CodeReference`: where user code is defined, so that a later command can import it again."""
+"""The names of user code: where it is defined, so that a later command can import it again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from turnwise.user_code.fingerprint import is_installed
+from turnwise.user_code.fingerprint import fingerprint, is_installed
 
 Origin: TypeAlias = Literal["turnwise", "installed", "file", "script", "notebook", "interactive"]
 """The kind of place that defines the code; script: the one that was run, interactive: a prompt."""
@@ -94,3 +94,38 @@ def _origin(module: ModuleType | None) -> Origin:
     if file is None or is_installed(Path(file)):
         return "installed"
     return "file"
+
+
+def callable_label(function: Any) -> str:
+    """Return the name of a function; a callable object, or a method of one, gets a label."""
+    is_object = not isinstance(function, type) and not hasattr(function, "__code__")
+    return object_label(function) if is_object else reference_to(function).label
+
+
+def object_label(value: object) -> str:
+    """Return a label for an object that cannot be imported."""
+    return f"<object>:{type(value).__qualname__}"
+
+
+def instance_label(value: object) -> str:
+    """Return the name of the class that makes an equal object without arguments, or a label.
+
+    Objects of installed packages are never compared: their fingerprint leaves their state out.
+    """
+    reference = reference_to(value)
+    is_equal = False
+    if reference.target is not None and reference.origin != "installed":
+        try:
+            other = type(value)()
+            if reference.origin == "turnwise":
+                is_equal = bool(vars(other) == vars(value))
+            else:
+                is_equal = fingerprint(other) == fingerprint(value)
+        except Exception:  # the user's constructor takes arguments
+            is_equal = False
+    return reference.label if is_equal else object_label(value)
+
+
+def is_lost(label: str) -> bool:
+    """Whether a label names an object that a later command cannot import."""
+    return label.startswith("<") and ">:" in label
