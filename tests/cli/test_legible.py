@@ -145,12 +145,10 @@ def test_names_of_files_and_values(turnwise, folder):
 def test_tracebacks_and_warnings_of_a_command(folder):
     """What ends a command unforeseen, in a process of its own, as Python itself would tell it."""
     script = (
-        "import logging, sys, threading, turnwise.cli\n"
+        "import logging, turnwise.cli\n"
         f"acting = {ACTING!r}\n"
         "def fail(*arguments, **more):\n"
         "    logging.getLogger('turnwise.any').warning('said %s', acting)\n"
-        "    thread = threading.Thread(target=lambda: 1 / 0 if acting else 0, name=acting)\n"
-        "    thread.start(); thread.join()\n"
         "    raise RuntimeError(acting)\n"
         "turnwise.cli.app = fail\n"
         "turnwise.cli.main([])\n"
@@ -161,7 +159,6 @@ def test_tracebacks_and_warnings_of_a_command(folder):
     assert done.returncode == 1
     assert "RuntimeError: ␛[2J" in done.stderr
     assert "said ␛[2J" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
     assert not acts(done.stderr)
 
 

@@ -7,10 +7,8 @@ import inspect
 import logging
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -110,26 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # small models ran several times slower.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    _escape_control_characters()
+    if logging.lastResort is not None:  # warnings quote environments and models
+        logging.lastResort.setFormatter(LegibleFormatter("%(message)s"))
     try:
         app(args=arguments)
     except TurnwiseError as error:
         say(f"error: {error}", err=True)
         sys.exit(2)
-
-
-def _escape_control_characters() -> None:
-    """Escape control characters in tracebacks and warnings, which quote environments and models."""
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _report
-    if threading.excepthook is threading.__excepthook__:
-        threading.excepthook = lambda raised: _report(*raised[:3])
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(LegibleFormatter("%(message)s"))
-
-
-def _report(
-    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
-) -> None:
-    if kind is not SystemExit:  # a thread may end itself with it
-        say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"), err=True)
+    except Exception:  # its traceback quotes them too
+        say(traceback.format_exc().rstrip("\n"), err=True)
+        sys.exit(1)

@@ -22,9 +22,6 @@ from turnwise.inference import (
 from turnwise.tools import ActionParser, ToolCall, ToolRegistry, get_parser
 from turnwise.tools.context import ToolContext
 
-CHUNK_TOKENS = 16
-"""A reply is generated in chunks so that it is shown as it grows, and Ctrl-C keeps what was
-shown. The engine keeps the KV cache of the session between chunks."""
 MOST_ROUNDS = 20
 """Replies in a row that may call tools."""
 
@@ -147,28 +144,38 @@ class ChatSession:
         return reply
 
     def _reply(self, conversation: Conversation, show: Callable[[str], None]) -> Reply:
-        """Generate one turn."""
+        """Generate one turn; Ctrl-C keeps what was shown of it."""
         ids: list[int] = []
-        log_probs: list[float] = []
+        num_shown = 0
         started = time.monotonic()
 
-        async def generate() -> FinishReason:
-            reason, num_shown = None, 0
-            while reason is None:
-                result = await self.engine.sample(self._request(conversation, ids))
-                ids.extend(result.ids)
-                log_probs.extend(result.log_probs)
-                reason = self._ending(result, ids)
-                visible = self._visible(ids, is_over=reason is not None)
-                show(visible[num_shown:])
-                num_shown = len(visible)
-            return reason
+        def show_new(sampled: Sequence[int], is_over: bool = False) -> None:
+            nonlocal num_shown
+            ids[:] = sampled
+            visible = self._visible(ids, is_over)
+            show(visible[num_shown:])
+            num_shown = max(num_shown, len(visible))
+
+        async def generate() -> GenerationResult:
+            request = GenerationRequest(
+                list(conversation.stream.ids),
+                self.max_tokens,
+                self.sampling,
+                stop_ids=self.format.stop_ids,
+                stop_strings=self.format.stop_strings,
+                seed=next(self._seeds),
+                session=self._session,
+                on_tokens=show_new,
+            )
+            return await self.engine.sample(request)
 
         try:
-            reason = asyncio.run(generate())
+            result = asyncio.run(generate())
+            reason, log_probs = result.finish_reason, result.log_probs
+            show_new(result.ids, is_over=True)
         # asyncio raises the second for a Ctrl-C that comes just as the loop begins.
         except (KeyboardInterrupt, asyncio.CancelledError):
-            reason = FinishReason.ABORTED
+            reason, log_probs = FinishReason.ABORTED, [0.0] * len(ids)
         conversation.answer(ids, log_probs)
         self.replies.append(Reply(len(ids), time.monotonic() - started, reason))
         return self.replies[-1]
@@ -187,31 +194,13 @@ class ChatSession:
         self.conversation = Conversation(self.format, messages, tools)
         return self.conversation
 
-    def _request(self, conversation: Conversation, ids: Sequence[int]) -> GenerationRequest:
-        return GenerationRequest(
-            [*conversation.stream.ids, *ids],
-            min(CHUNK_TOKENS, self.max_tokens - len(ids)),
-            self.sampling,
-            stop_ids=self.format.stop_ids,
-            stop_strings=self.format.stop_strings,
-            seed=next(self._seeds),
-            session=self._session,
-        )
-
-    def _ending(self, result: GenerationResult, ids: Sequence[int]) -> FinishReason | None:
-        """Return why the reply ended; None if it continues."""
-        if result.finish_reason is not FinishReason.LENGTH:
-            return result.finish_reason
-        if self.format.stop_strings and self._cut(text := self.format.decode(ids)) != text:
-            return FinishReason.STOP  # a stop string across two chunks
-        return FinishReason.LENGTH if len(ids) >= self.max_tokens else None
-
     def _visible(self, ids: Sequence[int], is_over: bool) -> str:
-        """Return the text without the end of turn and without an incomplete last character."""
-        text = self._cut(self.format.decode(ids)).lstrip()
-        return text if is_over else text.rstrip("\ufffd")
-
-    def _cut(self, text: str) -> str:
+        """Return the text without the end of turn, and without what may become one."""
+        text = self.format.decode(ids)
         for stop in self.format.stop_strings:
             text = text.partition(stop)[0]
-        return text
+            begun = [n for n in range(1, len(stop)) if text.endswith(stop[:n])]
+            if begun and not is_over:
+                text = text[: -max(begun)]
+        text = text.lstrip()
+        return text if is_over else text.rstrip("\ufffd")

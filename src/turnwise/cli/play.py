@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.run_settings import Supplied
+from turnwise.cli.run_paths import find_run_or_refuse
+from turnwise.cli.run_settings import Supplied, played_settings, source_of
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.cli.play_loop import Played
+
+WITHOUT_MODEL = ("human", "expert", "random")
+"""Players that need neither a model nor torch, and start at once."""
 
 
 def play(
@@ -78,31 +83,60 @@ def play(
     turnwise play gym:FrozenLake-v1 --param map_name=8x8 --seed 7
     turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
-    from turnwise.cli.common import make_console, print_json
+    from turnwise.cli.common import make_console, print_json, working
     from turnwise.cli.play_screen import Screen
-    from turnwise.cli.play_setup import WITHOUT_MODEL, find_setup, play_scripted, watch
+    from turnwise.cli.play_setup import PlayerOptions, play_scripted, watch
     from turnwise.errors import TurnwiseError
+    from turnwise.user_code import settings_from
 
     if as_json and player == "human":
         raise ConfigError("--json is not for a human: name --player expert, random or a run")
-    first_seed = random.randrange(10_000) if seed is None else seed
     supplied = Supplied(
         other_env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
     )
-    setup = find_setup(env, player, checkpoint, supplied, trust_remote_code)
-    is_brief = player != "human" and episodes > 1
-    screen = Screen(make_console(quiet=as_json), setup.name, is_brief=is_brief)
-    played: list[Played] = []
+    env_run = None if env is None else find_run_or_refuse(env)
+    player_run = None
+    if player not in WITHOUT_MODEL:
+        player_run = source_of(player, checkpoint) or find_run_or_refuse(player)
+    if env is None:
+        if player_run is None:
+            raise ConfigError(
+                "no environment is named. Name one (turnwise play guess-number) or a "
+                "run: turnwise play runs/mine, turnwise play --player runs/mine"
+            )
+        env_run = player_run
+    elif env_run is None:
+        if other_env is not None:
+            raise ConfigError(
+                f"got the environment {env} and --env {other_env}. Name one of them; "
+                "--env is for a run whose own environment cannot be restored."
+            )
+        supplied = dataclasses.replace(supplied, environment=env)
+    # Only an environment, without other components: nothing imports torch.
+    named = dataclasses.replace(supplied, environment=None, param=None, max_steps=None)
+    is_bare = env_run is None and named == Supplied()
+    agent = player if player not in WITHOUT_MODEL and player_run is None else None
+    supplied.allow_code(agent if agent is not None and ".py:" in agent else None)
+    name = env or player
+    screen = Screen(make_console(quiet=as_json), name, is_brief=player != "human" and episodes > 1)
+    first_seed = random.randrange(10_000) if seed is None else seed
     seeds = range(first_seed, first_seed + episodes)
+    played: list[Played] = []
     try:
-        with setup.settings() as config:
-            if setup.environment_run is not None:
-                screen.name = f"{config.environment.name} of {setup.name}"
+        source = env_run or player_run
+        with settings_from(source, is_trusted=trust_remote_code):
+            with working(f"loading {name}"):
+                config = played_settings(source, supplied)
+            if env_run is not None:
+                screen.name = f"{config.environment.name} of {name}"
             if player in WITHOUT_MODEL:
-                found = play_scripted(config, setup, seeds, screen, delay)
+                all_played = play_scripted(config, player, seeds, screen, delay, is_bare)
             else:
-                found = watch(config, setup, seeds, screen, delay, greedy, debug)
-            for episode in found:
+                options = PlayerOptions(
+                    player, player_run, checkpoint, model, greedy, delay, trust_remote_code
+                )
+                all_played = watch(config, options, seeds, screen, debug)
+            for episode in all_played:
                 played.append(episode)
                 if as_json:
                     print_json(_as_json(episode), indent=None)
