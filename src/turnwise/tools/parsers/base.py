@@ -86,9 +86,17 @@ class Attempt:
     """Where to continue."""
     calls: list[ToolCall] = field(default_factory=list)
     problem: str | None = None
-    """Why it could not be read. Without calls and problem it is just text."""
+    """Why the rest could not be read. Without calls and problem it is just text."""
     said: str = ""
     """Text inside of what was read."""
+
+
+class Malformed(ValueError):
+    """What was meant as a call cannot be read; `end` is how far it was read."""
+
+    def __init__(self, problem: str, end: int = 0) -> None:
+        super().__init__(problem)
+        self.end = end
 
 
 class FormatParser(ActionParser):
@@ -111,12 +119,12 @@ class FormatParser(ActionParser):
 
     def _find(self, text: str, position: int) -> int:
         """Returns where the next call may begin, from `position` on; -1 if nowhere."""
-        found = self.opening.search(text, position)
-        return -1 if found is None else found.start()
+        match = self.opening.search(text, position)
+        return -1 if match is None else match.start()
 
     @abstractmethod
     def _read(self, text: str, start: int) -> Attempt:
-        """Reads the call at `start`."""
+        """Reads the call at `start`; may raise `Malformed`."""
 
     def _hint(self, text: str, position: int) -> str | None:
         """Returns the problem of a turn in which no call was found, if there is a known one."""
@@ -126,12 +134,19 @@ class FormatParser(ActionParser):
         thoughts = _Thoughts(text, self.thought_start, self.thought_end)
         position = thoughts.first_end
         start = thoughts.next_call(position, self._find)
-        problem = None if start < 0 else _beyond_limits(text, start)
+        problem: str | None = None
+        if start >= 0 and len(text) > MAX_LENGTH:
+            problem = f"a turn with calls may have at most {MAX_LENGTH} characters, not {len(text)}"
+        elif start >= 0 and sum(text.count(part, start) for part in "{[,") > _MAX_PARTS:
+            problem = f"there are more than {_MAX_PARTS} brackets and commas"
         calls: list[ToolCall] = []
         around: list[str] = []
         kept = num_attempts = 0
         while start >= 0 and problem is None:
-            attempt = self._read(text, start)
+            try:
+                attempt = self._read(text, start)
+            except Malformed as error:
+                attempt = Attempt(start, problem=str(error))
             problem = attempt.problem
             num_attempts += 1
             if attempt.calls:
@@ -169,28 +184,20 @@ class _Thoughts:
 
     def next_call(self, position: int, find: Callable[[str, int], int]) -> int:
         """Returns the first position outside of thoughts where a call may begin; -1 if none."""
-        text, place = self._text, find(self._text, position)
+        text, start = self._text, find(self._text, position)
         while True:
             if 0 <= self._next < position:  # it is inside a call: an argument, no thought
                 self._next = text.find(self._start, position)
-            is_thought = self._next >= 0 and (self._next < place or place < 0)
+            is_thought = self._next >= 0 and (self._next < start or start < 0)
             if not is_thought:
-                return place
+                return start
             closed = text.find(self._end, self._next)
             if closed < 0:
                 self.is_unfinished = True
                 return -1
             position = closed + len(self._end)
-            if 0 <= place < position:
-                place = find(text, position)
-
-
-def _beyond_limits(text: str, start: int) -> str | None:
-    if len(text) > MAX_LENGTH:
-        return f"a turn with calls may have at most {MAX_LENGTH} characters, not {len(text)}"
-    if sum(text.count(part, start) for part in "{[,") > _MAX_PARTS:
-        return f"there are more than {_MAX_PARTS} brackets and commas"
-    return None
+            if 0 <= start < position:
+                start = find(text, position)
 
 
 def _tidy(around: list[str]) -> str:
