@@ -20,11 +20,8 @@ Number = int | float
 _MAX_CHARACTERS = 1000
 _MAX_DEPTH = 60
 _MAX_BITS = 10_000  # some three thousand digits
-_MAX_FACTORIAL = 1000
 _MAX_PLACES = 300
 _SIGNIFICANT_DIGITS = 15  # a float holds these; the next is noise
-
-_CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 _REPLACED = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 
 
@@ -57,20 +54,6 @@ def calculate(expression: str) -> Number | bool:
     Traceback (most recent call last):
     turnwise.errors.ToolError: 9 ** 387420489 is too large. Numbers may have up to 3010 digits.
     """
-    try:
-        value = _evaluate(_parse(expression), 0)
-    except ZeroDivisionError:
-        raise ToolError("It divides by zero.") from None
-    except OverflowError:
-        raise ToolError("A number in it is too large.") from None
-    except RecursionError:
-        raise ToolError("The expression is nested too deeply. Compute it in parts.") from None
-    if isinstance(value, float):
-        return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
-    return value
-
-
-def _parse(expression: str) -> ast.expr:
     if len(expression) > _MAX_CHARACTERS:
         raise ToolError(
             f"The expression has {len(expression)} characters, up to {_MAX_CHARACTERS} are taken. "
@@ -78,66 +61,62 @@ def _parse(expression: str) -> ast.expr:
         )
     text = expression.strip().translate(_REPLACED)
     try:
-        return ast.parse(text, mode="eval").body
+        value = _evaluate(ast.parse(text, mode="eval").body, 0)
     except SyntaxError as error:
-        where = f" near {_near(text, error)!r}" if error.lineno == 1 and error.offset else ""
+        start = (error.offset or 1) - 1
+        near = f" near {text[start : start + 12] or text[-12:]!r}" if text else ""
         raise ToolError(
-            f"This is not an expression{where}. Write for example (3 + 4) * 2."
+            f"This is not an expression{near}. Write for example (3 + 4) * 2."
         ) from None
+    except ZeroDivisionError:
+        raise ToolError("It divides by zero.") from None
+    except OverflowError:
+        raise ToolError("A number in it is too large.") from None
     except (ValueError, RecursionError, MemoryError):
         raise ToolError(
             "The expression cannot be read: it is nested too deeply or has odd characters."
         ) from None
-
-
-def _near(text: str, error: SyntaxError) -> str:
-    start = max((error.offset or 1) - 1, 0)
-    return text[start : start + 12] or text[-12:]
+    return float(f"{value:.{_SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _evaluate(node: ast.expr, depth: int) -> Number | bool:
     if depth > _MAX_DEPTH:
         raise ToolError("The expression is nested too deeply. Compute it in parts.")
-    inner = depth + 1
     match node:
         case ast.Constant(value=bool() | int() | float()):
             return _checked(node.value, "a number")
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-            value = _evaluate(operand, inner)
+            value = _evaluate(operand, depth + 1)
             return -value if isinstance(node.op, ast.USub) else +value
         case ast.BinOp():
-            return _chain(node, inner)
+            # In a loop, so that a long sum such as 1 + 2 + 3 + ... does not count as nested.
+            links = [node]
+            while isinstance(links[-1].left, ast.BinOp):
+                links.append(links[-1].left)
+            value = _evaluate(links[-1].left, depth + 1)
+            for link in reversed(links):
+                value = _operate(type(link.op), value, _evaluate(link.right, depth + 1))
+            return value
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
             compare = _COMPARISONS[type(op)]
-            return bool(compare(_evaluate(left, inner), _evaluate(right, inner)))
+            return bool(compare(_evaluate(left, depth + 1), _evaluate(right, depth + 1)))
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.Name(id=name) if name in _FUNCTIONS:
+            raise ToolError(f"{name} is a function: write {name}(...).")
         case ast.Name(id=name):
-            return _constant(name)
+            hint = did_you_mean(name, {**_CONSTANTS, **_FUNCTIONS})
+            raise ToolError(f"{name[:40]!r} has no value. Put its number in its place. {hint}")
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            return _apply(name, [_evaluate(argument, inner) for argument in _flat(args)])
+            if len(args) == 1 and isinstance(args[0], ast.List | ast.Tuple):
+                args = args[0].elts  # max([1, 2]) is max(1, 2)
+            return _apply(name, [_evaluate(argument, depth + 1) for argument in args])
         case ast.Tuple():
             raise ToolError("Write numbers without commas: 1000, not 1,000.")
     raise ToolError(
         f"{ast.unparse(node)[:40]!r} is not arithmetic. Use numbers, + - * / // % **, "
-        f"brackets, and functions such as sqrt(2)."
+        "brackets, and functions such as sqrt(2)."
     )
-
-
-def _chain(node: ast.BinOp, depth: int) -> Number:
-    """Evaluates 1 + 2 + 3 + ... in a loop, so that a long sum does not count as nested."""
-    links = [node]
-    while isinstance(links[-1].left, ast.BinOp):
-        links.append(links[-1].left)
-    value = _evaluate(links[-1].left, depth)
-    for link in reversed(links):
-        value = _operate(type(link.op), value, _evaluate(link.right, depth))
-    return value
-
-
-def _flat(args: list[ast.expr]) -> list[ast.expr]:
-    """Turns max([1, 2]) into max(1, 2)."""
-    if len(args) == 1 and isinstance(args[0], ast.List | ast.Tuple):
-        return args[0].elts
-    return args
 
 
 _OPERATORS: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
@@ -160,10 +139,8 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def _operate(kind: type[ast.operator], left: Number, right: Number) -> Number:
-    if kind is ast.BitXor:
-        raise ToolError("^ is no operator here. For a power write **, such as 2 ** 10.")
     if kind not in _OPERATORS:
-        raise ToolError("Only the operators + - * / // % ** are known.")
+        raise ToolError("Only the operators + - * / // % ** are known. For a power write **.")
     symbol, operate = _OPERATORS[kind]
     what = f"{_short(left)} {symbol} {_short(right)}"
     if kind is ast.Pow and isinstance(left, int) and isinstance(right, int) and abs(left) > 1:
@@ -171,39 +148,29 @@ def _operate(kind: type[ast.operator], left: Number, right: Number) -> Number:
     return _checked(operate(left, right), what)
 
 
-def _constant(name: str) -> Number:
-    if name in _FUNCTIONS:
-        raise ToolError(f"{name} is a function: write {name}(...).")
-    if name not in _CONSTANTS:
-        hint = did_you_mean(name, {**_CONSTANTS, **_FUNCTIONS})
-        raise ToolError(f"{name[:40]!r} has no value. Put its number in its place. {hint}")
-    return _CONSTANTS[name]
-
-
 def _apply(name: str, args: list[Number]) -> Number:
     if name not in _FUNCTIONS:
         raise ToolError(f"There is no function {name[:40]!r}. {did_you_mean(name, _FUNCTIONS)}")
     what = f"{name}({', '.join(map(_short, args))})"
     try:
+        if name in ("factorial", "comb", "perm"):
+            # No factor is above n, and there are as many factors as chosen things.
+            n, *others = map(_whole, args)
+            chosen = min([*others, n - others[0] if name == "comb" and others else n])
+            _require_bits(max(chosen, 0) * n.bit_length(), what)
         return _checked(_FUNCTIONS[name](*args), what)
     except (TypeError, ValueError) as error:
         raise ToolError(f"{what} cannot be computed: {error}.") from None
 
 
-def _factorial(n: Number) -> int:
-    if n > _MAX_FACTORIAL:
-        raise ToolError(f"factorial({_short(n)}) is too large: up to {_MAX_FACTORIAL} is computed.")
-    return math.factorial(_whole(n))
+def _whole(x: Number) -> int:
+    if isinstance(x, float) and not x.is_integer():
+        raise ValueError(f"{x} is not a whole number")
+    return int(x)
 
 
-def _choices(function: Callable[[int, int], int], name: str) -> Callable[..., Number]:
-    def bounded(n: Number, k: Number) -> int:
-        total, chosen = _whole(n), _whole(k)
-        fewer = min(chosen, total - chosen) if name == "comb" else chosen
-        _require_bits(max(fewer, 0) * total.bit_length(), f"{name}({_short(n)}, {_short(k)})")
-        return function(total, chosen)
-
-    return bounded
+def _of_whole(function: Callable[..., int]) -> Callable[..., Number]:
+    return lambda *args: function(*map(_whole, args))
 
 
 def _round(x: Number, places: Number = 0) -> Number:
@@ -213,47 +180,23 @@ def _round(x: Number, places: Number = 0) -> Number:
     return round(x, digits) if digits else round(x)
 
 
-def _whole(x: Number) -> int:
-    if isinstance(x, float) and not x.is_integer():
-        raise ValueError(f"{x} is not a whole number")
-    return int(x)
-
-
-def _log(x: Number, base: Number = math.e) -> float:
-    return math.log(x) if base == math.e else math.log(x, base)
-
-
+_CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "abs": abs,
     "round": _round,
-    "floor": math.floor,
-    "ceil": math.ceil,
     "min": lambda *args: min(args),
     "max": lambda *args: max(args),
     "sum": lambda *args: sum(args),
-    "sqrt": math.sqrt,
-    "cbrt": math.cbrt,
-    "exp": math.exp,
-    "log": _log,
     "ln": math.log,
-    "log2": math.log2,
-    "log10": math.log10,
-    "sin": math.sin,
-    "cos": math.cos,
-    "tan": math.tan,
-    "asin": math.asin,
-    "acos": math.acos,
-    "atan": math.atan,
-    "atan2": math.atan2,
-    "hypot": math.hypot,
-    "degrees": math.degrees,
-    "radians": math.radians,
-    "factorial": _factorial,
-    "comb": _choices(math.comb, "comb"),
-    "perm": _choices(math.perm, "perm"),
-    "gcd": lambda *args: math.gcd(*map(_whole, args)),
-    "lcm": lambda *args: math.lcm(*map(_whole, args)),
 }
+_OF_REALS = (
+    math.floor, math.ceil, math.sqrt, math.cbrt, math.exp, math.log, math.log2, math.log10,
+    math.sin, math.cos, math.tan, math.asin, math.acos, math.atan, math.atan2, math.hypot,
+    math.degrees, math.radians,
+)  # fmt: skip
+_FUNCTIONS |= {function.__name__: function for function in _OF_REALS}
+for _function in (math.factorial, math.comb, math.perm, math.gcd, math.lcm):
+    _FUNCTIONS[_function.__name__] = _of_whole(_function)
 
 
 def _checked(value: Any, what: str) -> Number | bool:
