@@ -21,6 +21,12 @@ def note(text: str, context: ToolContext) -> str:
     return " ".join(notes)
 
 
+@tool
+def lock(context: ToolContext) -> None:
+    """Keep what cannot be copied."""
+    context.store["lock"] = threading.Lock()
+
+
 class Closable:
     def __init__(self, log: list[str], name: str, error: Exception | None = None) -> None:
         self.log, self.name, self.error = log, name, error
@@ -156,9 +162,9 @@ def test_with_closes_from_both_sides() -> None:
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_starts_empty(duplicate: Any) -> None:
-    registry = ToolRegistry([note])
+    registry = ToolRegistry([note, lock])
     registry.execute_tool("note", text="a")
-    registry._own_context().store["lock"] = threading.Lock()
+    registry.execute_tool("lock")
     assert duplicate(registry).execute_tool("note", text="b") == (True, "b")
 
 

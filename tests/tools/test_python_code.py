@@ -19,7 +19,6 @@ from turnwise.tools import ToolCall, ToolFailure, ToolRegistry, ToolResult
 from turnwise.tools.python_code import (
     CodeLimits,
     PythonCodeTool,
-    capability,
     run_code,
     runner,
     tool as tool_module,
@@ -303,7 +302,7 @@ def test_a_layer_that_fails_is_named(
         f"jail.{broken} = fail\n"
     )
     monkeypatch.setattr(runner, "_BOOT", breaks + runner._BOOT)
-    assert told in str(capability.why_not_isolated.__wrapped__())
+    assert told in str(runner.why_not_isolated.__wrapped__())
 
 
 @pytest.mark.parametrize(
@@ -322,19 +321,19 @@ def test_the_probe_notices_a_layer_that_does_nothing(
         f"jail.{missing}\n"
     )
     monkeypatch.setattr(runner, "_BOOT", breaks + runner._BOOT)
-    reason = capability.why_not_isolated.__wrapped__()
+    reason = runner.why_not_isolated.__wrapped__()
     assert reason is not None
     assert "not contained" in reason
 
 
 def test_other_machines_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert capability.why_not_isolated.__wrapped__() == "isolation needs Linux, this is darwin."
+    assert runner.why_not_isolated.__wrapped__() == "isolation needs Linux, this is darwin."
     monkeypatch.setattr(sys, "platform", "linux")
     system = os.uname()
     other = os.uname_result((*tuple(system)[:4], "riscv64"))
     monkeypatch.setattr(os, "uname", lambda: other)
-    assert "this is riscv64" in str(capability.why_not_isolated.__wrapped__())
+    assert "this is riscv64" in str(runner.why_not_isolated.__wrapped__())
 
 
 @pytest.mark.parametrize(

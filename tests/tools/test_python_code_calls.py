@@ -18,7 +18,7 @@ from tools.jailed import (
     way_in as way_in,
 )
 from turnwise.tools.python_code import runner, why_not_isolated
-from turnwise.tools.python_code.jail import seccomp, syscalls
+from turnwise.tools.python_code.jail import seccomp
 
 # Calls with which a program could get out, or have memory beside its own: name, number on x86_64,
 # number on aarch64. They are not in the table of the filter, so each is refused.
@@ -47,11 +47,11 @@ swapon 167 224, acct 163 89, vhangup 153 58, iopl 172 -, ioperm 173 -, modify_ld
 process_madvise 440 440, lookup_dcookie 212 18, nfsservctl 180 42, setsid 112 157, setpgid 109 154
 """
 ARM_32, I386, RISCV_64 = 0x40000028, 0x40000003, 0xC00000F3
-MACHINES = syscalls.ARCHITECTURES
+MACHINES = seccomp.ARCHITECTURES
 
 
 def known(table: str) -> dict[str, dict[str, int]]:
-    return {machine: syscalls._read(table, machine) for machine in MACHINES}
+    return {machine: seccomp.call_numbers(table, machine) for machine in MACHINES}
 
 
 @functools.cache
@@ -84,15 +84,15 @@ def answer(machine: str, architecture: int, number: int, arguments: tuple[int, .
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_answers_as_the_table_says(machine: str) -> None:
     own = seccomp.AUDIT_ARCH[machine]
-    allowed = set(syscalls.allowed_numbers(machine))
-    conditional = set(known(syscalls._CONDITIONAL)[machine].values())
+    allowed = set(known(seccomp.ALLOWED)[machine].values())
+    conditional = set(known(seccomp.CONDITIONAL)[machine].values())
     assert not allowed & conditional
     for number in range(600):
         found = answer(machine, own, number)
         if number in allowed:
             assert found == seccomp.ALLOW, number
         elif number not in conditional:
-            no_such_call = number == syscalls.CLONE3 or number > syscalls.LAST_KNOWN
+            no_such_call = number == seccomp.CLONE3 or number > seccomp.LAST_KNOWN
             assert found == seccomp.ERRNO | (38 if no_such_call else 1), number
     for name, number in known(FORBIDDEN)[machine].items():
         assert answer(machine, own, number, (1, 1, 1, 1, 1, 1)) == seccomp.REFUSE, name
@@ -134,10 +134,10 @@ def test_arguments_decide_where_the_table_says_so(machine: str) -> None:
         "flock": {(3, 2): "pretend"},
         "ioctl": {(1, 0x5401): "allow", (1, 0x5412): "refuse", (1, 0x40086602): "refuse"},
     }
-    assert expected.keys() == known(syscalls._CONDITIONAL)[machine].keys()
+    assert expected.keys() == known(seccomp.CONDITIONAL)[machine].keys()
     means = {"allow": seccomp.ALLOW, "refuse": seccomp.REFUSE, "pretend": seccomp.ERRNO}
     for name, cases in expected.items():
-        number = syscalls.conditional_number(name, machine)
+        number = known(seccomp.CONDITIONAL)[machine][name]
         for arguments, meaning in cases.items():
             found = answer(machine, seccomp.AUDIT_ARCH[machine], number, arguments)
             assert found == means[meaning], (name, arguments)
@@ -148,8 +148,8 @@ def test_arguments_decide_where_the_table_says_so(machine: str) -> None:
 def test_every_call_that_is_not_in_the_table_is_refused_by_the_kernel() -> None:
     machine = platform.machine()
     possible = {
-        *syscalls.allowed_numbers(machine),
-        *known(syscalls._CONDITIONAL)[machine].values(),
+        *known(seccomp.ALLOWED)[machine].values(),
+        *known(seccomp.CONDITIONAL)[machine].values(),
     }
     if machine == "x86_64":
         # uretprobe and uprobe: newer kernels let them past any filter, and end whoever calls them.
@@ -169,7 +169,7 @@ def test_every_call_that_is_not_in_the_table_is_refused_by_the_kernel() -> None:
     """)
 
 
-@pytest.mark.parametrize("table", [syscalls._ALLOWED, syscalls._CONDITIONAL, FORBIDDEN])
+@pytest.mark.parametrize("table", [seccomp.ALLOWED, seccomp.CONDITIONAL, FORBIDDEN])
 def test_the_tables_agree_with_what_is_installed(table: str) -> None:
     sources = [found for found in (_of_libseccomp(table), _of_headers()) if found]
     if not sources:

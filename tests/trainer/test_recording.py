@@ -23,9 +23,13 @@ from turnwise.data import PromptDataset
 from turnwise.episode import episode_limits
 from turnwise.errors import ConfigError
 from turnwise.models.tiny import make_tiny_tokenizer
-from turnwise.tools.by_name import parser_by_name, tools_by_name
+from turnwise.tools.by_name import (
+    parser_by_name,
+    server_words,
+    tools_by_name,
+    with_variables,
+)
 from turnwise.tools.mcp_source import MCPTool, MCPTools
-from turnwise.tools.server_entries import server_words, with_variables
 from turnwise.trainer import recorded_rows
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.recording import identity, recorded

@@ -153,7 +153,7 @@ def _package(module: str, extra: str) -> tuple[State, str]:
 
 
 def _isolation() -> tuple[State, str]:
-    from turnwise.tools.python_code.capability import why_not_isolated
+    from turnwise.tools.python_code import why_not_isolated
 
     reason = why_not_isolated()
     return ("ok", "programs can be sandboxed") if reason is None else ("absent", reason)

@@ -26,6 +26,7 @@ DEFAULT_MAX_OUTPUT = 16_000
 """Characters of a result that reach the model; about four thousand tokens."""
 
 _MARK = "__turnwise_tool__"
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 @dataclass(frozen=True)
@@ -78,22 +79,22 @@ def tool(
     `ToolRegistry.register(add)` takes a function, `ToolRegistry.from_object(thing)` all such
     methods of an object.
     """
-    written = ToolMark(name, description, timeout, max_output, inline)
+    options = ToolMark(name, description, timeout, max_output, inline)
 
     def mark(function: F) -> F:
-        setattr(_raw(function), _MARK, written)
+        setattr(_unwrapped(function), _MARK, options)
         return function
 
     return mark if function is None else mark(function)
 
 
-def mark_of(attribute: Any) -> ToolMark | None:
+def read_mark(attribute: Any) -> ToolMark | None:
     """Returns the options of `@tool` on this function or method, if it has any."""
-    found = getattr(_raw(attribute), _MARK, None)
-    return found if isinstance(found, ToolMark) else None
+    mark = getattr(_unwrapped(attribute), _MARK, None)
+    return mark if isinstance(mark, ToolMark) else None
 
 
-def _raw(attribute: Any) -> Any:
+def _unwrapped(attribute: Any) -> Any:
     return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
@@ -133,8 +134,9 @@ class Tool(ABC):
     @property
     def definition(self) -> ToolDefinition:
         """The description of this tool for a model."""
-        doc = _own_doc(type(self)) or inspect.getdoc(self.execute) or ""
-        name = self.name or _snake_case(type(self).__name__)
+        # Not inspect.getdoc of the class: that would find the docstring of Tool itself.
+        doc = inspect.cleandoc(type(self).__doc__ or "") or inspect.getdoc(self.execute) or ""
+        name = self.name or _CAMEL.sub("_", type(self).__name__).lower()
         return ToolDefinition(name, self.description or split_docstring(doc)[0], self._spec.schema)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,13 +162,13 @@ class FunctionTool(Tool):
     """A function, or a method with its object, as a tool."""
 
     def __init__(self, function: Callable[..., Any], mark: ToolMark | None = None) -> None:
-        found = mark or mark_of(function) or ToolMark()
+        mark = mark or read_mark(function) or ToolMark()
         self._function = function
-        self.name = found.name or function.__name__
-        self.description = found.description or split_docstring(inspect.getdoc(function) or "")[0]
-        self.timeout = found.timeout
-        self.max_output = found.max_output
-        self.inline = found.inline
+        self.name = mark.name or function.__name__
+        self.description = mark.description or split_docstring(inspect.getdoc(function) or "")[0]
+        self.timeout = mark.timeout
+        self.max_output = mark.max_output
+        self.inline = mark.inline
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -190,15 +192,10 @@ def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
         raise ToolError(
             f"{thing.__name__} is a class, expected a tool. Make one: {thing.__name__}()"
         )
-    if isinstance(thing, str):
-        raise ToolError(
-            f"a tool is a Tool object or a function, got the text {thing!r:.80}. Pass the tool "
-            "itself; one that is named by text is the setting tools: [calculator, "
-            "path.py:function]."
-        )
     raise ToolError(
-        f"a tool is a Tool object or a function, got {type(thing).__name__}. "
-        "Derive its class from turnwise.Tool, or wrap it in a function."
+        f"a tool is a Tool object or a function, got {thing!r:.80} ({type(thing).__name__}). "
+        "Derive its class from turnwise.Tool, or wrap it in a function; a tool that is named by "
+        "text is the setting tools: [calculator, path.py:function]."
     )
 
 
@@ -207,7 +204,7 @@ def marked_tools(owner: object) -> list[Tool]:
     marks: dict[str, ToolMark] = {}
     for cls in reversed(type(owner).__mro__):
         for name, attribute in vars(cls).items():
-            mark = mark_of(attribute)
+            mark = read_mark(attribute)
             # An override without a mark of its own keeps the mark of the method it replaces.
             if mark is not None:
                 marks[name] = mark
@@ -217,14 +214,7 @@ def marked_tools(owner: object) -> list[Tool]:
 def has_marked_tools(cls: type) -> bool:
     """Whether a class has tools of its own: methods with `@tool`."""
     return any(
-        mark_of(attribute) is not None for base in cls.__mro__ for attribute in vars(base).values()
+        read_mark(attribute) is not None
+        for base in cls.__mro__
+        for attribute in vars(base).values()
     )
-
-
-def _own_doc(cls: type) -> str:
-    doc = cls.__doc__  # not inspect.getdoc: that would find the docstring of Tool itself
-    return inspect.cleandoc(doc) if doc else ""
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,4 +1,8 @@
-"""Tools and parsers from the settings: built-in names, a user's `file.py:name`, MCP servers."""
+"""Tools and parsers from the settings: built-in names, a user's `file.py:name`, MCP servers.
+
+Settings contain no secrets. In the entry of an MCP server, `${NAME}` stands for the value of an
+environment variable, which is inserted when the server is started.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ import contextlib
 import inspect
 import json
 import os
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.redaction import is_secret, without_secrets
 from turnwise.tools.base import Tool
 from turnwise.tools.parsers import ActionParser, get_parser
 from turnwise.tools.registry import ToolRegistry
-from turnwise.tools.server_entries import server_use, server_words, with_variables
 from turnwise.user_code import import_object, require_use
 
 ToolEntry: TypeAlias = str | Mapping[str, Any]
@@ -25,9 +32,9 @@ BUILT_IN: dict[str, str] = {
     "python": "turnwise.tools.python_code:PythonCodeTool",
 }
 
-
 _RISKY = {"allow_unsafe", "packages"}
 """Options that need the user's consent, since they make a built-in tool less safe."""
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def tools_by_name(
@@ -62,8 +69,9 @@ def parser_by_name(name: str) -> ActionParser | str:
     if ":" not in name:
         get_parser(name)  # raises an error for an unknown name
         return name
-    found = import_object(name, option="--parser or the setting parser")
-    parser = found() if isinstance(found, type) and issubclass(found, ActionParser) else found
+    parser = import_object(name, option="--parser or the setting parser")
+    if isinstance(parser, type) and issubclass(parser, ActionParser):
+        parser = parser()
     if not isinstance(parser, ActionParser):
         raise ConfigError(
             f"parser got {name!r}, which is of type {type(parser).__name__}, expected a class "
@@ -80,19 +88,27 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
         )
     if name in BUILT_IN and options.keys() & _RISKY:
         require_use(_use(name, options))
-    found = import_object(
+    target = import_object(
         BUILT_IN.get(name, name),
         option="--tool or the setting tools",
         is_built_in=name in BUILT_IN,
     )
-    if isinstance(found, ToolRegistry | list | tuple) and not options:
-        return list(found)
-    is_tool_class = isinstance(found, type) and issubclass(found, Tool)
-    if is_tool_class or (options and callable(found)):
-        return [_made(found, name, options)]
-    if options:
-        raise ConfigError(f"tool {name!r} takes no options, got {', '.join(options)}")
-    return [found]
+    if isinstance(target, ToolRegistry | list | tuple) and not options:
+        return list(target)
+    is_tool_class = isinstance(target, type) and issubclass(target, Tool)
+    if not is_tool_class and not (options and callable(target)):
+        if options:
+            raise ConfigError(f"tool {name!r} takes no options, got {', '.join(options)}")
+        return [target]
+    if name == "python" and isinstance(options.get("limits"), Mapping):
+        from turnwise.tools.python_code import CodeLimits
+
+        options = {**options, "limits": CodeLimits(**options["limits"])}
+    try:
+        inspect.signature(target).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"tool {name!r} cannot be made with {options}: {error}") from None
+    return [target(**options)]
 
 
 def uses_of(entry: ToolEntry) -> list[str]:
@@ -108,18 +124,6 @@ def _use(name: str, options: Mapping[str, Any]) -> str:
     if isinstance(options.get("packages"), list):  # relative folders made absolute
         options = {**options, "packages": [os.path.abspath(p) for p in options["packages"]]}
     return f"the tool {name} with {json.dumps(options, sort_keys=True, default=repr)}"
-
-
-def _made(kind: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
-    if name == "python" and isinstance(options.get("limits"), Mapping):
-        from turnwise.tools.python_code import CodeLimits
-
-        options = {**options, "limits": CodeLimits(**options["limits"])}
-    try:
-        inspect.signature(kind).bind(**options)
-    except TypeError as error:
-        raise ConfigError(f"tool {name!r} cannot be made with {options}: {error}") from None
-    return kind(**options)
 
 
 def _from_server(
@@ -145,3 +149,62 @@ def _from_server(
             f"{', '.join(by_name)}"
         )
     return [by_name[name] for name in only]
+
+
+def server_entry(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entry of a server that was created in Python, with `${NAME}` for each secret.
+
+    >>> server_entry(["search", "--key", "abc"], {"env": {"MODE": "fast", "API_TOKEN": "xyz"}})
+    {'mcp': "search --key '${KEY}'", 'env': {'MODE': 'fast', 'API_TOKEN': '${API_TOKEN}'}}
+    """
+    entry: dict[str, Any] = {"mcp": shlex.join(without_secrets(words, _variable))}
+    for name, value in options.items():
+        if isinstance(value, Mapping):  # environment variables, or headers
+            entry[name] = {
+                key: _variable(key) if is_secret(key, str(text)) else str(text)
+                for key, text in value.items()
+            }
+        elif value is not None or name == "timeout":  # None is a value there: no limit
+            entry[name] = value
+    return entry
+
+
+def server_words(server: object) -> list[str]:
+    """Returns the words of an entry's command; a URL is a single word."""
+    words = shlex.split(server) if isinstance(server, str) else server
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        raise ConfigError(f"mcp got {server!r}, expected a command or a URL of a server")
+    return words
+
+
+def server_use(words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Returns what is run, with its folder: the same command elsewhere is other code."""
+    if words[0].startswith(("http://", "https://")):
+        return f"the MCP server {words[0]}"
+    folder = Path(options.get("cwd") or ".").expanduser().resolve()
+    environment = options.get("env")
+    variables = f" with {dict(environment)}" if environment else ""
+    return f"the MCP server {shlex.join(words)} in {folder}{variables}"
+
+
+def with_variables(value: Any) -> Any:
+    """Replaces `${NAME}` by the value of the environment variable, in all texts of an entry."""
+    if isinstance(value, Mapping):
+        return {key: with_variables(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_variables(item) for item in value]
+    return _VARIABLE.sub(_variable_value, value) if isinstance(value, str) else value
+
+
+def _variable(name: str) -> str:
+    word = re.sub(r"\W+", "_", name).strip("_").upper()
+    return f"${{{word}}}"
+
+
+def _variable_value(match: re.Match[str]) -> str:
+    if match[1] not in os.environ:
+        raise ConfigError(
+            f"an MCP server needs {match[0]}, and there is no environment variable {match[1]}. "
+            f"Secrets are not kept in run folders. Set it: export {match[1]}=..."
+        )
+    return os.environ[match[1]]

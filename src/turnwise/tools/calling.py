@@ -1,26 +1,11 @@
-"""Calls one tool and returns the result, whether it succeeded or failed.
-
-This is the one place where failures of tools are caught. A cancelled episode and the user's Ctrl-C
-propagate.
-"""
+"""Makes the result of a call: the text of what a tool returned, or of why it failed."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from turnwise.deadlines import (
-    call_with_deadline,
-    ending_forked_copies,
-    is_async,
-    is_interrupt,
-    run_sync,
-)
 from turnwise.errors import (
     DeadlineExceeded,
     EnvironmentFault,
@@ -28,8 +13,7 @@ from turnwise.errors import (
     describe_error,
     error_message,
 )
-from turnwise.tools.base import DEFAULT_MAX_OUTPUT, Tool
-from turnwise.tools.context import ToolContext
+from turnwise.tools.base import DEFAULT_MAX_OUTPUT
 from turnwise.tools.types import ToolFailure, ToolResult
 from turnwise.types import StepResult
 
@@ -44,141 +28,12 @@ class CallRefused(Exception):
         self.failure = failure
 
 
-Finder = Callable[[str], Tool]
-"""Returns the tool of a name, or raises `CallRefused`."""
-
-
-async def call_async(
-    find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext
-) -> ToolResult:
-    """Calls a tool without blocking the event loop: a synchronous tool runs in a thread."""
-    started = time.perf_counter()
-    try:
-        output = _begin(find, name, arguments, context)
-        if inspect.isawaitable(output):
-            output = await output
-    except BaseException as error:
-        return _failed(name, error, started)
-    return _succeeded(name, output, context, started)
-
-
-def call_sync(
-    find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext
-) -> ToolResult:
-    """Calls a tool from synchronous code."""
-    started = time.perf_counter()
-    try:
-        output = _begin(find, name, arguments, context)
-        if inspect.isawaitable(output):
-            output = run_sync(_wait(output))
-    except BaseException as error:
-        return _failed(name, error, started)
-    return _succeeded(name, output, context, started)
-
-
-def _begin(find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Any:
-    """Returns the output of an inline tool, or an awaitable of the output."""
-    found = find(name)
-    work = _prepare(found, arguments, context)
-    if found.inline and not is_async(work):
-        return work()
-    return call_with_deadline(work, timeout=found.timeout, waiting_for=f"tool {name}")
-
-
-def _prepare(found: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], Any]:
-    try:
-        checked = found.check(arguments)
-    except ToolError as error:
-        raise CallRefused(ToolFailure.BAD_ARGUMENTS, str(error)) from None
-    function = functools.partial(found.function, **found.with_context(checked, context))
-    # The value becomes text where the tool runs, not on the event loop: it may be 100 MB.
-    if is_async(function):
-        return functools.partial(_run_async, function, found.max_output)
-    return functools.partial(_run, function, found.max_output)
-
-
-def _run(function: Callable[[], Any], limit: int) -> ToolOutput | Awaitable[ToolOutput]:
-    with ending_forked_copies():
-        value = function()
-    if inspect.isawaitable(value):
-        return _run_async(functools.partial(_wait, value), limit)
-    return read_output(value, limit)
-
-
-async def _run_async(function: Callable[[], Awaitable[Any]], limit: int) -> ToolOutput:
-    with ending_forked_copies():
-        value = await function()
-    return read_output(value, limit)
-
-
-async def _wait(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _succeeded(name: str, answer: ToolOutput, context: ToolContext, started: float) -> ToolResult:
-    if answer.step is not None:
-        context.steps.append(answer.step)
-    return ToolResult(
-        name,
-        success=True,
-        text=answer.text,
-        value=answer.value,
-        seconds=time.perf_counter() - started,
-        was_cut=answer.was_cut,
-        step=answer.step,
-    )
-
-
-def _failed(name: str, error: BaseException, started: float) -> ToolResult:
-    if is_interrupt(error):
-        raise error
-    failure, message = _explain(name, error)
-    # The text of a ToolError keeps its lines, such as the last ones of a traceback.
-    refused = failure is ToolFailure.REFUSED
-    text = read_output(message, DEFAULT_MAX_OUTPUT).text if refused else one_line(message)
-    return ToolResult(
-        name,
-        success=False,
-        text=text,
-        value=text,
-        seconds=time.perf_counter() - started,
-        failure=failure,
-    )
-
-
-def _explain(name: str, error: BaseException) -> tuple[ToolFailure, str]:
-    if isinstance(error, CallRefused):
-        return error.failure, error_message(error)
-    if isinstance(error, ToolError):
-        return ToolFailure.REFUSED, error_message(error)
-    if isinstance(error, EnvironmentFault):
-        return ToolFailure.ENVIRONMENT, error_message(error)
-    if isinstance(error, NotTextError):
-        return ToolFailure.BAD_RESULT, f"{name} failed: it {error}."
-    if isinstance(error, DeadlineExceeded):
-        return ToolFailure.TIMED_OUT, f"{name} took too long and was stopped. Ask for less at once."
-    # An exception that a thread cannot pass on, such as SystemExit, arrives wrapped.
-    if (cause := error.__cause__) is not None and not isinstance(cause, Exception):
-        error = cause
-    return ToolFailure.RAISED, f"{name} failed with {describe_error(error)}"
-
-
-@dataclass(frozen=True)
-class ToolOutput:
-    """The value that a tool returned, and its text for the model."""
-
-    text: str
-    value: Any
-    was_cut: bool = False
-    step: StepResult | None = None
-
-
 class NotTextError(TypeError):
     """A tool returned what is neither text nor JSON."""
 
 
-def read_output(value: Any, limit: int) -> ToolOutput:
-    """Turns the value of a tool into text of at most `limit` characters and a note.
+def read_output(value: Any, limit: int, name: str = "") -> ToolResult:
+    """Turns the value of a tool into a result whose text has at most `limit` characters and a note.
 
     >>> read_output({"price": 3}, 100).text
     '{"price": 3}'
@@ -189,7 +44,7 @@ def read_output(value: Any, limit: int) -> ToolOutput:
     if step is not None:
         value = step.observation
     if value is None:
-        return ToolOutput("Done.", None)
+        return ToolResult(name, success=True, text="Done.", step=step)
     if isinstance(value, str):
         head, was_cut = value[:limit], len(value) > limit
     else:
@@ -197,7 +52,9 @@ def read_output(value: Any, limit: int) -> ToolOutput:
     text = _printable(head)
     if was_cut:
         text += f"\n[The answer was cut after {limit} characters. Ask for less at once.]"
-    return ToolOutput(text, text if was_cut or isinstance(value, str) else value, was_cut, step)
+    if was_cut or isinstance(value, str):
+        value = text
+    return ToolResult(name, success=True, text=text, value=value, was_cut=was_cut, step=step)
 
 
 def _encode(value: Any, limit: int) -> tuple[str, bool]:
@@ -217,7 +74,7 @@ def _encode(value: Any, limit: int) -> tuple[str, bool]:
     return "".join(pieces), False
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Converts dataclasses, pydantic models, dates, paths, sets, enums and arrays."""
     from pydantic_core import to_jsonable_python
 
@@ -227,16 +84,32 @@ def _plain(value: Any) -> Any:
     return to_list() if to_list is not None else to_jsonable_python(value)
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_plain)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_json)
 
 
-def _printable(text: str) -> str:
-    """Escapes lone surrogates, which no tokenizer and no file takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
+def failed_result(name: str, error: BaseException, seconds: float) -> ToolResult:
+    """Returns the result of a call that raised this."""
+    text = one_line(error_message(error))
+    match error:
+        case CallRefused(failure=failure):
+            pass
+        case ToolError():  # its text keeps its lines, such as the last ones of a traceback
+            failure = ToolFailure.REFUSED
+            text = read_output(error_message(error), DEFAULT_MAX_OUTPUT).text
+        case EnvironmentFault():
+            failure = ToolFailure.ENVIRONMENT
+        case NotTextError():
+            failure, text = ToolFailure.BAD_RESULT, one_line(f"{name} failed: it {error}.")
+        case DeadlineExceeded():
+            failure = ToolFailure.TIMED_OUT
+            text = one_line(f"{name} took too long and was stopped. Ask for less at once.")
+        case _:
+            # An exception that a thread cannot pass on, such as SystemExit, arrives wrapped.
+            if (cause := error.__cause__) is not None and not isinstance(cause, Exception):
+                error = cause
+            failure = ToolFailure.RAISED
+            text = one_line(f"{name} failed with {describe_error(error)}")
+    return ToolResult(name, False, text, value=text, seconds=seconds, failure=failure)
 
 
 def one_line(text: str) -> str:
@@ -245,3 +118,8 @@ def one_line(text: str) -> str:
     line = " ".join(text[: 4 * _MAX_MESSAGE].split())
     line = line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."
     return _printable(line)
+
+
+def _printable(text: str) -> str:
+    """Escapes lone surrogates, which no tokenizer and no file takes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -19,8 +19,8 @@ from typing import IO, Any, Self
 from turnwise.deadlines import call_with_deadline
 from turnwise.errors import MissingExtraError, ToolError, import_extra
 from turnwise.tools.base import DEFAULT_MAX_OUTPUT, DEFAULT_TIMEOUT, Tool
+from turnwise.tools.by_name import server_entry
 from turnwise.tools.calling import one_line
-from turnwise.tools.server_entries import ServerEntry, server_entry
 from turnwise.tools.server_processes import ServerProcesses
 from turnwise.tools.types import ToolDefinition
 
@@ -110,7 +110,7 @@ class MCPTools:
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._log: _ServerLog
-        self.entry: ServerEntry | None = None
+        self.entry: dict[str, Any] | None = None
         """The server as an entry of the setting `tools`, without secrets; None if there is none."""
 
     @classmethod

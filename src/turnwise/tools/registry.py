@@ -1,13 +1,23 @@
-"""`ToolRegistry`: the tools of an episode by name."""
+"""`ToolRegistry`: the tools of an episode by name. It calls them, and catches their failures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
+from turnwise.deadlines import (
+    call_with_deadline,
+    ending_forked_copies,
+    is_async,
+    is_interrupt,
+    run_sync,
+)
 from turnwise.errors import ToolError, did_you_mean
 from turnwise.tools.base import Tool, as_tool, marked_tools
-from turnwise.tools.calling import CallRefused, call_async, call_sync
+from turnwise.tools.calling import CallRefused, failed_result, read_output
 from turnwise.tools.context import ToolContext
 from turnwise.tools.types import ToolCall, ToolDefinition, ToolFailure, ToolResult
 
@@ -29,18 +39,12 @@ class ToolRegistry:
         self._tools: dict[str, Tool] = {}
         self._context: ToolContext | None = None
         self._environment: Any = None
-        given: Any = tools
-        if isinstance(given, str):
-            given = [given]  # refused as a whole, not letter by letter
-        if not isinstance(given, Iterable) and not callable(given) and not isinstance(given, Tool):
+        if isinstance(tools, str) or not isinstance(tools, Iterable):
             raise ToolError(
-                f"tools got {given!r:.80}, expected a list of tools: functions, or objects of "
-                "turnwise.Tool"
+                f"tools got {tools!r:.80}, expected a list of tools: functions, or objects of "
+                "turnwise.Tool. A single one is tools=[it]."
             )
-        if not isinstance(given, Iterable):
-            name = getattr(given, "__name__", type(given).__name__)
-            raise ToolError(f"tools got {name}, expected a list of tools: tools=[{name}]")
-        self.register_all(given)
+        self.register_all(tools)
 
     @classmethod
     def from_object(cls, owner: object) -> Self:
@@ -68,14 +72,14 @@ class ToolRegistry:
 
     def register(self, thing: T) -> T:
         """Adds a tool or a function and returns it, so that this works as a decorator too."""
-        found = as_tool(thing)
-        name = found.definition.name
+        made = as_tool(thing)
+        name = made.definition.name
         if name in self._tools:
             raise ToolError(
                 f"there is already a tool {name!r}. Unregister it first, or give the new one "
                 "another name."
             )
-        self._tools[name] = found
+        self._tools[name] = made
         return thing
 
     def register_all(self, things: Iterable[Tool | Callable[..., Any]]) -> None:
@@ -95,7 +99,7 @@ class ToolRegistry:
     @property
     def definitions(self) -> list[ToolDefinition]:
         """The definitions for the model, in the order of registration."""
-        return [found.definition for found in self._tools.values()]
+        return [tool.definition for tool in self._tools.values()]
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
@@ -115,12 +119,59 @@ class ToolRegistry:
 
         Without a context the registry's own is used, which is open until `close`.
         """
-        return call_sync(self._find, call.name, call.arguments, context or self._own_context())
+        context = context or self._default_context()
+        started = time.perf_counter()
+        try:
+            result = self._begin(call, context)
+            if inspect.isawaitable(result):
+                result = run_sync(_wait(result))
+        except BaseException as error:
+            return _failed(call.name, error, started)
+        return _finished(result, context, started)
 
     async def execute_async(self, call: ToolCall, context: ToolContext | None = None) -> ToolResult:
         """`execute` without blocking the event loop: a synchronous tool runs in a thread."""
-        context = context or self._own_context()
-        return await call_async(self._find, call.name, call.arguments, context)
+        context = context or self._default_context()
+        started = time.perf_counter()
+        try:
+            result = self._begin(call, context)
+            if inspect.isawaitable(result):
+                result = await result
+        except BaseException as error:
+            return _failed(call.name, error, started)
+        return _finished(result, context, started)
+
+    def _begin(self, call: ToolCall, context: ToolContext) -> Any:
+        """Returns the `ToolResult` of an inline tool, or an awaitable of it."""
+        if call.name not in self._tools:
+            raise CallRefused(ToolFailure.UNKNOWN_TOOL, _no_such_tool(call.name, self._tools))
+        tool = self._tools[call.name]
+        try:
+            arguments = tool.with_context(tool.check(call.arguments), context)
+        except ToolError as error:
+            raise CallRefused(ToolFailure.BAD_ARGUMENTS, str(error)) from None
+        function = tool.function
+
+        # The value becomes text where the tool runs, not on the event loop: it may be 100 MB.
+        def run() -> ToolResult | Awaitable[ToolResult]:
+            with ending_forked_copies():
+                value = function(**arguments)
+            return finish(value) if inspect.isawaitable(value) else read(value)
+
+        async def run_async() -> ToolResult:
+            return await finish(function(**arguments))
+
+        async def finish(value: Awaitable[Any]) -> ToolResult:
+            with ending_forked_copies():
+                return read(await value)
+
+        def read(value: Any) -> ToolResult:
+            return read_output(value, tool.max_output, call.name)
+
+        if tool.inline and not is_async(function):
+            return run()
+        work = run_async if is_async(function) else run
+        return call_with_deadline(work, timeout=tool.timeout, waiting_for=f"tool {call.name}")
 
     # `/`: a tool may have arguments that are called `name` or `self`.
     def execute_tool(self, name: str, /, **params: Any) -> tuple[bool, Any]:
@@ -139,16 +190,30 @@ class ToolRegistry:
             self._context.close()
             self._context = None
 
-    def _own_context(self) -> ToolContext:
+    def _default_context(self) -> ToolContext:
         if self._context is None:
             self._context = self.open_context()
         return self._context
 
-    def _find(self, name: str) -> Tool:
-        found = self._tools.get(name)
-        if found is None:
-            raise CallRefused(ToolFailure.UNKNOWN_TOOL, _no_such_tool(name, self._tools))
-        return found
+
+def _finished(result: ToolResult, context: ToolContext, started: float) -> ToolResult:
+    if result.step is not None:
+        context.steps.append(result.step)
+    return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+
+def _failed(name: str, error: BaseException, started: float) -> ToolResult:
+    """This is the one place where failures of tools are caught.
+
+    A cancelled episode and the user's Ctrl-C propagate.
+    """
+    if is_interrupt(error):
+        raise error
+    return failed_result(name, error, time.perf_counter() - started)
+
+
+async def _wait(result: Awaitable[ToolResult]) -> ToolResult:
+    return await result
 
 
 def _no_such_tool(name: object, known: Iterable[str]) -> str:

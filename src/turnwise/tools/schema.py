@@ -9,14 +9,14 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Union, cast, get_args
 from weakref import WeakKeyDictionary
 
 from turnwise.errors import ToolError, did_you_mean
 from turnwise.tools.context import ToolContext
-from turnwise.tools.json_schema import object_fields, typed_dict
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SHOWN_PROBLEMS = 3
 _SHOWN_CHARACTERS = 40
+_MAX_DEPTH = 16
 _SECTION = re.compile(
     r"^(args|arguments|parameters|returns?|yields?|raises|examples?|notes?):\s*$", re.IGNORECASE
 )
@@ -56,13 +57,34 @@ class ArgumentSpec:
             return self.adapter.validate_python(given)
         except ValidationError as error:
             problems = error.errors(include_url=False)
-        read = _read_json_texts(given, problems)
-        if read is not None:
+        # Models write lists and objects as strings too: invalid strings are parsed as JSON.
+        parsed: dict[str, Any] = {}
+        for name in {problem["loc"][0] for problem in problems if problem["loc"]}:
+            if isinstance(name, str) and isinstance(text := given.get(name), str):
+                try:
+                    parsed[name] = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+        if parsed:
             try:
-                return self.adapter.validate_python(read)
+                return self.adapter.validate_python({**given, **parsed})
             except ValidationError:
                 pass  # the error message is about what the model wrote
-        raise ToolError(_explain_all(problems, list(self.schema.get("properties", {}))))
+        # One sentence per argument; a union has one problem for each member.
+        explained: dict[Any, str] = {}
+        for problem in problems:
+            explained.setdefault(problem["loc"][:1], self._explain(problem))
+        raise ToolError(" ".join(list(explained.values())[:_SHOWN_PROBLEMS]))
+
+    def _explain(self, problem: ErrorDetails) -> str:
+        where = ".".join(str(part) for part in problem["loc"])[:_SHOWN_CHARACTERS]
+        if problem["type"] == "missing":
+            return f"{where} is missing."
+        if problem["type"] == "extra_forbidden":
+            names = self.schema.get("properties", {})
+            hint = f" {did_you_mean(where, names)}" if names and len(problem["loc"]) == 1 else ""
+            return f"There is no argument {where!r}.{hint}"
+        return f"{where} got {_shorten(problem['input'])}. {problem['msg'][:120]}."
 
 
 # By function, not by tool: every episode's environment binds the same method again.
@@ -71,38 +93,19 @@ _SPECS: WeakKeyDictionary[Callable[..., Any], ArgumentSpec] = WeakKeyDictionary(
 
 def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
     """Reads type hints, defaults and the docstring's `Args:` section."""
+    from pydantic import Field, PydanticUserError, TypeAdapter
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
     key = getattr(function, "__func__", function)
-    spec = _SPECS.get(key)
-    if spec is None:
-        spec = _SPECS[key] = _read_signature(function)
-    return spec
-
-
-def spec_from_schema(
-    schema: Mapping[str, Any], function: Callable[..., Any] | None = None
-) -> ArgumentSpec:
-    """Returns the validation of a given schema; `function` may have a context argument."""
-    context_argument = _context_argument(function) if function is not None else None
-    try:
-        return _read_schema(json.dumps(schema), context_argument)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ToolError(
-            f"{str(schema)[:80]} is not a JSON schema of arguments: {error}. Write for example "
-            "{'type': 'object', 'properties': {'city': {'type': 'string'}}, 'required': ['city']}"
-        ) from None
-
-
-def _read_signature(function: Callable[..., Any]) -> ArgumentSpec:
-    from pydantic import Field, PydanticUserError
-
+    if key in _SPECS:
+        return _SPECS[key]
     _, docs = split_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
     takes_any = False
     context_argument: str | None = None
     for parameter in _parameters(function):
-        if parameter.kind is parameter.VAR_KEYWORD:
-            takes_any = True
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            takes_any = takes_any or parameter.kind is parameter.VAR_KEYWORD
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ToolError(
@@ -114,27 +117,35 @@ def _read_signature(function: Callable[..., Any]) -> ArgumentSpec:
             context_argument = parameter.name
             continue
         optional = parameter.default is not parameter.empty
-        extra = _default_in_schema(parameter.default) if optional else {}
+        extra: dict[str, Any] = {}
+        if optional:
+            with suppress(PydanticSerializationError):  # without JSON: the function has it
+                extra["default"] = to_jsonable_python(parameter.default)
         field = Field(description=docs.get(parameter.name), json_schema_extra=extra)
         annotated: Any = Annotated[hint, field]
         fields[parameter.name] = NotRequired[annotated] if optional else annotated
     try:
-        adapter = _adapter(fields, takes_any)
-        return ArgumentSpec(_plain_schema(adapter), adapter, context_argument)
+        adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(_typed_dict(fields, takes_any))
+        spec = ArgumentSpec(_plain_schema(adapter), adapter, context_argument)
     except PydanticUserError as error:
         raise ToolError(
             f"{_name(function)} has an argument whose type has no JSON schema: "
             f"{str(error).splitlines()[0]} Use str, int, float, bool, list, dict, Literal, "
             "a dataclass or a pydantic model."
         ) from None
+    _SPECS[key] = spec
+    return spec
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters with evaluated hints; the hint of the result may stay unknown."""
+    scope = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__globals__", {})
     try:
-        parameters = [
-            parameter.replace(annotation=_evaluate(parameter.annotation, function))
-            for parameter in inspect.signature(function).parameters.values()
-        ]
+        parameters = list(inspect.signature(function).parameters.values())
+        for number, parameter in enumerate(parameters):
+            if isinstance(parameter.annotation, str):
+                hint = eval(parameter.annotation, scope)
+                parameters[number] = parameter.replace(annotation=hint)
     except NameError as error:
         raise ToolError(
             f"cannot read the type hints of {_name(function)}: {error}. "
@@ -153,19 +164,6 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return parameters
 
 
-def _evaluate(hint: Any, function: Callable[..., Any]) -> Any:
-    """Evaluates a hint that is a string."""
-    if not isinstance(hint, str):
-        return hint
-    written = inspect.unwrap(getattr(function, "__func__", function))
-    return eval(hint, getattr(written, "__globals__", {}))
-
-
-def _context_argument(function: Callable[..., Any]) -> str | None:
-    found = (p.name for p in _parameters(function) if _is_context(p.annotation))
-    return next(found, None)
-
-
 def _is_context(hint: Any) -> bool:
     """Whether a hint is `ToolContext`, `ToolContext | None` or `Annotated[ToolContext, ...]`."""
     return any(
@@ -173,25 +171,19 @@ def _is_context(hint: Any) -> bool:
     )
 
 
-def _default_in_schema(default: object) -> dict[str, Any]:
-    from pydantic_core import PydanticSerializationError, to_jsonable_python
+def _typed_dict(fields: dict[str, Any], takes_any: bool) -> Any:
+    """Returns a type for an object with these fields."""
+    # A TypedDict, not a model: arguments may be called `copy`, `schema` or `_x`, and what comes
+    # out is the dict to call with. pydantic needs this TypedDict before Python 3.12.
+    from typing_extensions import TypedDict
 
-    try:
-        return {"default": to_jsonable_python(default)}
-    except PydanticSerializationError:
-        return {}  # a default without JSON works as well: the function has it
-
-
-@lru_cache(maxsize=1024)
-def _read_schema(text: str, context_argument: str | None) -> ArgumentSpec:
-    schema: dict[str, Any] = json.loads(text)
-    return ArgumentSpec(schema, _adapter(*object_fields(schema)), context_argument)
-
-
-def _adapter(fields: dict[str, Any], takes_any: bool) -> TypeAdapter[dict[str, Any]]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(typed_dict(fields, takes_any))
+    typed = cast(Any, TypedDict)("Arguments", fields)
+    typed.__pydantic_config__ = {
+        "extra": "allow" if takes_any else "forbid",
+        "coerce_numbers_to_str": True,
+        "allow_inf_nan": False,
+    }
+    return typed
 
 
 def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
@@ -206,38 +198,6 @@ def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
     schema = adapter.json_schema(schema_generator=WithoutTitles)
     schema.pop("title", None)
     return schema
-
-
-def _read_json_texts(
-    arguments: dict[str, Any], problems: list[ErrorDetails]
-) -> dict[str, Any] | None:
-    """Parses invalid strings as JSON: models write lists and objects as strings too."""
-    read: dict[str, Any] = {}
-    for name in {problem["loc"][0] for problem in problems if problem["loc"]}:
-        if isinstance(name, str) and isinstance(text := arguments.get(name), str):
-            try:
-                read[name] = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-    return {**arguments, **read} if read else None
-
-
-def _explain_all(problems: list[ErrorDetails], names: list[str]) -> str:
-    """Returns one sentence per invalid argument; a union has one problem for each member."""
-    first: dict[Any, str] = {}
-    for problem in problems:
-        first.setdefault(problem["loc"][:1], _explain(problem, names))
-    return " ".join(list(first.values())[:_SHOWN_PROBLEMS])
-
-
-def _explain(problem: ErrorDetails, names: list[str]) -> str:
-    where = ".".join(str(part) for part in problem["loc"])[:_SHOWN_CHARACTERS]
-    if problem["type"] == "missing":
-        return f"{where} is missing."
-    if problem["type"] == "extra_forbidden":
-        hint = f" {did_you_mean(where, names)}" if names and len(problem["loc"]) == 1 else ""
-        return f"There is no argument {where!r}.{hint}"
-    return f"{where} got {_shorten(problem['input'])}. {problem['msg'][:120]}."
 
 
 def _shorten(value: object) -> str:
@@ -280,3 +240,150 @@ def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
             elif current:
                 arguments[current] = f"{arguments[current]} {text}".strip()
     return " ".join(line for line in summary if line), arguments
+
+
+def spec_from_schema(schema: Mapping[str, Any], function: Callable[..., Any]) -> ArgumentSpec:
+    """Returns the validation of a given schema; `function` may have a context argument."""
+    names = [p.name for p in _parameters(function) if _is_context(p.annotation)]
+    try:
+        return _read_schema(json.dumps(schema), names[0] if names else None)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ToolError(
+            f"{str(schema)[:80]} is not a JSON schema of arguments: {error}. Write for example "
+            "{'type': 'object', 'properties': {'city': {'type': 'string'}}, 'required': ['city']}"
+        ) from None
+
+
+@lru_cache(maxsize=1024)
+def _read_schema(text: str, context_argument: str | None) -> ArgumentSpec:
+    from pydantic import TypeAdapter
+
+    schema: dict[str, Any] = json.loads(text)
+    python_type = _object_type(schema, _definitions(schema), 0)
+    return ArgumentSpec(schema, TypeAdapter(python_type), context_argument)
+
+
+_SCALARS: dict[Any, Any] = {
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "null": None,
+}
+_NUMBER_BOUNDS = {
+    "minimum": "ge",
+    "maximum": "le",
+    "exclusiveMinimum": "gt",
+    "exclusiveMaximum": "lt",
+}
+_BOUNDS: dict[Any, dict[str, str]] = {
+    "integer": _NUMBER_BOUNDS,
+    "number": _NUMBER_BOUNDS,
+    "string": {"minLength": "min_length", "maxLength": "max_length"},
+    "array": {"minItems": "min_length", "maxItems": "max_length"},
+}
+
+
+def _definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return schema.get("$defs") or schema.get("definitions") or {}
+
+
+def _object_type(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> Any:
+    required = schema.get("required", ())
+    fields: dict[str, Any] = {}
+    for name, inner in schema.get("properties", {}).items():
+        python_type = _python_type(inner, definitions, depth + 1)
+        fields[name] = python_type if name in required else NotRequired[python_type]
+    return _typed_dict(fields, schema.get("additionalProperties", False) is not False)
+
+
+def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
+    """Returns the pydantic type of a JSON schema; Any for what has no counterpart."""
+    from pydantic import Field
+
+    schema = _follow(schema, definitions)
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return Any
+    options = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if options:
+        simple = all(option is None or isinstance(option, str | int) for option in options)
+        return Literal[tuple(options)] if simple else Any
+    kind = schema.get("type")
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if not alternatives and isinstance(kind, list):
+        alternatives = [{**schema, "type": one} for one in kind]
+    if alternatives:
+        members = tuple(_python_type(inner, definitions, depth + 1) for inner in alternatives)
+        return Union[members]  # noqa: UP007 - made at run time
+    python_type = _SCALARS.get(kind, Any)
+    if kind == "array":
+        inner = _python_type(schema.get("items"), definitions, depth + 1)
+        python_type = list[inner]  # type: ignore[valid-type]  # made at run time
+    elif kind == "object" and "properties" in schema:
+        python_type = _object_type(schema, definitions, depth)
+    elif kind == "object":
+        python_type = dict[str, Any]
+    known = _BOUNDS.get(kind, {})
+    bounds: Any = {ours: schema[theirs] for theirs, ours in known.items() if theirs in schema}
+    return Annotated[python_type, Field(**bounds)] if bounds else python_type
+
+
+def _follow(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Resolves a `$ref` to the schema's own definitions; others give None."""
+    if isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
+        folder, _, name = reference.rpartition("/")
+        return definitions.get(name) if folder in ("#/$defs", "#/definitions") else None
+    return schema
+
+
+def describe_type(schema: Any) -> str:
+    """Returns a JSON schema in a word or two.
+
+    >>> describe_type({"type": "array", "items": {"type": "string"}})
+    'array of string'
+    """
+    if not isinstance(schema, Mapping):
+        return "any"
+    if "enum" in schema:
+        return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
+    if "const" in schema:
+        return json.dumps(schema["const"], ensure_ascii=False)
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if alternatives:
+        return "|".join(describe_type(option) for option in alternatives)
+    kind = schema.get("type", "object" if "$ref" in schema else "any")
+    if kind == "array":
+        return f"array of {describe_type(schema.get('items'))}"
+    return "|".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def example_of(schema: Any, definitions: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
+    """Returns a value that fits a schema; for an object, its required fields.
+
+    >>> example_of({"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]})
+    {'a': 1}
+    """
+    if definitions is None:
+        definitions = _definitions(schema)
+    schema = _follow(schema, definitions)
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return None
+    for shown in ("examples", "enum", "anyOf", "oneOf"):
+        if schema.get(shown):
+            first = schema[shown][0]
+            return first if shown in ("examples", "enum") else example_of(first, definitions, depth)
+    for shown in ("const", "default"):
+        if shown in schema:
+            return schema[shown]
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "array":
+        return [example_of(schema.get("items", {}), definitions, depth + 1)]
+    if kind == "object":
+        properties = schema.get("properties", {})
+        names = [name for name in schema.get("required", ()) if name in properties]
+        return {name: example_of(properties[name], definitions, depth + 1) for name in names}
+    if kind in ("integer", "number"):
+        lowest = max(1, schema.get("minimum", 1), schema.get("exclusiveMinimum", 0) + 1)
+        return min(lowest, schema.get("maximum", lowest))
+    return {"boolean": True, "null": None}.get(kind, "text")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from turnwise.errors import ToolError
-from turnwise.tools.json_schema import describe_default, describe_type, example_of
+from turnwise.tools.schema import describe_type, example_of
 from turnwise.types import StepResult
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
@@ -61,11 +61,14 @@ class ToolDefinition:
     def signature(self) -> str:
         """The name and the arguments with their types, in one line."""
         required = self.parameters.get("required", ())
-        arguments = [
-            f"{name}: {describe_type(schema)}"
-            f"{'' if name in required else f' = {describe_default(schema)}'}"
-            for name, schema in self.parameters.get("properties", {}).items()
-        ]
+        arguments = []
+        for name, schema in self.parameters.get("properties", {}).items():
+            default = ""
+            if name not in required:
+                has_default = isinstance(schema, dict) and "default" in schema
+                shown = json.dumps(schema["default"], ensure_ascii=False) if has_default else "..."
+                default = f" = {shown}"
+            arguments.append(f"{name}: {describe_type(schema)}{default}")
         return f"{self.name}({', '.join(arguments)})"
 
     @property

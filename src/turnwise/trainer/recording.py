@@ -47,7 +47,6 @@ from turnwise.tools.by_name import ToolEntry, tools_by_name, uses_of
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code.tool import package_folders
-from turnwise.tools.server_entries import server_words
 from turnwise.trainer.agents import agent_hash, agent_label, remember_agent
 from turnwise.trainer.components import MixEnvironment, UserComponents, environment_of
 from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting

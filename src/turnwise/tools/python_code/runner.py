@@ -1,4 +1,8 @@
-"""Runs a program in a separate process, within `CodeLimits`, and returns its result."""
+"""Runs a program in a separate process, within `CodeLimits`, and returns its result.
+
+`why_not_isolated` says whether this machine can isolate programs: a test program tries what must
+not work.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.tools.python_code.jail import WORK_FOLDER
+from turnwise.tools.python_code.jail.seccomp import ARCHITECTURES
 
 _FOLDER = str(Path(__file__).parent)
 _BOOT = (
@@ -152,6 +157,15 @@ def run_code(
 
 def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
     """Starts the separate process; returns it and the pipe of its status lines."""
+    # Without our keys, tokens and paths.
+    environment = {
+        "HOME": home,
+        "TMPDIR": home,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # the same program prints the same
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     status, theirs = os.pipe()
     try:
         process = subprocess.Popen(
@@ -160,7 +174,7 @@ def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(theirs,),
-            env=_environment(home),
+            env=environment,
             cwd=cwd,
             start_new_session=True,
         )
@@ -170,18 +184,6 @@ def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
     finally:
         os.close(theirs)
     return process, status
-
-
-def _environment(home: str) -> dict[str, str]:
-    """Returns an environment without our keys, tokens and paths."""
-    return {
-        "HOME": home,
-        "TMPDIR": home,
-        "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",  # the same program prints the same
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
 
 
 def _end(process: subprocess.Popen[bytes], *, isolated: bool) -> None:
@@ -301,3 +303,57 @@ class OutputKeeper:
             return (self._head + self._tail).decode("utf-8", "replace")
         head, tail = self._head.decode("utf-8", "ignore"), self._tail.decode("utf-8", "ignore")
         return f"{head}\n[... {left_out} bytes left out ...]\n{tail}"
+
+
+# Each line prints what it could do. If only "locked" is printed, the isolation holds.
+_PROBE = """
+import ctypes, os, socket
+
+def managed(what, attempt):
+    try:
+        attempt()
+    except OSError:
+        return
+    print(what)
+
+managed("it reads files of the machine", lambda: os.listdir("/etc/ssl"))
+managed("it reads files of the machine", lambda: open("/etc/passwd"))
+managed("it sees other processes", lambda: os.listdir("/proc"))
+managed("it opens sockets", lambda: socket.socket())
+managed("it starts processes", os.fork)
+managed("it writes outside its folder", lambda: open("/written", "w"))
+if os.getppid():
+    print("it sees other processes")
+if ctypes.CDLL(None).unshare(0x10000000) == 0:
+    print("it makes namespaces")
+open("file", "w").write("locked")
+print(open("file").read())
+"""
+
+
+@functools.cache
+def why_not_isolated() -> str | None:
+    """Returns None if programs can be isolated here, else the reason, with a fix if there is one.
+
+    It is tested once per process.
+    """
+    if sys.platform != "linux":
+        return f"isolation needs Linux, this is {sys.platform}."
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        return f"isolation knows the processors {', '.join(ARCHITECTURES)}, this is {machine}."
+    run = run_code(_PROBE, CodeLimits(seconds=20.0))
+    if run.problem is not None:
+        needs = "seccomp, and the right to mount in namespaces."
+        if run.problem.startswith("namespaces"):
+            needs = (
+                "user namespaces: on a machine of your own, "
+                "sysctl -w kernel.unprivileged_userns_clone=1 and "
+                "kernel.apparmor_restrict_unprivileged_userns=0; in a container, the capability "
+                "SYS_ADMIN or a seccomp profile that allows unshare and mount."
+            )
+        return f"the kernel refused ({run.problem}). It needs Linux 5.12 or newer and {needs}"
+    if run.output != "locked\n":
+        printed = " ".join(run.output.split())[:200]
+        return f"a test program was not contained or did not run: {printed or 'no output'}."
+    return None

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from turnwise.deadlines import call_with_deadline
 from turnwise.errors import ConfigError, ToolError
 from turnwise.tools.base import Tool
-from turnwise.tools.python_code.capability import why_not_isolated
-from turnwise.tools.python_code.runner import CodeLimits, CodeRun, run_code
+from turnwise.tools.python_code.runner import CodeLimits, CodeRun, run_code, why_not_isolated
 
 
 class PythonCodeTool(Tool):

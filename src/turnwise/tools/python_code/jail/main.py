@@ -15,7 +15,6 @@ import signal
 import sys
 
 from . import namespaces, system
-from .program import run_program
 from .seccomp import build_filter
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all of this
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 _MAX_STATUS = 500
 _MAX_SIGNALS = 64
 _GLANCE_MS = 50
+_NAME = "main.py"
 
 
 def main(status: int, parent: int) -> NoReturn:
@@ -95,7 +95,14 @@ def _follow(child: int, processes: int, limits: dict[str, Any]) -> str | None:
     poll = select.poll()
     poll.register(os.pidfd_open(child), select.POLLIN)
     while not poll.poll(_GLANCE_MS):
-        used = _usage(child, processes)
+        try:
+            file = os.open(f"{child}/status", os.O_RDONLY, dir_fd=processes)
+        except OSError:
+            continue  # it has ended, or /proc does not show it; the other limits hold
+        words = [line.split() for line in os.read(file, 1 << 14).decode().splitlines()]
+        os.close(file)
+        # Memory is in KiB.
+        used = {w[0].rstrip(":"): int(w[1]) for w in words if len(w) > 1 and w[1].isdigit()}
         if used.get("VmRSS", 0) + used.get("VmPTE", 0) > limits["memory_bytes"] >> 10:
             exceeded = "memory"
         elif used.get("Threads", 0) > limits["num_threads"]:
@@ -107,24 +114,15 @@ def _follow(child: int, processes: int, limits: dict[str, Any]) -> str | None:
     return None
 
 
-def _usage(child: int, processes: int) -> dict[str, int]:
-    """Returns the numbers in /proc/<child>/status, memory in KiB."""
-    try:
-        file = os.open(f"{child}/status", os.O_RDONLY, dir_fd=processes)
-    except OSError:
-        return {}  # it has ended, or /proc does not show it; the other limits hold
-    try:
-        lines = os.read(file, 1 << 14).decode().splitlines()
-    finally:
-        os.close(file)
-    words = [line.split() for line in lines]
-    return {w[0].rstrip(":"): int(w[1]) for w in words if len(w) > 1 and w[1].isdigit()}
-
-
 def _isolate(request: dict[str, Any], status: int, user: int, lifeline: int, calls: bytes) -> None:
     limits = request["limits"]
     os.setsid()
-    _prefer_to_be_killed()
+    try:
+        # If the machine runs out of memory, the kernel kills this process, not the training run.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass  # some containers do not allow it; the memory limit holds anyway
     _step(
         status,
         "files",
@@ -170,15 +168,6 @@ def _limit(limits: dict[str, Any], own_user: bool) -> None:
         resource.setrlimit(kind, (allowed, allowed))
 
 
-def _prefer_to_be_killed() -> None:
-    """If the machine runs out of memory, the kernel kills this process, not the training run."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass  # some containers do not allow it; the memory limit holds anyway
-
-
 def _step(status: int, layer: str, work: Any) -> Any:
     try:
         return work()
@@ -189,3 +178,45 @@ def _step(status: int, layer: str, work: Any) -> Any:
 
 def _report(status: int, line: str) -> None:
     os.write(status, f"{line[:_MAX_STATUS]}\n".encode())
+
+
+def run_program(code: str, packages: list[str]) -> NoReturn:
+    """Runs the program as `__main__`, prints an exception as Python does, and ends the process."""
+    _forget_ourselves(packages)
+    main = type(sys)("__main__")
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(code, _NAME, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit:
+        raise  # Python itself turns it into an exit code, after waiting for threads
+    except BaseException as error:
+        _show(error, code)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _show(error: BaseException, code: str) -> None:
+    try:
+        import linecache
+        import traceback
+
+        # Tracebacks show the lines, although the file does not exist.
+        linecache.cache[_NAME] = (len(code), None, code.splitlines(keepends=True), _NAME)
+        # The first frame is this file's; a syntax error has no other.
+        entry = error.__traceback__
+        traceback.print_exception(type(error), error, entry.tb_next if entry else None)
+    except (MemoryError, RecursionError):
+        os.write(2, f"{type(error).__name__}\n".encode())
+
+
+def _forget_ourselves(packages: list[str]) -> None:
+    """Removes our modules and path, so that the interpreter looks fresh."""
+    package = __package__ or ""
+    for name in [name for name in sys.modules if name.split(".")[0] == package.split(".")[0]]:
+        del sys.modules[name]
+    sys.path[:] = [os.getcwd(), *sys.path[1:], *packages]
+    sys.argv[:] = [_NAME]
+    sys.dont_write_bytecode = True  # its folder holds what it made, nothing else
+    for stream in (sys.stdout, sys.stderr):
+        # Line by line, so that what was printed before a time limit is not lost.
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]

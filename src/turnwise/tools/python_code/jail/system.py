@@ -33,77 +33,58 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(spaces: int) -> None:
-    _check(_libc.unshare(ctypes.c_int(spaces)), "unshare")
+    _call("unshare", spaces)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    result = _libc.mount(
-        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
-    )
-    _check(result, f"mount {target}")
+    _call("mount", source, target, kind, flags, options, what=f"mount {target}")
 
 
 def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> None:
     """Adds attributes such as read-only to a mount. Needs Linux 5.12."""
     request = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    result = _libc.syscall(
-        ctypes.c_long(_SYS_MOUNT_SETATTR),
-        ctypes.c_int(_AT_FDCWD),
-        ctypes.c_char_p(target.encode()),
-        ctypes.c_uint(_AT_RECURSIVE if recursive else 0),
-        ctypes.c_char_p(request),
-        ctypes.c_size_t(len(request)),
-    )
-    _check(result, f"mount_setattr {target}")
+    flags = _AT_RECURSIVE if recursive else 0
+    what = f"mount_setattr {target}"
+    _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, target, flags, request, len(request), what=what)
 
 
 def unmount(target: str) -> None:
-    _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+    _call("umount2", target, MNT_DETACH, what=f"umount {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
     number = _SYS_PIVOT_ROOT[os.uname().machine]
-    result = _libc.syscall(
-        ctypes.c_long(number),
-        ctypes.c_char_p(new_root.encode()),
-        ctypes.c_char_p(put_old.encode()),
-    )
-    _check(result, "pivot_root")
+    _call("syscall", number, new_root, put_old, what="pivot_root")
 
 
 def prctl(option: int, value: int) -> None:
-    zero = ctypes.c_ulong(0)
-    _check(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero), "prctl")
+    _call("prctl", option, value, 0, 0, 0)
 
 
 def set_host_name(name: str) -> None:
-    _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
+    _call("sethostname", name, len(name))
 
 
 def drop_capabilities() -> None:
-    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    _check(_libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24))), "capset")
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+    _call("capset", struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def install_filter(instructions: bytes) -> None:
     """Applies this BPF program to every further system call of this process."""
-    program = _Program(len(instructions) // 8, instructions)
-    zero = ctypes.c_ulong(0)
-    result = _libc.prctl(
-        ctypes.c_int(PR_SET_SECCOMP),
-        ctypes.c_ulong(_SECCOMP_MODE_FILTER),
-        ctypes.byref(program),
-        zero,
-        zero,
-    )
-    _check(result, "seccomp")
+    # struct sock_fprog: the number of instructions, padding, and a pointer to them.
+    address = ctypes.cast(ctypes.c_char_p(instructions), ctypes.c_void_p).value
+    program = struct.pack("@HP", len(instructions) // 8, address)
+    _call("prctl", PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0, what="seccomp")
 
 
-def _check(result: int, what: str) -> None:
-    if result != 0:
+def _call(function: str, *args: int | str | bytes, what: str = "") -> None:
+    """Calls a function of libc. On our processors a long may stand for a shorter number."""
+    numbers_and_pointers = [
+        ctypes.c_long(value)
+        if isinstance(value, int)
+        else ctypes.c_char_p(value.encode() if isinstance(value, str) else value)
+        for value in args
+    ]
+    if getattr(_libc, function)(*numbers_and_pointers) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{what or function}: {os.strerror(number)}")
