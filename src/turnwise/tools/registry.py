@@ -39,12 +39,13 @@ class ToolRegistry:
         self._tools: dict[str, Tool] = {}
         self._context: ToolContext | None = None
         self._environment: Any = None
-        if isinstance(tools, str) or not isinstance(tools, Iterable):
+        given: Any = tools
+        if isinstance(given, str) or not isinstance(given, Iterable):
             raise ToolError(
-                f"tools got {tools!r:.80}, expected a list of tools: functions, or objects of "
+                f"tools got {given!r:.80}, expected a list of tools: functions, or objects of "
                 "turnwise.Tool. A single one is tools=[it]."
             )
-        self.register_all(tools)
+        self.register_all(given)
 
     @classmethod
     def from_object(cls, owner: object) -> Self:
