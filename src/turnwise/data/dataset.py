@@ -1,19 +1,30 @@
-"""`PromptDataset`: the prompts to train on, one row each."""
+"""`PromptDataset`: the prompts to train on, one row each; made from a source or by the settings."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from torch.utils.data import Dataset
 
 from turnwise.chat import ChatFormat
 from turnwise.config import DatasetConfig
-from turnwise.data.sources import Row, Source, is_file_name, rows_of
+from turnwise.data.sources import (
+    FILE_KINDS,
+    LazyRows,
+    Row,
+    Source,
+    is_file_name,
+    read_files,
+    read_row,
+    read_rows,
+)
 from turnwise.env.prompts import prompt_of
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models import load_tokenizer
 
 Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
@@ -71,7 +82,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         """Keyword arguments for tokenizing texts; messages go through the chat template."""
         self.max_prompt_length = max_prompt_length
         self._format: ChatFormat | None = None
-        self._rows: Sequence[Row] | None = None
+        self._rows: list[Row] | LazyRows | None = None
         self._kept: list[int] | None = None
         self._cut: dict[int, str] = {}
         if prompt_key is None and (tokenizer is not None or max_prompt_length is not None):
@@ -82,7 +93,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         self.origin = _origin(source, prompt_key)
         """The files that the rows are from, or None."""
         if source is not None:
-            self._rows = rows_of(source, prompt_key)
+            self._rows = read_rows(source, prompt_key)
             if max_prompt_length is not None:
                 self._limit(self._rows, max_prompt_length, truncation)
             if self._kept is not None or self._cut:
@@ -113,9 +124,15 @@ class PromptDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         if self.makes_items:
             environment = getattr(self, "env", None)
-            own = len(environment) if isinstance(environment, Sized) else _DEFAULT_SIZE
-            return own if self._size is None else self._size
-        return len(self._given_rows()) if self._kept is None else len(self._kept)
+            if self._size is not None:
+                return self._size
+            return len(environment) if isinstance(environment, Sized) else _DEFAULT_SIZE
+        if self._rows is None:
+            raise ConfigError(
+                f"{type(self).__name__} was given no source and has no __getitem__ of its own. "
+                "Write one, or pass a source: a file, or a list of texts or dicts."
+            )
+        return len(self._rows) if self._kept is None else len(self._kept)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         item = self._plain_row(index)
@@ -156,29 +173,22 @@ class PromptDataset(Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_format": None}  # it cannot be pickled
 
-    def _given_rows(self) -> Sequence[Row]:
-        if self._rows is None:
-            raise ConfigError(
-                f"{type(self).__name__} was given no source and has no __getitem__ of its own. "
-                "Write one, or pass a source: a file, or a list of texts or dicts."
-            )
-        return self._rows
-
     def _plain_row(self, index: int) -> dict[str, Any]:
         number = range(len(self))[operator.index(index)]
         number = number if self._kept is None else self._kept[number]
-        row = dict(self._given_rows()[number])
+        assert self._rows is not None  # or there is no length
+        row = dict(self._rows[number])
         if number in self._cut:
             row["prompt"] = self._cut[number]
         return row
 
-    def _limit(self, rows: Sequence[Row], limit: int, truncation: Truncation) -> None:
+    def _limit(self, rows: list[Row] | LazyRows, limit: int, truncation: Truncation) -> None:
         """Check the length of every prompt, and drop or cut those that are too long."""
         if self.tokenizer is None or limit < 1:
             raise ConfigError(
                 f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
             )
-        lengths = [self._length(row) for row in rows]
+        lengths = [self._length(rows[number]) for number in range(len(rows))]
         too_long = [number for number, length in enumerate(lengths) if length > limit]
         if not too_long:
             return
@@ -234,6 +244,65 @@ def _origin(source: Any, prompt_key: str | None) -> DatasetConfig | None:
     if not paths or not all(is_file_name(path) for path in paths):
         return None
     return DatasetConfig([str(path) for path in paths], prompt_key=prompt_key or "prompt")
+
+
+def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDataset | None:
+    """Return the dataset that the settings name, or None if they name no file.
+
+    Rows that are not prompts are tasks, which an environment reads as they are.
+    """
+    if config.path is None:
+        return None
+    paths = [config.path] if isinstance(config.path, str) else config.path
+    if paths[0].startswith("<"):
+        raise ConfigError(
+            f"the dataset was {paths[0].partition(':')[2]} in a script, which cannot be read from "
+            "here. Save its rows as .jsonl and name the file: --dataset or the setting dataset"
+        )
+    files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
+    prompt_key = config.prompt_key if are_prompts else None
+    rows = [
+        read_row(_renamed(read_row(value, None, place), config.columns, place), prompt_key, place)
+        for place, value in itertools.islice(read_files(files), config.max_rows)
+    ]
+    if not rows:
+        raise ConfigError(f"there are no rows in {', '.join(map(str, files))}")
+    dataset = PromptDataset(rows, prompt_key=prompt_key)
+    dataset.origin = config
+    return dataset
+
+
+def _files(path: Path, split: str | None) -> list[Path]:
+    """Return the file itself, or the files of a folder that belong to the split."""
+    if not path.is_dir():
+        if split is not None:
+            raise ConfigError(
+                f"dataset.split got {split!r}, and {path} is not a folder: expected one that holds "
+                f"{split}.jsonl or the like"
+            )
+        return [path]
+    splits: dict[str, list[Path]] = {}
+    for file in sorted(path.iterdir()):
+        if file.suffix in FILE_KINDS:  # train.jsonl, or train-00000-of-00002.parquet
+            splits.setdefault(file.name.partition(".")[0].partition("-")[0], []).append(file)
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split not in splits:
+        kinds = ", ".join(FILE_KINDS)
+        hint = did_you_mean(split or "", splits) if splits else f"It has no file of {kinds}."
+        raise ConfigError(f"dataset.split got {split!r} for the folder {path}. {hint}")
+    return splits[split]
+
+
+def _renamed(row: Row, columns: dict[str, str], place: str) -> Row:
+    renamed = dict(row)
+    for new, old in columns.items():
+        if old not in row:
+            hint = did_you_mean(old, map(str, row))
+            raise ConfigError(f"{place} has no {old!r}, which dataset.columns names. {hint}")
+        renamed.pop(old, None)
+        renamed[new] = row[old]
+    return renamed
 
 
 def flat_ids(ids: Any) -> list[int]:

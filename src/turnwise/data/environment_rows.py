@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Mapping
+from typing import Any
 
 from turnwise.config import EnvironmentConfig
 from turnwise.data.dataset import PromptDataset
@@ -44,7 +44,7 @@ class CustomEnvDataset(PromptDataset):
         super().__init__(InitialPrompts(environment, config, size, seed), tokenizer, **options)
 
 
-class InitialPrompts(Sequence[dict[str, Any]]):
+class InitialPrompts:
     """The initial prompts of an environment by seed; a fresh environment makes each."""
 
     def __init__(
@@ -70,17 +70,8 @@ class InitialPrompts(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
-        numbers = range(self._size)
-        if isinstance(index, slice):
-            return [self._row(self._seed + number) for number in numbers[index]]
-        return self._row(self._seed + numbers[operator.index(index)])
-
-    def _row(self, seed: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        seed = self._seed + range(self._size)[operator.index(index)]
         environment = self._make()
         try:
             reset = reset_environment(environment, seed)

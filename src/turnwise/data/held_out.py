@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -77,25 +78,31 @@ def split_rows(rows: Any, fraction: float | None) -> Split:
 
 def row_key(row: Any) -> int:
     """Return a hash of a row's content, the same in every process and on every machine."""
+    return _hash(row, _type_name)
+
+
+def _hash(row: Any, other: Callable[[Any], str]) -> int:
+    """Return the hash of a row as JSON; `other` writes what JSON cannot hold."""
+
+    def as_json(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, bytes):
+            return hashlib.sha256(value).hexdigest()
+        return value.tolist() if hasattr(value, "tolist") else other(value)  # an array or tensor
+
     if isinstance(row, Mapping):
         row = {name: value for name, value in row.items() if name not in _DERIVED}
-    text = json.dumps(_plain(row), sort_keys=True)
+    text = json.dumps(row, sort_keys=True, default=as_json)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[: _BITS // 8])
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON; other objects by type alone, as a `repr` may have an address."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return hashlib.sha256(value).hexdigest()
-    if hasattr(value, "tolist"):  # an array or a tensor
-        return value.tolist()
-    return type(value).__qualname__
+def _type_name(value: Any) -> str:
+    return type(value).__qualname__  # not its `repr`, which may have an address
+
+
+def _refuse(value: Any) -> str:
+    raise TypeError(f"{_type_name(value)} has no JSON")
 
 
 def makes_items(rows: Any) -> bool:
@@ -130,15 +137,5 @@ def _keys(rows: Any) -> Iterator[int]:
     if makes_items(rows):
         return
     for number in range(min(len(rows), MOST_COMPARED)):
-        row = rows[number]
-        if _is_content(row):
-            yield row_key(row)
-
-
-def _is_content(value: Any) -> bool:
-    """Return whether `row_key` hashes the whole value, and not only the type of an object."""
-    if isinstance(value, Mapping):
-        return all(map(_is_content, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_content, value))
-    return value is None or isinstance(value, str | int | float | bytes) or hasattr(value, "tolist")
+        with suppress(TypeError):
+            yield _hash(rows[number], _refuse)

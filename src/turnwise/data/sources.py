@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -32,14 +32,14 @@ class Indexed(Protocol):
 Source: TypeAlias = str | Path | Sequence[str | Path | Mapping[str, Any]] | Indexed
 
 
-def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
+def read_rows(source: Source, prompt_key: str | None) -> list[Row] | LazyRows:
     """Return the rows of a source. Rows of files and lists are checked now, others when read.
 
     Without a `prompt_key` the rows are taken as they are: an environment reads them.
     """
     if isinstance(source, str | Path):
         source = [Path(source)]
-    rows: Sequence[Row]
+    rows: list[Row] | LazyRows
     if isinstance(source, list | tuple):
         is_files = len(source) > 0 and all(map(is_file_name, source))
         listed = ((f"row {number} of the list", value) for number, value in enumerate(source))
@@ -54,15 +54,18 @@ def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
     elif isinstance(source, Indexed):
         rows = LazyRows(source, prompt_key)
     else:
-        raise ConfigError(_no_source(source))
+        raise ConfigError(
+            f"the source of a dataset is {source!r:.100} ({type(source).__name__}), expected a "
+            f"file ({', '.join(FILE_KINDS)}) or a list of files, a list of texts or dicts, or an "
+            "object with a length that gives dicts by number, such as a split of a Hugging Face "
+            "dataset. Collect what comes one by one: list(source)."
+        )
     if not rows:
-        is_empty_list = isinstance(source, list | tuple) and not source
-        name = "the list" if is_empty_list else str(source)
-        raise ConfigError(f"there are no rows in {name:.200}")
+        raise ConfigError(f"there are no rows in {source or 'the list'!s:.200}")
     return rows
 
 
-class LazyRows(Sequence[Row]):
+class LazyRows:
     """The rows of an indexed dataset, read and checked on access."""
 
     def __init__(self, source: Indexed, prompt_key: str | None) -> None:
@@ -74,13 +77,7 @@ class LazyRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._source)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        if isinstance(index, slice):
-            return [self._read(number) for number in range(len(self))[index]]
+    def __getitem__(self, index: int) -> Row:
         return self._read(range(len(self))[operator.index(index)])
 
     def _read(self, number: int) -> Row:
@@ -135,15 +132,6 @@ def is_file_name(value: object) -> bool:
     if isinstance(value, str):
         return value.endswith(FILE_KINDS) and len(value.split()) == 1
     return isinstance(value, Path)
-
-
-def _no_source(source: object) -> str:
-    fix = " Collect what comes one by one: list(source)." if isinstance(source, Iterable) else ""
-    return (
-        f"the source of a dataset is {source!r:.100} ({type(source).__name__}), expected a file "
-        f"({', '.join(FILE_KINDS)}) or a list of files, a list of texts or dicts, or an object "
-        "with a length that gives dicts by number, such as a split of a Hugging Face dataset." + fix
-    )
 
 
 def read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:

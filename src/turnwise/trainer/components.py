@@ -14,7 +14,7 @@ from turnwise.algo import Algorithm
 from turnwise.algo.choose import EstimatorChoice, LossChoice
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.data import PromptDataset
-from turnwise.data.by_name import dataset_by_name
+from turnwise.data.dataset import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
 from turnwise.deadlines.calls import is_async
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
