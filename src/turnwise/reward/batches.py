@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from turnwise.errors import ConfigError
 from turnwise.reward.function import RewardFn, RewardFunction
+from turnwise.reward.result import as_plain
 from turnwise.types import Trajectory
 
 if TYPE_CHECKING:
@@ -111,10 +112,13 @@ def batch_type(function: RewardFn | None) -> type | str | None:
     if function is None or isinstance(function, type) or not callable(function):
         return None
     try:
-        parameters = _parameters(function)
+        try:
+            signature = inspect.signature(function, eval_str=True)
+        except Exception:  # a name that only type checkers can resolve, such as one of VERL's
+            signature = inspect.signature(function)
     except ValueError:  # some functions written in C have no signature
         return None
-    kind = parameters[0].annotation if parameters else None
+    kind = next((parameter.annotation for parameter in signature.parameters.values()), None)
     if isinstance(kind, str):
         name = kind.strip("'\" ").rpartition(".")[2]
     else:
@@ -131,14 +135,6 @@ def of_one_episode(function: RewardFn | None) -> RewardFunction:
             "function of (trajectory)."
         )
     return RewardFunction.of(function)
-
-
-def _parameters(function: RewardFn) -> list[inspect.Parameter]:
-    try:
-        signature = inspect.signature(function, eval_str=True)
-    except Exception:  # a name that only type checkers can resolve, such as one of VERL's
-        signature = inspect.signature(function)
-    return list(signature.parameters.values())
 
 
 def is_batch(data: object) -> bool:
@@ -163,7 +159,13 @@ def response_texts(data: Any, tokenizer: Any = None) -> list[str]:
     responses = data.batch["responses"] if texts is None else texts
     if all(isinstance(response, str) for response in responses):
         return list(responses)
-    rows = _unpadded(responses, data.batch)
+    rows: list[list[int]] = [list(as_plain(row)) for row in responses]
+    if _has(data.batch, "attention_mask"):
+        masks = [list(as_plain(row)) for row in data.batch["attention_mask"]]
+        rows = [
+            [token for token, seen in zip(row, mask[len(mask) - len(row) :], strict=True) if seen]
+            for row, mask in zip(rows, masks, strict=True)
+        ]
     if tokenizer is None:
         tokenizer = _default_tokenizer(rows)
     return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
@@ -204,11 +206,11 @@ async def play_responses(
 ) -> list[Trajectory]:
     """Plays each response as the first action of an episode of its own."""
     texts = response_texts(data, tokenizer)
-    found = []
+    trajectories = []
     for action, start in zip(texts, starts(data, len(texts)), strict=True):
         async with play_response(make, action, start) as (trajectory, _):
-            found.append(trajectory)
-    return found
+            trajectories.append(trajectory)
+    return trajectories
 
 
 def _objects(data: Any) -> Mapping[str, Any]:
@@ -217,21 +219,6 @@ def _objects(data: Any) -> Mapping[str, Any]:
 
 def _has(columns: Any, name: str) -> bool:
     return hasattr(columns, "keys") and name in columns.keys()  # noqa: SIM118 - a TensorDict's too
-
-
-def _unpadded(responses: Any, columns: Any) -> list[list[int]]:
-    ids = [_plain(row) for row in responses]
-    if not _has(columns, "attention_mask"):
-        return ids
-    masks = [_plain(row) for row in columns["attention_mask"]]
-    return [
-        [one for one, seen in zip(row, mask[len(mask) - len(row) :], strict=True) if seen]
-        for row, mask in zip(ids, masks, strict=True)
-    ]
-
-
-def _plain(row: Any) -> list[Any]:
-    return list(row.tolist() if hasattr(row, "tolist") else row)
 
 
 def _default_tokenizer(rows: Sequence[Sequence[int]]) -> Any:

@@ -17,6 +17,7 @@ from turnwise.types import EpisodeStatus, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
+
 DEFAULT_CONCURRENCY = 16
 PATIENCE_SECONDS = 5.0
 """A call that takes longer no longer blocks the others."""
@@ -120,8 +121,13 @@ async def score_trajectories_async(
         except RewardError as error:
             return RewardFailure(EpisodeStatus.REWARD_ERROR, str(error))
 
-    pairs = zip(episodes, _one_each(environments, len(episodes)), strict=True)
-    return await asyncio.gather(*(score(*pair) for pair in pairs))
+    each = environments if isinstance(environments, Sequence) else [environments] * len(episodes)
+    if len(each) != len(episodes):
+        raise ConfigError(
+            f"got {len(each)} environments for {len(episodes)} trajectories. "
+            "Pass one for each, or a single one for all."
+        )
+    return await asyncio.gather(*map(score, episodes, each))
 
 
 def check_scorable(trajectory: Trajectory) -> None:
@@ -142,19 +148,6 @@ def list_trajectories(batch: TrajectoryBatch) -> list[Trajectory]:
             f"got {type(batch).__name__}. Score a single episode with compute_reward."
         )
     return [Trajectory.of(trajectory) for trajectory in episodes]
-
-
-def _one_each(
-    environments: BaseEnvironment | Sequence[BaseEnvironment | None] | None, num_episodes: int
-) -> Sequence[BaseEnvironment | None]:
-    if not isinstance(environments, Sequence):
-        return [environments] * num_episodes
-    if len(environments) != num_episodes:
-        raise ConfigError(
-            f"got {len(environments)} environments for {num_episodes} trajectories. "
-            "Pass one for each, or a single one for all."
-        )
-    return environments
 
 
 def _why_failed(trajectory: Trajectory) -> str:
@@ -199,7 +192,9 @@ class RewardLimit:
             _LOG.info(
                 "a call of reward function %r takes longer than %g s; others run at the same "
                 "time, up to %d at once (reward_concurrency=1 keeps them one at a time)",
-                *(self._name, PATIENCE_SECONDS, DEFAULT_CONCURRENCY),
+                self._name,
+                PATIENCE_SECONDS,
+                DEFAULT_CONCURRENCY,
             )
         self._num_slots = DEFAULT_CONCURRENCY
         for _ in range(1 + num_new):

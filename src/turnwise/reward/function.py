@@ -135,10 +135,17 @@ def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
     except ValueError:  # some functions written in C have no signature
         return "none"
     parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 2:
+        takes_second = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    else:  # with a default it is the environment only if its name says so
+        second = positional[1]
+        takes_second = second.default is second.empty or second.name in {"environment", "env"}
+    is_bound = isinstance(function, functools.partial) and "environment" in function.keywords
     argument: EnvironmentArgument = "none"
-    if _second_is_environment(parameters):
+    if takes_second:
         argument = "second"
-    elif any(p.name == "environment" for p in parameters[1:]) and not _is_bound(function):
+    elif any(p.name == "environment" for p in parameters[1:]) and not is_bound:
         argument = "keyword"
     try:
         signature.bind(
@@ -152,19 +159,6 @@ def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
             "Give its other arguments a default, or bind them with functools.partial."
         ) from None
     return argument
-
-
-def _second_is_environment(parameters: list[inspect.Parameter]) -> bool:
-    """A second argument with a default is the environment only if its name says so."""
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(positional) < 2:
-        return any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    second = positional[1]
-    return second.default is second.empty or second.name in {"environment", "env"}
-
-
-def _is_bound(function: RewardFn) -> bool:
-    return isinstance(function, functools.partial) and "environment" in function.keywords
 
 
 def _name_of(function: RewardFn) -> str:

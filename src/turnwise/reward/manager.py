@@ -113,17 +113,14 @@ class RewardManager:
         if isinstance(data, Trajectory | Mapping):
             return self.score(data)
         if is_batch(data):
-            return self.compute_batch_rewards(self._episodes(data))
+            episodes = carried_trajectories(data)
+            if episodes is None:
+                from turnwise.env import environment_factory
+
+                make = environment_factory(self.environment)
+                episodes = run_sync(play_responses(make, data, self.tokenizer))
+            data = episodes
         return self.compute_batch_rewards(data)
-
-    def _episodes(self, data: Any) -> list[Trajectory]:
-        from turnwise.env import environment_factory
-
-        carried = carried_trajectories(data)
-        if carried is not None:
-            return carried
-        make = environment_factory(self.environment)
-        return run_sync(play_responses(make, data, self.tokenizer))
 
     def _num_steps_saved(self, num_turns: int) -> int:
         if not self.weights.efficiency:

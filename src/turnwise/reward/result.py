@@ -89,7 +89,7 @@ def read_reward(value: object, num_turns: int) -> Reward:
             )
         named = {str(name): (read_reward(part, num_turns), 1.0) for name, part in value.items()}
         return add_rewards(named, num_turns)
-    value = _plain(value)
+    value = as_plain(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         turns = tuple(_number(turn) for turn in value)
         reward = Reward(sum(turns), per_turn=turns)
@@ -115,13 +115,14 @@ def add_rewards(named: Mapping[str, tuple[Reward, float]], num_turns: int) -> Re
     return Reward(total, tuple(per_turn), parts)
 
 
-def _plain(value: Any) -> object:
+def as_plain(value: Any) -> Any:
+    """Returns arrays and tensors as numbers and lists, and everything else as it is."""
     # Arrays and tensors of every library have tolist(); naming their types would import torch.
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _number(value: object) -> float:
-    value = _plain(value)
+    value = as_plain(value)
     # The common types first: checking for a protocol is slow.
     if isinstance(value, int | float | SupportsFloat):
         try:
