@@ -43,7 +43,7 @@ from turnwise.reward.function import step_rewards
 from turnwise.runs.named_files import names_of
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
-from turnwise.tools.by_name import ToolEntry, tools_by_name, uses_of
+from turnwise.tools.by_name import ToolEntry, server_words, tools_by_name, uses_of
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code.tool import package_folders
