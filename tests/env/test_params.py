@@ -69,12 +69,15 @@ def test_factories_take_params_too():
     assert make_environment(make_maze, params(size=9)).reset() == "9 green"
     assert make_environment(functools.partial(Maze, 8), params(colour="x")).reset() == "8 x"
     assert make_environment(lambda config: Maze(config.get("size")), params(size=6)).size == 6
+    assert make_environment(lambda cfg: Maze(cfg.get("size")), params(size=6)).size == 6
 
 
-def test_each_environment_has_its_own_copy_of_a_list():
-    make = environment_factory(Maze, params(size=1, walls=[1]))
+def test_params_are_copied_once_and_not_for_each_environment():
+    walls = [1]
+    make = environment_factory(Maze, params(size=1, walls=walls))
     make().walls.append(2)
-    assert make().walls == [1]
+    assert walls == [1]
+    assert make().walls is make().walls
 
 
 @pytest.mark.parametrize("source", [Maze, make_maze])

@@ -1,6 +1,7 @@
 """Every way in which an episode can end has its status, and the data that goes with it."""
 
 import asyncio
+import resource
 import sys
 import threading
 
@@ -72,6 +73,31 @@ def test_an_opening_that_does_not_fit_has_no_turns_and_says_so():
     assert result.num_turns == 0
     assert "no tokens left" in result.error
     assert result.reward.total == 0.0
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_observation_of_megabytes_is_not_encoded(where):
+    text = "hello there, " * 900_000
+
+    class Flooding(LONG):
+        def reset(self):
+            return text if where == "reset" else super().reset()
+
+        def step(self, action):
+            return text, 1.0, False, {}
+
+    memory = _peak_megabytes()
+    limits = EpisodeLimits(max_tokens=5000, max_observation=None)
+    result = run_episode(Recording(), Flooding, limits=limits)
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TOKENS
+    assert "characters do not fit into 5000 tokens" in result.error
+    assert result.num_turns == (where == "step")
+    assert len(result.stream) < 5000
+    assert _peak_megabytes() - memory < 300
+
+
+def _peak_megabytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def test_out_of_time():

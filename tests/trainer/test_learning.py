@@ -5,8 +5,9 @@ import tempfile
 from statistics import mean
 
 import pytest
+import torch
 
-from trainer.worlds import Echo, Memory, small_config, small_model
+from trainer.worlds import Echo, Memory, small_config, small_model, small_trainer
 from turnwise import Trainer
 
 # Starts in a step; all play 64 episodes, those that compare the episodes of a group 8 of each.
@@ -95,3 +96,28 @@ class TestEachAlgorithm:
         rewards = learn(FallibleMemory, estimator, "training.steps_per_epoch=15")
         assert rewards[0] < 0.85
         assert mean(rewards[-4:]) > 0.9
+
+
+@pytest.mark.parametrize(
+    "kl",
+    [("training.kl_loss_coef=0.1",), ("training.use_kl_in_reward=true", "training.kl_coef=0.1")],
+    ids=["loss", "reward"],
+)
+def test_without_rewards_a_policy_that_is_its_reference_stays_what_it_is(tmp_path, kl):
+    model, tokenizer = small_model()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    settings = (
+        "training.adv_estimator=grpo",
+        "training.batch_size=8",
+        "training.mini_batch_size=4",
+        "training.num_epochs=1",
+        "training.steps_per_epoch=2",
+        "training.warm_start=null",
+        "training.learning_rate=1e-2",
+    )
+    given = {"model": model, "tokenizer": tokenizer, "reward_fn": lambda trajectory: 0.0}
+    with small_trainer(tmp_path, Memory, *settings, *kl, **given) as trainer:
+        history = trainer.fit()
+    assert [metrics["grad_norm"] for metrics in history] == [0.0, 0.0]
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, before[name], rtol=0, atol=0)

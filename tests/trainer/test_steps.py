@@ -137,6 +137,13 @@ def test_eval_steps_and_save_steps(tmp_path):
     assert saved_steps(run) == [3, 6, 9, 10]
 
 
+def test_an_explicit_interval_is_kept_whatever_the_clock_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_records, "SECONDS_BETWEEN_SAVES", 0.0)
+    epochs = ("training.num_epochs=4", "training.steps_per_epoch=2")
+    every = ("checkpoint.save_interval=2", "training.eval_episodes=0")
+    assert saved_steps(train(tmp_path, *epochs, *every).run_folder) == [4, 8]
+
+
 class TestDefaults:
     def test_a_long_pass_is_saved_and_evaluated_within(self, tmp_path):
         run = train(tmp_path, "training.num_epochs=1", dataset=ROWS * 6).run_folder

@@ -19,6 +19,14 @@ KL_ESTIMATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "abs": lambda d: d.abs(),
 }
 
+# What packing changes in log-probs, as a root mean square over tokens, at most.
+_ROUNDING = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+    torch.float16: 2.0**-9,
+    torch.bfloat16: 2.0**-6,
+}
+
 
 def estimate_kl(
     log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: str = "k1"
@@ -43,6 +51,25 @@ def estimate_kl(
     gradient = KL_ESTIMATES["k2"](difference)
     # In this order: g − g is exactly 0, so the value stays as it is to the last bit.
     return gradient - gradient.detach() + value.detach()
+
+
+@torch.no_grad()
+def without_rounding(
+    log_probs: torch.Tensor,
+    ref_log_probs: torch.Tensor,
+    response_mask: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return `ref_log_probs`; `log_probs` if a model in this precision gives both up to rounding.
+
+    A policy that is the reference has a KL of 0, but not to the last digit if the two were computed
+    in other packs. Adam would make full steps of the gradient of that.
+    """
+    mask = as_mask(response_mask)
+    difference = keep(wide(log_probs) - ref_log_probs, mask)
+    mean_square = difference.square().sum() / mask.sum().clamp(min=1)
+    is_rounding = mean_square.sqrt() <= _ROUNDING.get(dtype, 0.0)
+    return torch.where(is_rounding, log_probs, ref_log_probs)
 
 
 def compute_kl_penalty(

@@ -116,7 +116,9 @@ def _measure(config: ConfigStore, folder: Path) -> Estimate:
     evaluation = last.get("time/evaluate", 0.0)
     between_evaluations = training.eval_steps or min(per_epoch, DEFAULT_STEPS)
     num_evaluations = -(-num_steps // between_evaluations) if evaluation else 0
-    between_saves = min(checkpoint.save_interval * per_epoch, DEFAULT_STEPS)
+    between_saves = min(per_epoch, DEFAULT_STEPS)
+    if checkpoint.save_interval is not None:
+        between_saves = checkpoint.save_interval * per_epoch
     num_saves = -(-num_steps // (checkpoint.save_steps or between_saves))
     sampled = sum(metrics["num_sampled_tokens"] for metrics in times.steps) / NUM_STEPS
     episode_bytes = _size(folder / "trial" / "episodes") // NUM_STEPS * num_steps

@@ -88,11 +88,13 @@ class CheckpointConfig(Section):
     run_name: str | None = setting(
         None, "Name of the run's folder; null: the environment's name, with a number if needed."
     )
-    save_interval: Positive = setting(1, "Epochs between two checkpoints.")
+    save_interval: Positive | None = setting(
+        None, "Epochs between two checkpoints; null: 1, and more often within long epochs."
+    )
     save_steps: Positive | None = setting(
         None,
-        "Steps between two checkpoints, in place of save_interval; null: save_interval, and within "
-        "an epoch every 50 steps or 10 minutes and after the best evaluation so far.",
+        "Steps between two checkpoints, in place of save_interval. Without both: after each epoch, "
+        "within it every 50 steps or 10 minutes, and after the best evaluation so far.",
     )
     keep_last_n: Positive = setting(3, "How many of the newest checkpoints to keep.")
     best_metric: str = setting(

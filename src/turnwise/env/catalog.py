@@ -65,17 +65,12 @@ def environment_factory(
         )
     if isinstance(source, type) and is_checked:
         _check_class(source)
-    arguments = _arguments(source, config)
+    is_alone = _takes_config_alone(source, config)
+    arguments = {} if is_alone else _arguments(source, config)
 
     def make() -> BaseEnvironment:
-        # Params are copied, since an environment may change the list or dict that it is given.
-        env = source(
-            **{
-                name: value if value is config else copy.deepcopy(value)
-                for name, value in arguments.items()
-            }
-        )
-        takes_config = "config" in arguments
+        env = source(config) if is_alone else source(**arguments)
+        takes_config = is_alone or "config" in arguments
         if not takes_config and isinstance(env, BaseEnvironment) and config.max_steps is not None:
             env.max_steps = config.max_steps
         if not isinstance(env, BaseEnvironment):
@@ -148,12 +143,28 @@ def _check_class(source: type) -> None:
         )
 
 
+def _takes_config_alone(source: Callable[..., Any], config: EnvironmentConfig) -> bool:
+    """Whether a function has one argument, of any name, which stands for the config.
+
+    One that params name, or that is annotated with another type, is a param.
+    """
+    parameters = list(inspect.signature(source).parameters.values())
+    if isinstance(source, type) or len(parameters) != 1:
+        return False
+    (only,) = parameters
+    kinds = (only.POSITIONAL_ONLY, only.POSITIONAL_OR_KEYWORD)
+    is_required = only.kind in kinds and only.default is only.empty
+    is_other = only.annotation is not only.empty and "Config" not in str(only.annotation)
+    return is_required and not is_other and only.name not in config.params
+
+
 def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[str, Any]:
     """Returns the arguments of a class or function: the config, or `params` by their names."""
     signature = _signature(source)
     parameters = signature.parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    arguments = dict(config.params)
+    # One copy for all environments: they may change it, and large ones would take their time.
+    arguments = copy.deepcopy(dict(config.params))
     if "config" in names:  # it reads there what it has no argument for
         arguments = {name: value for name, value in arguments.items() if name in names}
         arguments["config"] = config

@@ -47,7 +47,7 @@ class Agent:
         """Reward earned before the first turn, by actions of other agents."""
         self._setup = setup
         length, limit = setup.engine.context_length, setup.limits.max_tokens
-        self._max_tokens = length if limit is None else min(length, limit)
+        self.max_tokens = length if limit is None else min(length, limit)
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
         self._session = _new_session()
         self._sub_agents: SubAgents | None = None
@@ -111,7 +111,7 @@ class Agent:
     @property
     def tokens_left(self) -> int:
         """How many tokens the conversation may still get."""
-        return self._max_tokens - self.record.stream.path_length
+        return self.max_tokens - self.record.stream.path_length
 
     async def sample_turn(
         self,
@@ -167,7 +167,7 @@ class Agent:
             )
         return await self._sub_agents.ask(
             messages,
-            context_length=self._max_tokens,
+            context_length=self.max_tokens,
             timeout=timeout,
             max_tokens=max_tokens,
         )

@@ -183,6 +183,8 @@ class Episode:
         )
         if history:
             messages += [*history[1:], {"role": "user", "content": first}]
+        if not self._fits(agent, messages):
+            return agent
         agent.start(messages, actions.definitions)
         if self._watcher is not None:
             self._watcher.on_start(agent.record)
@@ -203,6 +205,8 @@ class Episode:
 
     async def _continue(self, agent: Agent, messages: Sequence[Message]) -> None:
         """Adds what an agent reads next; one whose context is too long summarises it before."""
+        if not self._fits(agent, messages):
+            return
         if not agent.must_summarise(messages):
             agent.add_messages(messages)
             return
@@ -217,6 +221,15 @@ class Episode:
         agent.restart(turn.observation)
         if self._watcher is not None:
             self._watcher.on_turn(agent.record, turn)
+
+    def _fits(self, agent: Agent, messages: Sequence[Message]) -> bool:
+        """Ends the episode if messages are far too long: encoding them would take gigabytes."""
+        if not self._setup.chat.is_longer_than(agent.max_tokens, messages):
+            return True
+        number = sum(len(str(message["content"])) for message in messages)
+        why = f"no tokens left: {number} characters do not fit into {agent.max_tokens} tokens"
+        self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, why)
+        return False
 
     async def _next_turn(self, agent: Agent) -> TurnRecord | None:
         """Samples the agent's turn; None if there are no tokens or no time left, see the status."""

@@ -116,9 +116,10 @@ class EpisodeLimits:
             least = 0 if field.name == "max_tool_calls" else 1 if "int" in str(field.type) else 0.0
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not least <= value:
+                none = "the environment's own" if field.name == "max_turns" else "no limit"
                 raise ConfigError(
-                    f"{field.name} got {value!r}, expected a number from {least} up, "
-                    "or None for no limit"
+                    f"{field.name} got {value!r}, expected a number from {least} up, or None for "
+                    f"{none}"
                 )
         per_turn, thinking = self.max_tokens_per_turn, self.max_thinking_tokens
         if per_turn is not None and thinking is not None and thinking >= per_turn:

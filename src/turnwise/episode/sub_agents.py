@@ -53,6 +53,10 @@ class SubAgents:
     ) -> str:
         """Samples the answer to these messages; returns it without its thoughts."""
         setup = self._setup
+        if setup.chat.is_longer_than(context_length, messages):
+            raise ToolError(
+                f"the messages have more than {context_length} tokens (limits.max_tokens)"
+            )
         try:
             prompt = self._tree.prompt(messages)
         except ConfigError as error:

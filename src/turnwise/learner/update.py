@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from turnwise.algo.choose import get_policy_loss
+from turnwise.algo.kl import without_rounding
 from turnwise.algo.masked import BatchTotals
 from turnwise.learner import measures
 from turnwise.learner.base import LearnerState, ReadShard, StateLayout, trained_parameters
@@ -306,6 +307,13 @@ class Learner(Scorer):
             )
         elif episodes.old_log_probs is None and run.first_pass is not None:
             measures.measure_gap(episodes, outputs.log_probs, num_tokens, minibatch.measured)
+        if episodes.ref_log_probs is not None:
+            episodes.ref_log_probs = without_rounding(
+                outputs.log_probs,
+                episodes.ref_log_probs,
+                episodes.response_mask,
+                self.model.policy.dtype,
+            )
         loss, terms, metrics = compute_objective(
             outputs, episodes, self.options, minibatch.totals, weights, selected
         )

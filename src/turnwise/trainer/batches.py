@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
+from turnwise.algo.kl import without_rounding
 from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import TrainingConfig
 from turnwise.episode import AgentRecord, EpisodeResult
@@ -116,11 +117,13 @@ class Advantages:
             batch.ref_log_probs = learner.reference_log_probs(batch).cpu()
         rewards = batch.need("rewards")
         if training.use_kl_in_reward:
+            sampled, mask = batch.behaviour_log_probs, batch.response_mask
+            dtype = learner.model.policy.dtype
             rewards, kl = apply_kl_penalty(
                 rewards,
-                batch.behaviour_log_probs,
-                batch.need("ref_log_probs"),
-                batch.response_mask,
+                sampled,
+                without_rounding(sampled, batch.need("ref_log_probs"), mask, dtype),
+                mask,
                 self.kl_controller.value,
                 training.kl_penalty,
             )

@@ -173,13 +173,15 @@ class RunLifecycle:
         settings, epochs = self.config.checkpoint, self._epochs
         if settings.save_steps is not None:
             return self.step % settings.save_steps == 0
+        every = settings.save_interval
         if epochs.num_steps >= plan.steps_per_epoch:
-            is_due = (epochs.num_done + 1) % settings.save_interval == 0
+            is_due = (epochs.num_done + 1) % (every or 1) == 0
         else:
-            is_due = epochs.num_steps % DEFAULT_STEPS == 0
+            is_due = every is None and epochs.num_steps % DEFAULT_STEPS == 0
+        is_overdue = every is None and records.is_save_overdue
         # Training metrics, which `best_metric` may name, would be best in many steps.
         is_best = self._is_evaluated(plan) and records.has_best_evaluation
-        return is_due or records.is_save_overdue or is_best
+        return is_due or is_overdue or is_best
 
     def _train_on_all_rows(self) -> None:
         """Hold no rows out, since the weights of a checkpoint were trained on all of them."""

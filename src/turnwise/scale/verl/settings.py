@@ -262,7 +262,7 @@ def _run(
         "trainer.experiment_name": resources.run_folder.name,
         "trainer.logger": ["console", "file", *config.logging.sinks],
         "trainer.default_local_dir": str(resources.run_folder / "verl"),
-        "trainer.save_freq": checkpoint.save_steps or checkpoint.save_interval * per_epoch,
+        "trainer.save_freq": checkpoint.save_steps or (checkpoint.save_interval or 1) * per_epoch,
         "trainer.max_actor_ckpt_to_keep": checkpoint.keep_last_n,
         "trainer.max_critic_ckpt_to_keep": checkpoint.keep_last_n,
         "trainer.val_before_train": False,
