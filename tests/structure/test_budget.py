@@ -25,9 +25,9 @@ LINES = {
     "progress": 1239,
     "reward": 1313,
     "runs": 4931,
-    "scale": 4255,
+    "scale": 4291,
     "tools": 5147,
-    "trainer": 6416,
+    "trainer": 6434,
     "user_code": 867,
     "view": 3629,
 }

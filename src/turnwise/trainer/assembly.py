@@ -56,6 +56,8 @@ class RunComponents:
     """Whether the engine samples from the learner's modules, so that no weights are copied."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
+    watch: Callable[[Callable[[str], object]], object] | None = None
+    """Calls a function with the reason when what the workers run on is lost."""
 
     def publish_weights(self) -> None:
         """Make the engine sample from the learner's current weights."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,13 +38,15 @@ from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 from turnwise.trainer.run_record import RunRecord, record_run
 from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
-from turnwise.trainer.stopping import Interrupted, StopRequest
+from turnwise.trainer.stopping import Interrupted, StopRequest, exit_now
 from turnwise.trainer.stopwatch import uses_gpu
 from turnwise.trainer.training_step import BrokenSteps
 from turnwise.trainer.wrong_types import check_curriculum, resume_mode
 
 DEFAULT_STEPS = 50
 """Steps between evaluations and checkpoints within a long epoch, where the settings say none."""
+_ENDING_SECONDS = 30.0
+_LOG = logging.getLogger("turnwise")
 
 
 class OpenRun(NamedTuple):
@@ -253,6 +256,8 @@ class RunLifecycle:
                 on_save=lambda path: self._call_back("on_save", path),
             )
             records.begin(resumes=is_old)
+            if self.components.watch is not None:
+                self.components.watch(functools.partial(self._end_process, records))
             if resumes:
                 self._resume_run(records)
             elif self.run_folder is not None:
@@ -300,6 +305,17 @@ class RunLifecycle:
             outcome = "finished" if is_finished else "interrupted"
             records.end(outcome, self.step, self._write_state)
             stop.raise_signal()
+
+    def _end_process(self, records: Records, reason: str) -> None:
+        """End a run whose main thread may wait for ever, where no exception can reach it."""
+        text = f"{reason}. The same command resumes the run from its newest checkpoint"
+        _LOG.error("%s.", text)
+        ending = threading.Thread(
+            target=records.end, args=(f"stopped: {text}", self.step, None), daemon=True
+        )
+        ending.start()
+        ending.join(_ENDING_SECONDS)  # a tracker may wait for its server
+        exit_now(1)
 
     def _remove_if_unused(self, folder: RunFolder, kind: Any, *_: object) -> None:
         """Remove a new folder if a mistake of the user ended the run before its first step."""

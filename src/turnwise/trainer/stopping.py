@@ -153,7 +153,7 @@ class StopRequest:
                     self.say(f"still stopping (Ctrl-C leaves without saving): {where}")
                     continue
                 self.say(f"the main thread does not react, and the process ends: {where}")
-                _exit_now(128 + second)
+                exit_now(128 + second)
             if number is None:
                 return
             second = number
@@ -179,10 +179,11 @@ def _end_process(code: int, say: Callable[[str], None]) -> None:
     time.sleep(_EXIT_SECONDS)
     threads = [t.name for t in threading.enumerate() if t.is_alive() and not t.daemon]
     say(f"the process ends, and does not wait for its other threads: {', '.join(threads)}")
-    _exit_now(code)
+    exit_now(code)
 
 
-def _exit_now(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
+    """End the process at once, whatever its threads do."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

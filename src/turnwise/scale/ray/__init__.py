@@ -102,7 +102,14 @@ def assemble(
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
         engine.on_close(stack.pop_all().close)
         return RunComponents(
-            tokenizer, learner, engine, collector, advantages, True, closing=closing
+            tokenizer,
+            learner,
+            engine,
+            collector,
+            advantages,
+            shares_weights=True,
+            closing=closing,
+            watch=cluster.watch,
         )
 
 

@@ -7,12 +7,14 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from turnwise.config import RayConfig
 from turnwise.errors import ConfigError, import_extra
+from turnwise.scale.ray.failures import SECONDS_BETWEEN_CALLS, SECONDS_TO_ANSWER
 from turnwise.scale.ray.session_folder import SessionFolder
 from turnwise.user_code import imported_files
 
@@ -64,6 +66,7 @@ class Cluster:
         self._folder: SessionFolder | None = None
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
+        self._is_closed = threading.Event()
         for module in imported_files():  # workers receive the code: they import no user file
             ray.cloudpickle.register_pickle_by_value(module)
         # For a program that does not call the trainer's `cleanup`.
@@ -104,7 +107,33 @@ class Cluster:
             ),
         }
 
+    def watch(self, on_lost: Callable[[str], object]) -> None:
+        """Call `on_lost` with the reason if Ray's raylet on this machine no longer answers.
+
+        Ray itself waits for a frozen one without end, and calls it alive.
+        """
+        threading.Thread(
+            target=self._watch, args=(on_lost,), name="turnwise: watch the raylet", daemon=True
+        ).start()
+
+    def _watch(self, on_lost: Callable[[str], object]) -> None:
+        while not self._is_closed.wait(SECONDS_BETWEEN_CALLS):
+            has_answered = threading.Event()
+
+            def probe(has_answered: threading.Event = has_answered) -> None:
+                with contextlib.suppress(Exception):  # an error is an answer
+                    ray.put(None)
+                has_answered.set()
+
+            threading.Thread(target=probe, name="turnwise: probe", daemon=True).start()
+            # Seconds are counted, not read from a clock: after Ctrl-Z and fg none has passed.
+            if not any(has_answered.wait(1.0) for _ in range(round(SECONDS_TO_ANSWER))):
+                if not self._is_closed.is_set():
+                    on_lost(f"Ray's raylet has not answered for {SECONDS_TO_ANSWER:g} s")
+                return
+
     def close(self) -> None:
+        self._is_closed.set()
         atexit.unregister(self.close)
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
