@@ -18,7 +18,7 @@ LINES = {
     "data": 960,
     "deadlines": 816,
     "env": 5351,
-    "episode": 4079,
+    "episode": 4080,
     "inference": 7644,
     "learner": 5908,
     "models": 1545,

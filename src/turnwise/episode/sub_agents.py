@@ -55,7 +55,8 @@ class SubAgents:
         setup = self._setup
         if setup.chat.is_longer_than(context_length, messages):
             raise ToolError(
-                f"the messages have more than {context_length} tokens (limits.max_tokens)"
+                "the messages are too long: a conversation may have "
+                f"{context_length} tokens (limits.max_tokens)"
             )
         try:
             prompt = self._tree.prompt(messages)
