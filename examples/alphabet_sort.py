@@ -7,8 +7,9 @@ their place.
     python examples/alphabet_sort.py            a few minutes on two cores
     python examples/alphabet_sort.py --quick    a few steps in seconds, to see that it runs
 
-The model first imitates an expert for a few steps, just enough to answer with letters; the rest is
-learned from rewards. Make it harder with more turns or more letters:
+The model first imitates an expert for a few steps, just enough to answer with letters. From rewards
+alone its sampled answers then rise from about 1.2 to 1.4 of 2 in 30 steps. Make it harder with more
+turns or more letters:
 
     turnwise train examples/alphabet_sort.py:AlphabetSort -p num_turns=3 -p num_letters=4
 """

@@ -112,10 +112,10 @@ def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
             f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
             "Your own is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
         )
-    found: Callable[..., BaseEnvironment] = import_object(
+    source: Callable[..., BaseEnvironment] = import_object(
         target or name, option="--env or environment.name", is_built_in=target is not None
     )
-    return found
+    return source
 
 
 def declared_max_steps(source: EnvironmentSource, config: EnvironmentConfig) -> int:
@@ -202,13 +202,14 @@ def _signature(source: Callable[..., Any]) -> inspect.Signature:
     for kind in source.__mro__:
         if "__init__" not in vars(kind) or kind is object:
             continue
-        own = inspect.signature(vars(kind)["__init__"])
-        parameters = list(own.parameters.values())[1:]
+        constructor = inspect.signature(vars(kind)["__init__"])
+        parameters = list(constructor.parameters.values())[1:]
         if {p.kind for p in parameters} != {
             inspect.Parameter.VAR_POSITIONAL,
             inspect.Parameter.VAR_KEYWORD,
         }:
-            return own.replace(parameters=parameters, return_annotation=own.empty)
+            empty = inspect.Signature.empty
+            return constructor.replace(parameters=parameters, return_annotation=empty)
     return signature
 
 

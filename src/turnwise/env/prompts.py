@@ -40,8 +40,10 @@ class Prompt:
                 f"a prompt is {_shown(prompt)}, expected a text or a list of messages"
             )
         messages = [_message(number, message) for number, message in enumerate(prompt)]
-        system = messages.pop(0)["content"] if messages and _role(messages[0]) == "system" else ""
-        roles = [_role(message) for message in messages]
+        system = ""
+        if messages and messages[0]["role"] == "system":
+            system = messages.pop(0)["content"]
+        roles = [message["role"] for message in messages]
         is_chat = set(roles) <= {"user", "assistant"} and roles[:1] == roles[-1:] == ["user"]
         if not is_chat:
             raise ConfigError(
@@ -133,9 +135,10 @@ def prompt_of(row: Mapping[str, Any]) -> Prompt:
 def answer_of(row: Mapping[str, Any]) -> str | None:
     """Returns the answer of a row as text; None if it has none."""
     graded = row.get("reward_model")
-    places = [row, row, graded if isinstance(graded, Mapping) else {}]
-    for place, name in zip(places, ["answer", "ground_truth", "ground_truth"], strict=True):
-        answer = place.get(name)
+    answers = [row.get("answer"), row.get("ground_truth")]
+    if isinstance(graded, Mapping):
+        answers.append(graded.get("ground_truth"))
+    for answer in answers:
         if isinstance(answer, str | int | float):
             return str(answer)
     return None
@@ -172,10 +175,6 @@ def _text(number: int, content: object) -> str:
             "pictures and other media are not supported"
         )
     return "".join(map(str, texts))
-
-
-def _role(message: Mapping[str, str]) -> str:
-    return message["role"]
 
 
 def _shown(value: object) -> str:

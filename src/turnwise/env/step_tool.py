@@ -53,24 +53,19 @@ class EnvironmentStepTool(Tool):
         if any(step.done for step in context.steps[-1:]):
             raise ToolError("The episode is over; no action is possible any more.")
         who = f"{type(environment).__name__}.step()"
+
+        def in_thread() -> StepResult:
+            return finish_without_loop(step_environment(environment, action), who)
+
+        async def on_loop() -> StepResult:
+            return await step_environment(environment, action)
+
+        step = on_loop if is_async(environment.step) else in_thread
         try:
-            return await _step(environment, action, self._step_timeout, who)
+            result = await call_with_deadline(step, timeout=self._step_timeout, waiting_for=who)
         except EnvironmentFault:
             raise
         except Exception as error:
             raise EnvironmentFault(f"{who} failed: {type(error).__name__}: {error}") from error
-
-
-async def _step(
-    environment: BaseEnvironment, action: str, timeout: float | None, who: str
-) -> StepResult:
-    def in_thread() -> StepResult:
-        return finish_without_loop(step_environment(environment, action), who)
-
-    async def on_loop() -> StepResult:
-        return await step_environment(environment, action)
-
-    step = on_loop if is_async(environment.step) else in_thread
-    result = await call_with_deadline(step, timeout=timeout, waiting_for=who)
-    assert isinstance(result, StepResult)
-    return result
+        assert isinstance(result, StepResult)
+        return result

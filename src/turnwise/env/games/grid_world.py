@@ -74,10 +74,10 @@ class GridWorldEnvironment(BaseEnvironment):
         if self.is_done():
             return "The game is over.", 0.0, True, {}
         self.step_count += 1
-        found = last_match(_MOVE, action)
-        if found is None:
+        match = last_match(_MOVE, action)
+        if match is None:
             return "Write up, down, left or right.", 0.0, False, {"invalid_action": True}
-        move = found[1].lower()
+        move = match[1].lower()
         if self.slippery:
             move = self.rng.choice((move, *_SIDEWAYS[move]))
         self.position = neighbour(self.position, move, self.size)

@@ -69,8 +69,8 @@ class GuessNumberEnvironment(BaseEnvironment):
         if self.is_done():
             return "The game is over.", 0.0, True, {}
         self.step_count += 1
-        found = last_match(_NUMBER, action)
-        guess = int(found[0]) if found else None
+        match = last_match(_NUMBER, action)
+        guess = int(match[0]) if match else None
         if guess is None or not self.low <= guess <= self.high:
             hint = f"Write one number from {self.low} to {self.high}."
             return self._answer(hint, 0.0, {"invalid_action": True})
