@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from contention import no_tasks_left
-from turnwise.deadlines import abandon, call_with_deadline, num_abandoned, run_sync
+from turnwise.deadlines import call_with_deadline, calls, episode_task, run_sync
 from turnwise.errors import DeadlineExceeded
 
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr(abandon, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(abandon, "_logged", set())
+    monkeypatch.setattr(calls, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(calls, "_logged", set())
 
 
 async def ignores_cancellation():
@@ -69,12 +69,14 @@ def call(function, timeout=0.02):
 )
 def test_a_call_that_ignores_its_cancellation_is_abandoned(function, caplog):
     async def main():
-        for _ in range(3):
-            with pytest.raises(DeadlineExceeded, match=r"the call took longer than 0\.02 s"):
-                await call(function)
+        async with episode_task() as task:
+            for _ in range(3):
+                with pytest.raises(DeadlineExceeded, match=r"the call took longer than 0\.02 s"):
+                    await call(function)
         assert asyncio.current_task().cancelling() == 0
+        await asyncio.sleep(0.001)
         assert no_tasks_left()
-        return num_abandoned()
+        return task.num_abandoned
 
     with caplog.at_level(logging.WARNING, "turnwise"):
         assert run_sync(main()) == 3
@@ -125,15 +127,16 @@ def test_a_task_that_ignores_its_cancellation_does_not_hold_up_who_awaits_it(wai
         await wait(never_waits_long())
 
     async def main():
-        with pytest.raises(DeadlineExceeded):
-            await call(waits)
-        return num_abandoned()
+        async with episode_task() as task:
+            with pytest.raises(DeadlineExceeded):
+                await call(waits)
+        return task.num_abandoned
 
-    assert run_sync(main()) == 0  # the call itself has ended as it was asked to
+    assert run_sync(main()) == 1
 
 
 def test_cleaning_up_may_wait(monkeypatch):
-    monkeypatch.setattr(abandon, "GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(calls, "GRACE_SECONDS", 60.0)
     cleaned = []
 
     async def careful():
@@ -159,25 +162,29 @@ def test_a_timeout_of_the_codes_own_is_its_own_business():
                 try:
                     await asyncio.sleep(3600)
                 except asyncio.CancelledError:
-                    await asyncio.sleep(4 * abandon.GRACE_SECONDS)
+                    await asyncio.sleep(4 * calls.GRACE_SECONDS)
                     raise
         except TimeoutError:
-            await asyncio.sleep(2 * abandon.GRACE_SECONDS)
+            await asyncio.sleep(2 * calls.GRACE_SECONDS)
             return "done"
 
     assert run_sync(call(slow_to_obey, timeout=60)) == "done"
 
 
-def test_values_errors_tasks_and_context_pass_through():
+def test_values_and_errors_pass_through():
+    """The calls of an episode share a task and a context."""
     name = contextvars.ContextVar("name")
+    tasks = set()
 
     async def fails_later():
         await asyncio.sleep(0)
         raise KeyError("no")
 
     async def works():
-        assert asyncio.current_task() is task
-        name.set("set in the call")
+        tasks.add(asyncio.current_task())
+        assert len(tasks) == 1
+        if name.get(None) is None:
+            name.set("set in the first call")
         with pytest.raises(KeyError):
             await asyncio.create_task(fails_later())
         assert await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0.001, 2)) == [1, 2]
@@ -187,15 +194,14 @@ def test_values_errors_tasks_and_context_pass_through():
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        return 5
+        return name.get()
 
     async def main():
-        nonlocal task
-        task = asyncio.current_task()
-        assert await call(works, timeout=60) == 5
-        assert name.get() == "set in the call"
+        async with episode_task():
+            for _ in range(2):
+                assert await call(works, timeout=60) == "set in the first call"
+        assert no_tasks_left()
 
-    task = None
     run_sync(main())
 
 
@@ -204,9 +210,10 @@ def test_an_outer_deadline_abandons_what_an_inner_call_waits_for():
         await call(ignores_cancellation, timeout=None)
 
     async def main():
-        with pytest.raises(DeadlineExceeded, match=r"took longer than 0\.02 s"):
-            await call(outer)
-        return num_abandoned()
+        async with episode_task() as task:
+            with pytest.raises(DeadlineExceeded, match=r"took longer than 0\.02 s"):
+                await call(outer)
+        return task.num_abandoned
 
     assert run_sync(main()) == 1
 
@@ -214,10 +221,10 @@ def test_an_outer_deadline_abandons_what_an_inner_call_waits_for():
 SCRIPT = """
 import asyncio, logging, sys
 from test_abandon import call, ignores_everything
-from turnwise.deadlines import abandon, running, run_sync
+from turnwise.deadlines import calls, running, run_sync
 
 logging.basicConfig()
-abandon.GRACE_SECONDS = running._ENDING_SECONDS = 0.05
+calls.GRACE_SECONDS = running._ENDING_SECONDS = 0.05
 
 async def leaves_a_task():
     asyncio.create_task(ignores_everything())

@@ -8,7 +8,7 @@ import pytest
 
 from episode.worlds import Counting, Recording
 from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, tool
-from turnwise.deadlines import abandon
+from turnwise.deadlines import calls
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.tools import ToolCall, ToolFailure, get_parser
 from turnwise.trainer.episode_metrics import episode_metrics
@@ -21,8 +21,8 @@ SHORT = EpisodeLimits(
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr(abandon, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(abandon, "_logged", set())
+    monkeypatch.setattr(calls, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(calls, "_logged", set())
 
 
 async def ignore_cancellation():

@@ -1,7 +1,6 @@
 """Many episodes at once: in order, in groups, the same whatever the timing, and by policy."""
 
 import asyncio
-import gc
 import random
 import threading
 import time
@@ -10,7 +9,6 @@ import pytest
 
 from contention import logged
 from episode.worlds import (
-    FROZEN_AT_START,
     Awaited,
     Broken,
     Counting,
@@ -101,25 +99,6 @@ def test_the_local_engine_gives_the_same_bytes_whatever_the_timing():
             )
             runs.append(contents(collection))
     assert runs[0] == runs[1] == runs[2]
-
-
-@pytest.mark.parametrize("threshold", [(700, 10, 10), (0, 10, 10)])
-def test_the_garbage_collector_is_afterwards_as_it_was(threshold):
-    class Watching(Counting):
-        def reset(self, seed=None):
-            seen.append((gc.get_threshold(), gc.get_freeze_count()))
-            return super().reset()
-
-    seen, before = [], gc.get_threshold()
-    gc.set_threshold(*threshold)
-    try:
-        collect(ScriptedEngine(tokenizer()), Watching, 2, limits=SHORT)
-        assert gc.get_threshold() == threshold
-        assert gc.get_freeze_count() <= FROZEN_AT_START
-    finally:
-        gc.set_threshold(*before)
-    assert all(at_play[0] == (20_000 if threshold[0] else 0) for at_play, _ in seen)
-    assert all(num_aside > FROZEN_AT_START for _, num_aside in seen)
 
 
 def test_nobody_waits_for_a_slow_environment():

@@ -17,8 +17,7 @@ from turnwise import (
     ScriptedEngine,
     run_episode,
 )
-from turnwise.episode import make_setup
-from turnwise.episode.run import run_episode_async
+from turnwise.episode import make_setup, run_episode_async
 from virtual_time import Clock, run_in_virtual_time
 
 LONG = type("Long", (Counting,), {"length": 1000})
@@ -155,7 +154,7 @@ def test_an_engine_that_fails(what, says):
 @pytest.mark.parametrize("what", ["hangs", "hangs and ignores its cancellation"])
 def test_an_engine_that_hangs_is_left(what, monkeypatch):
     monkeypatch.setattr("turnwise.episode.agent._GRACE_SECONDS", 0.05)
-    monkeypatch.setattr("turnwise.deadlines.abandon.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("turnwise.deadlines.calls.GRACE_SECONDS", 0.05)
     limits = EpisodeLimits(generation_timeout=0.05)
     result = run_episode(Broken(what), Counting, limits=limits)
     assert result.status is EpisodeStatus.ENGINE_ERROR

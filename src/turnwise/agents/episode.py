@@ -12,7 +12,7 @@ from turnwise.agents.gateway import Gateway
 from turnwise.agents.runner import AgentSource, CommandResult, check_agent, run_agent
 from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import SampledTurn, ThoughtPolicy
-from turnwise.deadlines import is_interrupt, num_abandoned
+from turnwise.deadlines import episode_task, is_interrupt
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.timing import EpisodeTimer
@@ -135,30 +135,30 @@ class AgentEpisode:
 
     async def run(self) -> EpisodeResult:
         """Play to the end; afterwards nothing is open or held. A cancellation propagates."""
-        num_before = num_abandoned()
-        llm = self._gateway.open(self._session)
-        returned: Any = None
-        status, error = EpisodeStatus.DONE, None
-        try:
-            with self._timer.component("agent"):
-                timeout = self._timer.within(None)
-                returned = await run_agent(self._agent, self._task, llm, timeout)
-        except BaseException as raised:
-            if is_interrupt(raised):
-                raise
-            status, error = self._failure(raised)
-        finally:
-            await self._gateway.close(llm)
-        record = self._record(returned)
-        self.result.agents = [record]
-        if self._session.failure is not None:
-            status, error = EpisodeStatus.ENGINE_ERROR, describe_error(self._session.failure)
-        elif self._session.exhausted is not None and not status.is_error:
-            status = self._session.exhausted
-        self._set_status(record, status, error)
-        if not status.is_error:
-            await self._score(record, returned)
-        self.result.abandoned_calls = num_abandoned() - num_before
+        async with episode_task() as user_calls:
+            llm = self._gateway.open(self._session)
+            returned: Any = None
+            status, error = EpisodeStatus.DONE, None
+            try:
+                with self._timer.component("agent"):
+                    timeout = self._timer.within(None)
+                    returned = await run_agent(self._agent, self._task, llm, timeout)
+            except BaseException as raised:
+                if is_interrupt(raised):
+                    raise
+                status, error = self._failure(raised)
+            finally:
+                await self._gateway.close(llm)
+            record = self._record(returned)
+            self.result.agents = [record]
+            if self._session.failure is not None:
+                status, error = EpisodeStatus.ENGINE_ERROR, describe_error(self._session.failure)
+            elif self._session.exhausted is not None and not status.is_error:
+                status = self._session.exhausted
+            self._set_status(record, status, error)
+            if not status.is_error:
+                await self._score(record, returned)
+        self.result.abandoned_calls = user_calls.num_abandoned
         seconds = {**self._timer.component_seconds, "engine": self._engine_seconds}
         self.result.seconds = {**seconds, "total": self._timer.seconds}
         return self.result

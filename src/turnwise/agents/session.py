@@ -16,10 +16,9 @@ from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
 from turnwise.episode.agent import ask_engine
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions
-from turnwise.episode.messages import MessageBuilder
+from turnwise.episode.messages import MessageBuilder, TemplateWriter, tool_definition
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.templates import TemplateWriter, definition_of
 from turnwise.episode.thinking import TurnTokens, sample_turn
 from turnwise.episode.timing import EpisodeTimer
 from turnwise.errors import ConfigError, EngineError, ToolError
@@ -203,7 +202,7 @@ class AgentSession:
         """Encode a prompt; a long one in a thread, so that the loop serves other episodes."""
         try:
             for tool in request.tools:
-                definition_of(tool)
+                tool_definition(tool)
         except ToolError as error:
             raise ApiError(str(error), param="tools") from error
         try:

@@ -3,47 +3,38 @@
 A user's function may block, so it never runs on the event loop: sync code gets a daemon thread
 of its own. Python cannot kill a thread; one that overruns is left running, named after what it
 was doing, and cannot keep the process alive (an executor's threads would). Async code runs on
-the loop, in the task of its caller: it is cancelled when it overruns, and abandoned if it ignores
-that (`abandon.py`); but async code that blocks instead of awaiting blocks all episodes.
+the loop, in one task for each episode: it is cancelled when it overruns, and abandoned if it
+ignores that (`UserTask`); but async code that blocks instead of awaiting blocks all episodes.
 
 Whatever user code raises is its failure, even if it is no `Exception`. Only interrupts of the
 caller propagate as they are (`is_interrupt`).
 """
 
-from turnwise.deadlines.abandon import (
-    Abandonable,
-    allow_abandoning,
-    cancel_or_abandon,
-    num_abandoned,
-)
-from turnwise.deadlines.calls import call_with_deadline, is_async, result_within
-from turnwise.deadlines.failures import contained, ending_forked_copies, is_interrupt
-from turnwise.deadlines.running import (
-    close_loop,
+from turnwise.deadlines.calls import (
+    await_with_deadline,
+    call_with_deadline,
+    episode_task,
     in_daemon_thread,
-    new_loop,
-    resolve_future,
-    run_in,
-    run_sync,
+    is_async,
+    result_within,
 )
+from turnwise.deadlines.failures import contained, ending_forked_copies, is_interrupt
+from turnwise.deadlines.running import close_loop, new_loop, resolve_future, run_sync
 from turnwise.deadlines.unresponsive import ended_if_unresponsive
 
 __all__ = [
-    "Abandonable",
-    "allow_abandoning",
+    "await_with_deadline",
     "call_with_deadline",
-    "cancel_or_abandon",
     "close_loop",
     "contained",
     "ended_if_unresponsive",
     "ending_forked_copies",
+    "episode_task",
     "in_daemon_thread",
     "is_async",
     "is_interrupt",
     "new_loop",
-    "num_abandoned",
     "resolve_future",
     "result_within",
-    "run_in",
     "run_sync",
 ]

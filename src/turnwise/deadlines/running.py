@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import contextvars
 import logging
 import signal
 import threading
@@ -14,8 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from turnwise.deadlines.abandon import cancel_or_abandon, keep_for_ever
-from turnwise.deadlines.failures import contained
+from turnwise.deadlines.calls import in_daemon_thread, keep_for_ever
 
 T = TypeVar("T")
 
@@ -33,18 +31,6 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     return in_daemon_thread(lambda: _run(coroutine), "run_sync").result()
 
 
-def in_daemon_thread(function: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
-    """Call a function in a thread of its own, which cannot keep the process alive."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    context = contextvars.copy_context()
-
-    work = partial(resolve_future, future, function)
-    threading.Thread(
-        target=context.run, args=(work,), name=f"turnwise: {name}", daemon=True
-    ).start()
-    return future
-
-
 def resolve_future(future: concurrent.futures.Future[T], function: Callable[[], T]) -> None:
     """Call a function, and set its result or its error in a future that is not cancelled."""
     if not future.set_running_or_notify_cancel():
@@ -58,36 +44,27 @@ def resolve_future(future: concurrent.futures.Future[T], function: Callable[[], 
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    # `asyncio.run` would wait for ever for a task that ignores its cancellation.
     loop = new_loop()
-    try:
-        return run_in(loop, coroutine)
-    finally:
-        close_loop(loop)
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop for `run_in`, which `close_loop` closes."""
-    loop = asyncio.new_event_loop()
-    loop.set_default_executor(_DaemonExecutor())
-    return loop
-
-
-def run_in(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in this thread, then end the tasks that it has started.
-
-    `asyncio.run` would wait for ever for a task that ignores its cancellation.
-    """
     task = loop.create_task(coroutine)
     try:
         with _cancelled_by_ctrl_c(task, loop):
             return loop.run_until_complete(task)
     finally:
-        loop.run_until_complete(_end_tasks())
+        close_loop(loop)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop, which `close_loop` closes."""
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(_DaemonExecutor())
+    return loop
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Close a loop of this thread, with the generators that are open in it."""
+    """Close a loop of this thread, with the tasks and generators that are left in it."""
     try:
+        loop.run_until_complete(_end_tasks())
         loop.run_until_complete(
             asyncio.wait({loop.create_task(loop.shutdown_asyncgens())}, timeout=_ENDING_SECONDS)
         )
@@ -101,13 +78,7 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
     def submit(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
-        def call() -> Any:
-            try:
-                return function(*args, **kwargs)
-            except BaseException as error:
-                raise contained(error, "a call in a thread") from error.__cause__
-
-        return in_daemon_thread(call, "to_thread")
+        return in_daemon_thread(partial(function, *args, **kwargs), "to_thread")
 
 
 @contextlib.contextmanager
@@ -126,7 +97,7 @@ def _cancelled_by_ctrl_c(
         num_signals += 1
         if num_signals > 1 or task.done():
             raise KeyboardInterrupt
-        cancel_or_abandon(task)
+        task.cancel()
         loop.call_soon_threadsafe(lambda: None)  # wakes the loop up
 
     signal.signal(signal.SIGINT, on_signal)

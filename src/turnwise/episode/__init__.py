@@ -4,6 +4,10 @@ from turnwise.episode.collector import (
     Collection,
     EpisodeCollector,
     EpisodeFailed,
+    collect,
+    collect_async,
+    run_episode,
+    run_episode_async,
 )
 from turnwise.episode.episode import Episode
 from turnwise.episode.manager import ManagedTurn, MultiTurnManager
@@ -19,7 +23,6 @@ from turnwise.episode.options import (
     ErrorPolicy,
     episode_limits,
 )
-from turnwise.episode.run import collect, collect_async, run_episode, run_episode_async
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.chat import Message
-from turnwise.deadlines import call_with_deadline
 from turnwise.env import BaseEnvironment
 from turnwise.episode.environment_session import EnvironmentSession, valid_text
 from turnwise.episode.messages import MessageBuilder
 from turnwise.episode.options import EpisodeLimits, ParserChoice
 from turnwise.episode.timing import EpisodeTimer
-from turnwise.errors import EnvironmentFault
+from turnwise.errors import DeadlineExceeded, EnvironmentFault
 from turnwise.tools import (
     ActionParser,
     ToolCall,
@@ -198,16 +198,19 @@ class Actions:
     async def _execute(self, call: ToolCall) -> ToolResult:
         assert self._tools is not None
         timeout = self._timer.within(self._limits.tool_timeout)
-        result = await call_with_deadline(
-            self._tools.execute_async,
-            call,
-            self.context,
-            timeout=timeout,
-            waiting_for=f"tool {call.name}",
-            limit_name="limits.tool_timeout",
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                result = await self._tools.execute_async(call, self.context)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        # A tool can swallow the cancellation and still return.
+        if not limit.expired():
+            return result
+        raise DeadlineExceeded(
+            f"tool {call.name} took longer than {timeout:g} s. Make it faster, or raise "
+            "limits.tool_timeout."
         )
-        assert isinstance(result, ToolResult)
-        return result
 
 
 def as_call(text: str, outcome: Outcome) -> ToolCall:

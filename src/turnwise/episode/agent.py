@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import math
-import uuid
 from collections.abc import Collection, Sequence
 
 from turnwise.chat import Conversation, Message
 from turnwise.chat.stream import Prefix
 from turnwise.chat.thinking import with_thought
-from turnwise.deadlines import Abandonable
+from turnwise.deadlines import await_with_deadline
+from turnwise.episode.engine_sessions import new_session
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.sub_agents import SubAgents
@@ -22,13 +20,8 @@ from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.tools import ToolDefinition, answer_of
 from turnwise.tools.thoughts import thought_of
 
-# Processes may share a server, so that the name of a session must be unique to this one.
-_PROCESS = uuid.uuid4().hex[:12]
-_NUMBERS = itertools.count()
-
-# An engine applies the timeout of a request itself; this is for one that does not.
 _GRACE_SECONDS = 10.0
-_PAUSE_SECONDS = 0.1
+"""An engine applies the timeout of a request itself; this is for one that does not."""
 
 
 class EngineFault(TurnwiseError, RuntimeError):
@@ -49,7 +42,7 @@ class Agent:
         length, limit = setup.engine.context_length, setup.limits.max_tokens
         self.max_tokens = length if limit is None else min(length, limit)
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
-        self._session = _new_session()
+        self._session = new_session()
         self._sub_agents: SubAgents | None = None
         self._asked: dict[int, Sequence[Message]] = {}
         """The messages that each turn of a sub-agent answers, by its number."""
@@ -106,7 +99,7 @@ class Agent:
 
     def _begin_branch(self, num_shared: int) -> None:
         self._branch_of = (self._session, num_shared)
-        self._session = _new_session()
+        self._session = new_session()
 
     @property
     def tokens_left(self) -> int:
@@ -154,7 +147,12 @@ class Agent:
 
     async def _sample(self, request: GenerationRequest) -> GenerationResult:
         result = await ask_engine(self._setup, request)
-        _check(result)
+        if result.finish_reason is FinishReason.ABORTED:
+            raise EngineFault("the engine cancelled the turn; was it closed?")
+        if not result.ids:
+            raise EngineFault(f"the engine returned a turn without tokens ({result.finish_reason})")
+        if not math.isfinite(sum(result.log_probs)):
+            raise EngineFault("the engine returned log-probs that are not finite")
         return result
 
     async def ask(
@@ -218,41 +216,26 @@ class Agent:
         self._setup.engine.end_session(self._session)
 
 
-def _new_session() -> str:
-    return f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
-
-
 async def ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
     """Samples a turn, and gives up an engine that does not keep to the timeout of the request."""
     limit = None if request.timeout is None else request.timeout + _GRACE_SECONDS
-    loop, clock = asyncio.get_running_loop(), setup.waits.silence.clock
-    end = math.inf if limit is None else clock() + limit
-    timer: asyncio.TimerHandle | None = None
-
-    def expire() -> None:
-        nonlocal timer
-        left = end - clock()
-        if left <= 0:
-            deadline.reschedule(loop.time())
-        else:  # the engine was paused for an update, and may still be
-            timer = loop.call_later(max(left, _PAUSE_SECONDS), expire)
-
-    if limit is not None:
-        timer = loop.call_later(limit, expire)
+    silence = setup.waits.silence
     try:
-        async with asyncio.timeout(None) as deadline:
-            try:
-                return await Abandonable(setup.engine.sample(request), "the engine", deadline)
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                if not deadline.expired():
-                    setup.waits.silence.end()
-    except TimeoutError:
-        if not deadline.expired():
-            raise  # the engine's own, such as a socket's
-    setup.waits.silence.give_up()
-    raise too_slow(limit)
+        result = await await_with_deadline(
+            setup.engine.sample(request),
+            timeout=limit,
+            waiting_for="the engine",
+            limit_name="limits.generation_timeout, or lower inference.max_tokens",
+            clock=silence.clock,
+        )
+    except DeadlineExceeded:
+        silence.give_up()
+        raise
+    except Exception:
+        silence.end()
+        raise
+    silence.end()
+    return result
 
 
 def too_slow(limit: float | None) -> DeadlineExceeded:
@@ -261,12 +244,3 @@ def too_slow(limit: float | None) -> DeadlineExceeded:
         f"the engine took longer than {limit:g} s for a turn. Lower inference.max_tokens, or raise "
         "limits.generation_timeout."
     )
-
-
-def _check(result: GenerationResult) -> None:
-    if result.finish_reason is FinishReason.ABORTED:
-        raise EngineFault("the engine cancelled the turn; was it closed?")
-    if not result.ids:
-        raise EngineFault(f"the engine returned a turn without tokens ({result.finish_reason})")
-    if not math.isfinite(sum(result.log_probs)):
-        raise EngineFault("the engine returned log-probs that are not finite")

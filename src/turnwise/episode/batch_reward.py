@@ -42,9 +42,9 @@ class BatchReward:
         kind = batch_type(function)
         if kind is None:
             return None
-        guarded, setup.reward = setup.reward, RewardFunction.of(None)
+        scoring, setup.reward = setup.reward, RewardFunction.of(None)
         pad_id = padding_id(setup.chat.tokenizer)
-        return cls(guarded, kind, pad_id, setup.limits.reward_timeout)
+        return cls(scoring, kind, pad_id, setup.limits.reward_timeout)
 
     async def score(self, results: Iterable[EpisodeResult]) -> None:
         """Sets the rewards of these episodes. If the function fails, all of them have failed."""

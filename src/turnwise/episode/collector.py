@@ -1,23 +1,20 @@
-"""`EpisodeCollector` plays many episodes at once on one engine, without losing any."""
+"""`EpisodeCollector` plays many episodes at once on one engine; `run_episode` plays one."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import dataclasses
-import gc
 import logging
 import threading
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar, overload
 
 from turnwise.config import EnvironmentConfig
-from turnwise.deadlines import allow_abandoning, contained, is_interrupt, run_sync
-from turnwise.env import environment_factory
+from turnwise.deadlines import contained, run_sync
+from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.batch_reward import BatchReward
 from turnwise.episode.episode import Episode
@@ -34,10 +31,6 @@ from turnwise.types import RolloutData, Trajectory
 
 T = TypeVar("T")
 _NUMBERING = threading.Lock()
-_GARBAGE = threading.Lock()
-_FROZEN_AT_START = gc.get_freeze_count()  # Python 3.12 and newer freeze some objects themselves
-_GC_THRESHOLD = 20_000
-"""New objects between two garbage collections, where Python's own threshold is smaller."""
 _LOG = logging.getLogger("turnwise")
 
 
@@ -190,8 +183,8 @@ class EpisodeCollector:
         shared = self.setup.in_this_loop(self.options.reward_concurrency)
         setups = {"": shared}
         for name, part in self._parts.items():
-            own = setups[name] = part.setup.in_this_loop(self.options.reward_concurrency)
-            own.sampling, own.seed, own.waits = shared.sampling, shared.seed, shared.waits
+            setup = setups[name] = part.setup.in_this_loop(self.options.reward_concurrency)
+            setup.sampling, setup.seed, setup.waits = shared.sampling, shared.seed, shared.waits
         return setups
 
     async def play(
@@ -204,22 +197,21 @@ class EpisodeCollector:
         There is one result for each task, dropped ones included. Several threads may call this at
         the same time, each in an event loop of its own.
         """
-        asked = list(tasks)
+        waiting = list(tasks)
         results: dict[int, EpisodeResult] = {}
-        places = iter(range(len(asked)))
+        numbered = iter(enumerate(waiting))
 
         async def next_task() -> tuple[int, EpisodeTask] | None:
-            place = next(places, None)
-            return None if place is None else (place, asked[place])
+            return next(numbered, None)
 
-        def keep(place: int, result: EpisodeResult) -> None:
-            results[place] = result
+        def keep(number: int, result: EpisodeResult) -> None:
+            results[number] = result
             if on_result is not None:
                 on_result(result)
 
-        await self.play_from(next_task, keep, len(asked))
-        assert len(results) == len(asked), f"{len(asked)} tasks, {len(results)} results"
-        return await self.finish([results[place] for place in range(len(asked))])
+        await self.play_from(next_task, keep, len(waiting))
+        assert len(results) == len(waiting), f"{len(waiting)} tasks, {len(results)} results"
+        return await self.finish([results[number] for number in range(len(waiting))])
 
     async def play_from(
         self,
@@ -235,19 +227,49 @@ class EpisodeCollector:
         setups = self._setups_in_this_loop()
 
         async def work() -> None:
-            while (found := await next_task()) is not None:
-                key, task = found
-                setup = setups[task.part]
+            while (next_one := await next_task()) is not None:
+                key, task = next_one
+                setup, part = setups[task.part], self.part(task.part)
                 if task.sampling_seed is not None:
                     setup = copy.copy(setup)
                     setup.seed = task.sampling_seed
-                on_result(key, await self.part(task.part)._play(task, setup))
+                num_abandoned = 0
+                for attempt in range(1, part.options.num_attempts + 1):
+                    result = await part._episode(task, setup, attempt).run()
+                    result.abandoned_calls = num_abandoned = num_abandoned + result.abandoned_calls
+                    if not result.status.is_error:
+                        break
+                    part._report_failure(task, result)
+                result.part = task.part
+                try:
+                    on_result(key, result)
+                except asyncio.CancelledError as error:
+                    # A TaskGroup ignores it, as if it had cancelled the task itself.
+                    raise contained(error, "an episode") from None
 
-        with (
-            _rare_garbage_collections(),
-            Watchdog(setups[""].waits, self.options.report_after, self.options.stall_timeout),
-        ):
+        with Watchdog(setups[""].waits, self.options.report_after, self.options.stall_timeout):
             await together(work() for _ in range(min(self.options.max_concurrency, num_tasks)))
+
+    def _episode(self, task: EpisodeTask, setup: EpisodeSetup, attempt: int) -> PlayableEpisode:
+        """Returns the episode of a task, to be run once."""
+        if isinstance(self.source, EpisodeSource):
+            return self.source.episode(setup, task, attempt)
+        return Episode(setup, self.make_environment, task, attempt=attempt)
+
+    def _report_failure(self, task: EpisodeTask, result: EpisodeResult) -> None:
+        """Logs an attempt that failed; raises if the error policy says so."""
+        if self.options.on_error == "fail":
+            raise EpisodeFailed(
+                f"the episode with seed {task.seed} failed: {result.status}: {result.error}"
+            )
+        _LOG.info(
+            "attempt %d of %d with seed %d failed: %s: %s",
+            result.attempt,
+            self.options.num_attempts,
+            task.seed,
+            result.status,
+            result.error,
+        )
 
     async def finish(self, played: list[EpisodeResult]) -> Collection:
         """Scores the episodes by a reward function of batches, and applies the error policy."""
@@ -270,76 +292,14 @@ class EpisodeCollector:
         if failed is not None and self.options.on_error == "fail":
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
-    def _episode(self, task: EpisodeTask, setup: EpisodeSetup, attempt: int) -> PlayableEpisode:
-        if isinstance(self.source, EpisodeSource):
-            return self.source.episode(setup, task, attempt)
-        return Episode(setup, self.make_environment, task, attempt=attempt)
 
-    async def _play(self, task: EpisodeTask, setup: EpisodeSetup) -> EpisodeResult:
-        """Plays one episode, again after a failure if the error policy says so."""
-        num_abandoned = 0
-        for attempt in range(1, self.options.num_attempts + 1):
-            result = await self._episode(task, setup, attempt).run()
-            result.part = task.part
-            result.abandoned_calls = num_abandoned = num_abandoned + result.abandoned_calls
-            if not result.status.is_error:
-                break
-            if self.options.on_error == "fail":
-                raise EpisodeFailed(
-                    f"the episode with seed {task.seed} failed: {result.status}: {result.error}"
-                )
-            _LOG.info(
-                "attempt %d of %d with seed %d failed: %s: %s",
-                *(attempt, self.options.num_attempts, task.seed, result.status, result.error),
-            )
-        return result
-
-
-@contextlib.contextmanager
-def _rare_garbage_collections() -> Iterator[None]:
-    """Makes garbage collections rarer, and limits them to objects that are created from now on.
-
-    Episodes create many small objects that live until the end. Collecting among them again and
-    again, and among all objects of the libraries, takes a fifth of the time of a turn.
-    """
-    # The garbage collector is the process's: a collection that finds it changed leaves it alone.
-    with _GARBAGE:
-        is_frozen = gc.get_freeze_count() > _FROZEN_AT_START
-        before = None if is_frozen else gc.get_threshold()
-        if before is not None:
-            gc.freeze()
-            gc.set_threshold(max(before[0], _GC_THRESHOLD) if before[0] else 0, *before[1:])
-    try:
-        yield
-    finally:
-        if before is not None:
-            with _GARBAGE:
-                gc.set_threshold(*before)
-                gc.unfreeze()
-
-
-async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Runs all at once. The first error cancels the others, each of which cleans up."""
     failure: BaseException | None = None
-
-    async def run(one: typing.Coroutine[Any, Any, None]) -> None:
-        try:
-            await one
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            # A TaskGroup ignores a CancelledError, as if it had cancelled that task itself.
-            raise contained(error, "an episode") from None
-
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(one)) for one in work]
-            try:
-                if tasks:
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            finally:  # the group cancels those that are not done
-                for task in tasks:
-                    allow_abandoning(task)
+            for one in work:
+                group.create_task(one)
     except BaseExceptionGroup as errors:
         failure = errors.exceptions[0]
     if failure is not None:
@@ -353,3 +313,61 @@ def without_failed(results: Sequence[EpisodeResult]) -> Collection:
         [result for result in results if result.group not in failed],
         [result for result in results if result.group in failed],
     )
+
+
+async def run_episode_async(
+    engine: Engine,
+    environment: EnvironmentSource | None,
+    *,
+    seed: int = 0,
+    prompt: str = "",
+    task: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> EpisodeResult:
+    """Plays one episode. An environment that is given as an object is used and left open.
+
+    `options` are fields of `EpisodeOptions`; `seed` is the environment's.
+    """
+    setup = make_setup(engine, **options)
+    episode = Episode(
+        setup, environment_source(environment), EpisodeTask(seed, prompt=prompt, task=task)
+    )
+    return await episode.run()
+
+
+def environment_source(
+    environment: EnvironmentSource | None,
+) -> EnvironmentFactory | BaseEnvironment | None:
+    """Returns an environment as it is, and a factory for a name, a class or a factory."""
+    if environment is None or isinstance(environment, BaseEnvironment):
+        return environment
+    return environment_factory(environment)
+
+
+def run_episode(
+    engine: Engine, environment: EnvironmentSource | None, **options: Any
+) -> EpisodeResult:
+    """`run_episode_async` for synchronous code, with the same options."""
+    return run_sync(run_episode_async(engine, environment, **options))
+
+
+async def collect_async(
+    engine: Engine,
+    environment: EnvironmentSource,
+    groups: int | Sequence[int],
+    group_size: int = 1,
+    **options: Any,
+) -> Collection:
+    """Plays groups of episodes; `options` are those of `EpisodeCollector`."""
+    return await EpisodeCollector(engine, environment, **options).collect(groups, group_size)
+
+
+def collect(
+    engine: Engine,
+    environment: EnvironmentSource,
+    groups: int | Sequence[int],
+    group_size: int = 1,
+    **options: Any,
+) -> Collection:
+    """`collect_async` for synchronous code."""
+    return run_sync(collect_async(engine, environment, groups, group_size, **options))

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from turnwise.chat.tree import SampledTurn
 from turnwise.inference.protocol import Engine
 
+# Processes may share a server, so that the name of a session must be unique to this one.
 _PROCESS = uuid.uuid4().hex[:12]
 _NUMBERS = itertools.count()
+
+
+def new_session() -> str:
+    """Return the name of a new session."""
+    return f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class EngineSessions:
         if source is not None and self._idle.get(source) is parent:
             del self._idle[source]
             return EngineSession(source)
-        name = f"turnwise-{_PROCESS}-agent-{next(_NUMBERS)}"
+        name = new_session()
         self._turns[name] = []
         if source is None or parent is None:
             return EngineSession(name)

@@ -6,11 +6,14 @@ A synchronous environment runs in threads, so that one that hangs can be abandon
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from turnwise.deadlines import (
+    await_with_deadline,
     call_with_deadline,
     ending_forked_copies,
     is_async,
@@ -72,7 +75,8 @@ class EnvironmentSession:
         if isinstance(self._source, BaseEnvironment):
             environment = self._source
         elif self._mode.is_inline:
-            environment = self._make()
+            with ending_forked_copies():
+                environment = self._make()
         else:
             environment = await call_with_deadline(
                 self._make,
@@ -81,15 +85,21 @@ class EnvironmentSession:
                 limit_name="limits.reset_timeout",
             )
         self.attach(environment)
-        self._set_task(environment)
+        if self._task is not None:  # an environment may have an attribute of that name for itself
+            try:
+                environment.task = dict(self._task)  # its own: the group shares the row
+            except AttributeError as error:
+                raise EnvironmentFault(
+                    f"{self._name}.task cannot be set, and the row of the dataset goes there: "
+                    f"{error}. Give the environment's own attribute another name."
+                ) from None
 
         async def reset() -> tuple[str, str]:
             observation = await reset_environment(environment, seed)
             self.history = self._checked_history(environment)
             return self._valid_text(observation), self._prefix(environment)
 
-        limit = "limits.reset_timeout"
-        return await self._call(reset, timeout, f"{self._name}.reset()", limit)
+        return await self._call(reset(), "reset()", timeout, "limits.reset_timeout")
 
     def attach(self, environment: BaseEnvironment) -> None:
         """Uses an environment in its present state."""
@@ -97,17 +107,6 @@ class EnvironmentSession:
         self._mode.inspect(environment)
         self._name = type(environment).__name__
         self._is_async = is_async(environment.reset) or is_async(environment.step)
-
-    def _set_task(self, environment: BaseEnvironment) -> None:
-        if self._task is None:  # an environment may have an attribute of that name for itself
-            return
-        try:
-            environment.task = dict(self._task)  # its own: the group shares the row
-        except AttributeError as error:
-            raise EnvironmentFault(
-                f"{self._name}.task cannot be set, and the row of the dataset goes there: {error}. "
-                "Give the environment's own attribute another name."
-            ) from None
 
     async def step(self, action: str, timeout: float | None) -> tuple[str, StepResult]:
         """Takes a step; returns the state description before it, and its result."""
@@ -117,13 +116,10 @@ class EnvironmentSession:
             # Both in one thread.
             return self._describe(environment), await step_environment(environment, action)
 
-        what = f"{self._name}.step()"
-        state, result = await self._call(describe_and_step, timeout, what)
+        state, result = await self._call(describe_and_step(), "step()", timeout)
         observation = self._valid_text(result.observation)
         if observation is not result.observation:
-            result = StepResult(
-                observation, result.reward, result.terminated, result.truncated, result.info
-            )
+            result = dataclasses.replace(result, observation=observation)
         return state, result
 
     async def describe(self, timeout: float | None) -> str:
@@ -133,7 +129,7 @@ class EnvironmentSession:
         async def describe() -> str:
             return self._describe(environment)
 
-        return await self._call(describe, timeout, f"{self._name}.get_state_description()")
+        return await self._call(describe(), "get_state_description()", timeout)
 
     async def prefix(self, timeout: float | None) -> str:
         """Returns the system prompt for the player to move."""
@@ -142,7 +138,7 @@ class EnvironmentSession:
         async def prefix() -> str:
             return self._prefix(environment)
 
-        return await self._call(prefix, timeout, f"{self._name}.get_prompt_prefix()")
+        return await self._call(prefix(), "get_prompt_prefix()", timeout)
 
     async def close(self, timeout: float | None) -> None:
         """Closes an environment that was created here. May be called twice; errors are logged."""
@@ -171,8 +167,7 @@ class EnvironmentSession:
 
     def _make(self) -> BaseEnvironment:
         assert not isinstance(self._source, BaseEnvironment)
-        with ending_forked_copies():
-            environment = self._source()
+        environment = self._source()
         if not isinstance(environment, BaseEnvironment):
             raise EnvironmentFault(
                 f"the environment factory returned {type(environment).__name__}, expected a "
@@ -223,28 +218,24 @@ class EnvironmentSession:
 
     async def _call(
         self,
-        work: Callable[[], Coroutine[Any, Any, T]],
+        work: Coroutine[Any, Any, T],
+        method: str,
         timeout: float | None,
-        what: str,
         limit: str = "limits.step_timeout",
     ) -> T:
-        waiting: dict[str, Any] = {"timeout": timeout, "waiting_for": what, "limit_name": limit}
+        """Runs a coroutine on the loop if the environment is async, else in a thread or inline."""
+        what = f"{self._name}.{method}"
         if self._is_async:
-
-            async def on_loop() -> T:
-                with ending_forked_copies():
-                    return await work()
-
-            return cast(T, await call_with_deadline(on_loop, **waiting))
+            return await await_with_deadline(
+                work, timeout=timeout, waiting_for=what, limit_name=limit
+            )
         if self._mode.is_inline:
             with ending_forked_copies():
-                return finish_without_loop(work(), what)
-
-        def in_thread() -> T:
-            with ending_forked_copies():
-                return finish_without_loop(work(), what)
-
-        return cast(T, await call_with_deadline(in_thread, **waiting))
+                return finish_without_loop(work, what)
+        run = functools.partial(finish_without_loop, work, what)
+        return cast(
+            T, await call_with_deadline(run, timeout=timeout, waiting_for=what, limit_name=limit)
+        )
 
 
 def valid_text(text: str, max_length: int | None = None) -> str:

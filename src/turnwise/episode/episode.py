@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from turnwise.chat import Message
-from turnwise.deadlines import contained, is_interrupt, num_abandoned
+from turnwise.deadlines import contained, episode_task, is_interrupt
 from turnwise.env import BaseEnvironment
 from turnwise.env.base import NO_TASK
 from turnwise.env.catalog import EnvironmentFactory
@@ -95,22 +95,22 @@ class Episode:
         such as a chat template that cannot render these messages, propagates; so does a
         cancellation.
         """
-        num_before = num_abandoned()
-        try:
+        async with episode_task() as task:
             try:
-                await self._play()
-            except BaseException as error:
-                self._record_failure(error)
-            self._fill_result()
-            if self._status is not None and not self._status.is_error:
                 try:
-                    await self._score()
+                    await self._play()
                 except BaseException as error:
                     self._record_failure(error)
-                    self._fill_result()
-        finally:
-            await self._clean_up()
-        self.result.abandoned_calls = num_abandoned() - num_before
+                self._fill_result()
+                if self._status is not None and not self._status.is_error:
+                    try:
+                        await self._score()
+                    except BaseException as error:
+                        self._record_failure(error)
+                        self._fill_result()
+            finally:
+                await self._clean_up()
+        self.result.abandoned_calls = task.num_abandoned
         return self.result
 
     async def _play(self) -> None:

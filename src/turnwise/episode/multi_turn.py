@@ -12,11 +12,10 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.actions import Actions
 from turnwise.episode.agent import Agent
-from turnwise.episode.collector import EpisodeCollector
+from turnwise.episode.collector import EpisodeCollector, environment_source
 from turnwise.episode.episode import Episode
 from turnwise.episode.manager import MultiTurnManager
 from turnwise.episode.options import EpisodeLimits
-from turnwise.episode.run import source_of
 from turnwise.episode.setup import make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.timing import EpisodeTimer
@@ -181,7 +180,7 @@ class MultiTurnInferenceEngine:
         if environment is None and self._manager is not None:
             environment = self._manager.environment
         task = EpisodeTask(seed, prompt=initial_prompt)
-        episode = Episode(setup, source_of(environment), task)
+        episode = Episode(setup, environment_source(environment), task)
         return EpisodeReport(run_sync(episode.run()))
 
     def format_conversation(self) -> str:

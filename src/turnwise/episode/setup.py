@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 from turnwise.chat import ChatFormat
-from turnwise.deadlines import ending_forked_copies, is_async
 from turnwise.env import BaseEnvironment
 from turnwise.episode.environment_session import CallMode
 from turnwise.episode.messages import MessageBuilder
@@ -141,7 +139,7 @@ def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: An
         options.parser,
         options.system_prompt or "",
         options.seed,
-        _guarded(RewardFunction.of(options.reward_fn)),
+        RewardFunction.of(options.reward_fn),
         call_mode=CallMode(options.environment_calls),
         summary_prompt=options.summary_prompt,
         thoughts=options.thoughts,
@@ -160,22 +158,3 @@ def format_for(engine: Engine, enable_thinking: bool | None = None) -> ChatForma
         "Choose another with chat_format=ChatFormat(tokenizer, name)."
     )
     return ChatFormat(tokenizer, "plain", enable_thinking=enable_thinking)
-
-
-def _guarded(reward: RewardFunction) -> RewardFunction:
-    """Returns the same function; it ends copies of the process that the function may fork."""
-    function = reward.function
-    if function is step_rewards:
-        return reward
-
-    @functools.wraps(function, updated=())
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with ending_forked_copies():
-            return function(*args, **kwargs)
-
-    @functools.wraps(function, updated=())
-    async def run_async(*args: Any, **kwargs: Any) -> Any:
-        with ending_forked_copies():
-            return await function(*args, **kwargs)
-
-    return dataclasses.replace(reward, function=run_async if is_async(function) else run)

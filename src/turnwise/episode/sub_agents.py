@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from turnwise.chat import ConversationTree, Message, TokenStream
 from turnwise.chat.tree import SampledTurn, StreamPlaces
 from turnwise.episode.engine_sessions import EngineSessions
+from turnwise.episode.messages import TemplateWriter
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.templates import TemplateWriter
 from turnwise.episode.thinking import Sample, sample_turn
 from turnwise.episode.types import TurnRecord
 from turnwise.errors import ConfigError, ToolError

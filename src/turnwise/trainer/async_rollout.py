@@ -133,7 +133,7 @@ class AsyncRollout(Rollout):
         if self._host is None:
             assert stop.thread is not None, "a run that listens to signals has an episode thread"
             with giving_up_blocked_loops(stop.give_up):
-                self._host, self._stop = stop.thread.host(self._play_all_the_time()), stop
+                self._host, self._stop = stop.thread.submit(self._play_all_the_time()), stop
             self.idle_shares()  # from now on
         with self._clock.idle("learner"):
             return run_unless_stopped(self._next_batch(on_episode), stop)

@@ -26,7 +26,7 @@ from turnwise.trainer.agents import check_alone
 from turnwise.trainer.async_rollout import AsyncRollout
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.episode_metrics import step_metrics
+from turnwise.trainer.episode_metrics import environments_with_success, step_metrics
 from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport
@@ -39,7 +39,7 @@ from turnwise.trainer.run_record import model_facts
 from turnwise.trainer.state import restore_generators_if_interrupted, seed_generators
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch
-from turnwise.trainer.training_step import PlayedStep, learn_from, play_step
+from turnwise.trainer.training_step import PlayedStep, learn_from
 from turnwise.trainer.warm_start import imitate
 from turnwise.user_code import refuse_during_import
 
@@ -198,15 +198,24 @@ class Trainer(RunLifecycle):
             yield rollout
 
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
-        return play_step(
-            rollout,
-            self.step,
-            stop,
-            lambda done, total: self._reporter.progress("episodes", done, total),
-            self._failures,
-            nothing_learned=self.step == self._broken_steps.num_in_a_row,
-            success_reported=self._success_reported,
-        )
+        """Play the episodes of the next step."""
+
+        def on_episode(done: int, total: int) -> None:
+            self._reporter.progress("episodes", done, total)
+
+        episodes = rollout.play(self.step, stop, on_episode)
+        nothing_learned = self.step == self._broken_steps.num_in_a_row
+        why_stop = self._failures.check(episodes, is_first_step=nothing_learned)
+        baselines = rollout.baselines(stop) if why_stop is None else None
+        self._success_reported |= environments_with_success(episodes)
+        metrics = step_metrics(episodes, self._success_reported) | rollout.idle_shares()
+        if rollout.zero_variance:
+            metrics |= {
+                f"{name}/zero_variance" if name else "zero_variance": share
+                for name, share in rollout.zero_variance.items()
+            }
+            metrics["num_resampled"] = rollout.num_resampled
+        return PlayedStep(episodes, metrics, baselines, why_stop)
 
     def _learn(
         self, step: PlayedStep, clock: Stopwatch

@@ -14,11 +14,9 @@ from turnwise.errors import TrainingStopped
 from turnwise.inference import SamplingParams
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.batches import make_batch, token_columns, trained_rows
-from turnwise.trainer.episode_metrics import environments_with_success, staleness, step_metrics
-from turnwise.trainer.failures import MAX_FAILED_STEPS, FailureReport
+from turnwise.trainer.episode_metrics import staleness
+from turnwise.trainer.failures import MAX_FAILED_STEPS
 from turnwise.trainer.reporter import Metrics
-from turnwise.trainer.rollout import OnEpisode, Rollout
-from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch
 
 # In float32 on the same weights the gap stays under 1e-4; that of another model is far above this.
@@ -37,35 +35,6 @@ class PlayedStep:
     """The rewards of the greedy episode of each group, for estimators that need them."""
     why_stop: str | None = None
     """Why the run must end after this step, if it must."""
-
-
-def play_step(
-    rollout: Rollout,
-    step: int,
-    stop: StopRequest,
-    on_episode: OnEpisode,
-    failures: FailureReport,
-    *,
-    nothing_learned: bool,
-    success_reported: set[str],
-) -> PlayedStep:
-    """Play the episodes of a step, counted from 0.
-
-    `nothing_learned` says that no step before this one has changed the model. Environments that
-    report success are added to `success_reported`.
-    """
-    episodes = rollout.play(step, stop, on_episode)
-    why_stop = failures.check(episodes, is_first_step=nothing_learned)
-    baselines = rollout.baselines(stop) if why_stop is None else None
-    success_reported |= environments_with_success(episodes)
-    metrics = step_metrics(episodes, success_reported) | rollout.idle_shares()
-    if rollout.zero_variance:
-        metrics |= {
-            f"{name}/zero_variance" if name else "zero_variance": share
-            for name, share in rollout.zero_variance.items()
-        }
-        metrics["num_resampled"] = rollout.num_resampled
-    return PlayedStep(episodes, metrics, baselines, why_stop)
 
 
 def learn_from(
