@@ -152,7 +152,7 @@ class _QueueLive(Live):
 
     def refresh(self) -> None:
         while self.queue:
-            self.console.print(self.queue.popleft(), soft_wrap=True)
+            self.console.print(self.queue.popleft())
         super().refresh()
 
 
@@ -215,7 +215,7 @@ class LiveReporter(PrintedDisplay):
         line.highlight_words(["doctor:"], "bold yellow")
         self._above.append(line)
         if not self._live.is_started:
-            self.console.print(self._above.popleft(), soft_wrap=True)
+            self.console.print(self._above.popleft())
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.state.progress(what, done, total)
