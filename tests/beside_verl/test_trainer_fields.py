@@ -58,6 +58,7 @@ OTHER_VALUES: dict[str, Any] = {
     "training.adam_epsilon": 1e-6,
     "training.num_epochs": 7,
     "training.steps_per_epoch": 3,
+    "training.max_steps": 5,
     "training.batch_size": 8,
     "training.group_size": 4,
     "training.resample": 2,
@@ -94,10 +95,12 @@ OTHER_VALUES: dict[str, Any] = {
     "training.warm_start_learning_rate": 0.5,
     "training.eval_episodes": 5,
     "training.eval_fraction": 0.2,
+    "training.eval_steps": 2,
     "training.seed": 7,
     "checkpoint.output_dir": "elsewhere",
     "checkpoint.run_name": "mine",
     "checkpoint.save_interval": 2,
+    "checkpoint.save_steps": 3,
     "checkpoint.keep_last_n": 5,
     "checkpoint.best_metric": "reward",
     "environment.name": "grid-world",
@@ -116,6 +119,7 @@ OTHER_VALUES: dict[str, Any] = {
     "ray.max_failures": 9,
     "logging.level": "debug",
     "logging.sinks": ["wandb"],
+    "logging.wandb": {"project": "mine", "name": "first"},
     "logging.episodes_gb": 0.5,
     "inference.enable_thinking": False,
     "inference.summary_prompt": "Sum up.",
@@ -160,7 +164,8 @@ BY_MACHINE = {
 BY_US = {
     "training.on_error", "training.eval_fraction", "logging.level",
     "reward", "tools", "parser", "system_prompt",
-    *(name for name in all_fields() if name.startswith(("environment.", "dataset.", "eval_"))),
+    "environment.name", "environment.params", "environment.reward",
+    *(name for name in all_fields() if name.startswith(("dataset.", "eval_"))),
     *(name for name in all_fields() if name.startswith("limits.") and name.endswith("_timeout")),
     "limits.max_tool_calls", "limits.max_seconds", "limits.max_observation",
 }  # fmt: skip
@@ -175,6 +180,8 @@ def test_there_is_another_value_for_every_setting() -> None:
 def test_every_setting_reaches_verl_or_is_refused(name: str) -> None:
     other = {name.replace(".", "__"): OTHER_VALUES[name]}
     base = {"training__lora_rank": 4} if "lora_" in name and name not in UNSUPPORTED else {}
+    if name == "training.eval_steps":
+        base = {"training__eval_episodes": 5}
     if name in UNSUPPORTED | REFUSED_FIRST:
         with pytest.raises(ConfigError, match=rf"{name} is .*(no such setting|inside VERL)"):
             mapped(ROOMY, **other)

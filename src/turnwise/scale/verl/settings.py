@@ -248,6 +248,9 @@ def _run(
     unknown = sorted(set(config.logging.sinks) - set(_SINKS))
     if unknown:
         raise ConfigError(f"logging.sinks got {unknown}. VERL has: {', '.join(_SINKS)}.")
+    wandb = config.logging.wandb
+    if extra := sorted(wandb.keys() - {"project", "name"}):
+        raise ConfigError(f"logging.wandb got {extra}, expected project and name: VERL has no more.")
     found = {
         "data.shuffle": False,  # the dataset is in its order already
         "data.dataloader_num_workers": 0,
@@ -258,8 +261,8 @@ def _run(
         "trainer.n_gpus_per_node": _num_workers(config, resources),
         "trainer.total_epochs": 1,  # each step has its own starts: one pass over all
         "trainer.total_training_steps": num_steps,
-        "trainer.project_name": "turnwise",
-        "trainer.experiment_name": resources.run_folder.name,
+        "trainer.project_name": wandb.get("project", "turnwise"),
+        "trainer.experiment_name": wandb.get("name", resources.run_folder.name),
         "trainer.logger": ["console", "file", *config.logging.sinks],
         "trainer.default_local_dir": str(resources.run_folder / "verl"),
         "trainer.save_freq": checkpoint.save_steps or (checkpoint.save_interval or 1) * per_epoch,
