@@ -142,12 +142,15 @@ def time_update(arguments: argparse.Namespace) -> None:
         works = {"shared": (groups, members)}
     else:
         works = {"shared": (groups, members), "each": (groups * members, 1)}
+        if arguments.lora:
+            works["shared, LoRA by peft"] = (groups, members)
     seconds = {}
     options = LearnerOptions(learning_rate=1e-6, offload_optimizer=arguments.offload)
     for name, (num_prompts, num_each) in works.items():
         batch = make_batch(num_prompts, num_each, prompt, sampled, model.config.vocab_size)
         num_tokens = num_prompts * (prompt + num_each * sampled)
         learner = Learner(PolicyValueModel(model, None), options)
+        learner.model.merges_adapters = name != "shared, LoRA by peft"
         seconds[name], gib = seconds_and_gib(learner, batch, arguments.repeats)
         mfu = per_token * num_tokens / seconds[name] / PEAK_FLOPS
         print(

@@ -75,6 +75,9 @@ class BaseInferenceEngine(ABC):
     update_timeout = 1800.0
     """Seconds for running turns to finish and new weights to load, also from a slow disk."""
 
+    merges_adapters = True
+    """Whether turns are sampled from weights with the adapters merged in."""
+
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         self.tokenizer = tokenizer
         self.weight_version = 0

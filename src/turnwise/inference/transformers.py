@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 class ModelEngine(WorkerEngine):
     """An engine on a Hugging Face model in this process, on the device it is on."""
 
+    merges_adapters = False
+
     def __init__(
         self, model: Any, tokenizer: Any, max_model_len: int | None, overflow: Overflow
     ) -> None:

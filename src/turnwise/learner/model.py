@@ -144,6 +144,15 @@ class PolicyValueModel(nn.Module):
             trunk.checkpoint_layers(number)
 
     @property
+    def merges_adapters(self) -> bool:
+        """Whether the policy is computed with merged adapters, as an engine may sample from it."""
+        return self._trunk.merges_adapters
+
+    @merges_adapters.setter
+    def merges_adapters(self, value: bool) -> None:
+        self._trunk.merges_adapters = value
+
+    @property
     def _trunks(self) -> list[Trunk]:
         critic = self._critic_trunk
         return [self._trunk, *([] if critic in (None, self._trunk) else [critic])]

@@ -16,6 +16,7 @@ import torch
 
 from turnwise.errors import ConfigError
 from turnwise.learner.context import Context
+from turnwise.learner.fast.adapters import merged_adapters
 from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_forwards
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
 from turnwise.learner.log_probs import Head
@@ -59,6 +60,9 @@ class Trunk:
         self.model = _without_wrapper(model).eval()
         self._configs = attention_configs(self.model)
         self._replaced: list[Replacement] = []
+        self._adapted: list[Replacement] = []
+        self.merges_adapters = True
+        """Whether layers are computed with merged adapters where an engine's are."""
         self._body = _find_body(self.model)
         self._checkpointed: list[Any] = []
         if gradient_checkpointing:
@@ -74,6 +78,7 @@ class Trunk:
     def probe(self) -> None:
         """Find out how the model can be computed; one without weights has to get them first."""
         self._replaced = faster_modules(self.model, self.layers)
+        self._adapted = merged_adapters(dict(self.model.named_modules()))
         self._scale, self._softcap = self._measure_head()
         problem: Exception | None = None
         for layout in self._layouts:
@@ -150,7 +155,8 @@ class Trunk:
         """Replace the model's attention, norms and MLPs inside the block; an engine on the same
         model has its own."""
         # Also where the backward computes layers again.
-        with self._lock, replaced_forwards(self._replaced):
+        adapted = self._adapted if self.merges_adapters else []
+        with self._lock, replaced_forwards([*self._replaced, *adapted]):
             if self.layout == "padded":
                 yield
                 return

@@ -13,6 +13,7 @@ learners, shards, engines, resumed runs and exported models round alike.
 from __future__ import annotations
 
 import hashlib
+from importlib.util import find_spec
 
 import torch
 
@@ -51,6 +52,11 @@ def round_weight(
     if dtype not in HALF or values.dtype != torch.float32:
         return values.to(device, dtype)
     rounded = torch.empty(values.shape, dtype=dtype, device=device)
+    if values.is_cuda and device.type == "cuda" and find_spec("triton") is not None:
+        from turnwise.models.rounding_kernels import round_on_gpu
+
+        round_on_gpu(values.contiguous(), rounded, key, first)
+        return rounded
     flat, target = values.reshape(-1), rounded.view(-1)
     for start in range(0, flat.numel(), _CHUNK):
         chunk = flat[start : start + _CHUNK].to(device)

@@ -100,6 +100,7 @@ def assemble(
     learner.options = dataclasses.replace(learner.options, horizon=user.horizon(config))
     engine = make_engine(config, model, tokenizer)
     learner.on_low_memory = engine.free_memory
+    learner.model.merges_adapters = engine.merges_adapters
     options = user.episode_options(config, closing)
     kinds = user.mix_kinds(options, closing)
     collector = make_collector(EpisodeCollector, engine, source, options, kinds)

@@ -70,6 +70,7 @@ class LocalEngine(ModelEngine):
                 context_length=self.context_length,
                 deterministic=on_cpu if deterministic is None else deterministic,
             )
+            self.merges_adapters = self._runner.merges_adapters
         self._schedule = Schedule(
             self._runner.kv_cache,
             max_batch_size=max_batch_size,

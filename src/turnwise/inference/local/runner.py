@@ -95,6 +95,11 @@ class Runner:
         self._addresses = [p.data_ptr() for p in model.parameters()]
 
     @property
+    def merges_adapters(self) -> bool:
+        """Whether the forward has the adapters merged in, those of freed copies too."""
+        return self._fused is not None or self._is_freed
+
+    @property
     def max_forward_tokens(self) -> int | None:
         """Maximum number of tokens of one forward; None: any number."""
         return None if self.sizes is None else self.sizes[-1]

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from turnwise.models.rounding import round_weight
+from turnwise.models.rounding_kernels import rounded
 
 _SIZE = 4096
 """Numbers that a program computes."""
@@ -45,28 +46,6 @@ class Step:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rounded(w, index, key, weight_type: tl.constexpr):  # type: ignore[no-untyped-def]
-    x = index.to(tl.uint32) ^ key.to(tl.uint32)
-    x ^= x >> 16
-    x *= 0x85EBCA6B
-    x ^= x >> 13
-    x *= 0xC2B2AE35
-    x ^= x >> 16
-    if weight_type == tl.float16:
-        size = tl.abs(w)
-        offset = tl.where(size < 0.00006103515625, 0.00006103515625, 0.0)  # 2 ** -14
-        bits = (size + offset).to(tl.uint32, bitcast=True) + (x >> 19)
-        whole = (bits & 0xFFFFE000).to(tl.float32, bitcast=True) - offset
-        rounded = tl.where(w < 0, -whole, whole).to(tl.float16)
-    elif weight_type == tl.bfloat16:
-        bits = w.to(tl.uint32, bitcast=True) + (x >> 16)
-        rounded = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        rounded = w
-    return rounded
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _step_block(  # type: ignore[no-untyped-def]
     weight, master, gradient, mean, mean_square, index, key, inside, scale, decay, rate, root,
     beta1, beta2, epsilon, is_whole: tl.constexpr,
@@ -84,18 +63,18 @@ def _step_block(  # type: ignore[no-untyped-def]
     m += (1.0 - beta1) * (g - m)
     v = beta2 * v + (1.0 - beta2) * g * g
     w = w * decay - rate * m / (tl.sqrt(v) / root + epsilon)
-    rounded = _rounded(w, index, key, weight.dtype.element_ty)
+    new = rounded(w, index, key, weight.dtype.element_ty)
     if is_whole:
         tl.store(mean, m)
         tl.store(mean_square, v)
         tl.store(master, w)
-        tl.store(weight, rounded)
+        tl.store(weight, new)
     else:
         tl.store(mean, m, mask=inside)
         tl.store(mean_square, v, mask=inside)
         tl.store(master, w, mask=inside)
-        tl.store(weight, rounded, mask=inside)
-    return tl.sum(((rounded != before) & inside).to(tl.int32))
+        tl.store(weight, new, mask=inside)
+    return tl.sum(((new != before) & inside).to(tl.int32))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

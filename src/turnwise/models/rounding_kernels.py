@@ -1,0 +1,53 @@
+"""Rounding by thresholds on a GPU, bit by bit as `models.rounding` does, in one pass over memory.
+
+Triton interprets annotations, so the kernels' arguments have none.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_SIZE = 4096
+"""Numbers that a program rounds."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rounded(w, index, key, weight_type: tl.constexpr):  # type: ignore[no-untyped-def]
+    x = index.to(tl.uint32) ^ key.to(tl.uint32)
+    x ^= x >> 16
+    x *= 0x85EBCA6B
+    x ^= x >> 13
+    x *= 0xC2B2AE35
+    x ^= x >> 16
+    if weight_type == tl.float16:
+        size = tl.abs(w)
+        offset = tl.where(size < 0.00006103515625, 0.00006103515625, 0.0)  # 2 ** -14
+        bits = (size + offset).to(tl.uint32, bitcast=True) + (x >> 19)
+        whole = (bits & 0xFFFFE000).to(tl.float32, bitcast=True) - offset
+        result = tl.where(w < 0, -whole, whole).to(tl.float16)
+    elif weight_type == tl.bfloat16:
+        bits = w.to(tl.uint32, bitcast=True) + (x >> 16)
+        result = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        result = w
+    return result
+
+
+@triton.jit(do_not_specialize=["first", "key"])  # type: ignore[untyped-decorator]
+def _round_kernel(  # type: ignore[no-untyped-def]
+    values, target, first, key, number, size: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    w = tl.load(values + at, mask=at < number, other=0.0)
+    result = rounded(w, first + at, key, target.dtype.element_ty)
+    tl.store(target + at, result, mask=at < number)
+
+
+def round_on_gpu(values: torch.Tensor, target: torch.Tensor, key: int, first: int) -> None:
+    """Round float32 values into a target of half precision; both are contiguous."""
+    number = values.numel()
+    if number:
+        programs = (triton.cdiv(number, _SIZE),)
+        _round_kernel[programs](values, target, first, key, number, _SIZE)
