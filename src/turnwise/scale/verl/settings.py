@@ -250,7 +250,7 @@ def _run(
         raise ConfigError(f"logging.sinks got {unknown}. VERL has: {', '.join(_SINKS)}.")
     wandb = config.logging.wandb
     if extra := sorted(wandb.keys() - {"project", "name"}):
-        raise ConfigError(f"logging.wandb got {extra}, expected project and name: VERL has no more.")
+        raise ConfigError(f"logging.wandb got {extra}. VERL has: project, name.")
     found = {
         "data.shuffle": False,  # the dataset is in its order already
         "data.dataloader_num_workers": 0,
