@@ -9,30 +9,30 @@ ROOT = SOURCE.parents[1]
 
 # Lines of Python in each package; `.` are the modules beside them.
 LINES = {
-    ".": 1308,
-    "agents": 2728,
-    "algo": 3309,
-    "chat": 2516,
-    "cli": 6530,
-    "config": 1305,
-    "data": 960,
-    "deadlines": 816,
-    "env": 5351,
-    "episode": 4080,
-    "inference": 7644,
-    "learner": 5908,
-    "models": 1545,
-    "progress": 1239,
-    "reward": 1313,
-    "runs": 4931,
-    "scale": 4291,
-    "tools": 5147,
-    "trainer": 6434,
-    "user_code": 867,
-    "view": 3629,
+    ".": 1190,
+    "agents": 2727,
+    "algo": 2648,
+    "chat": 2420,
+    "cli": 6094,
+    "config": 1197,
+    "data": 934,
+    "deadlines": 786,
+    "env": 4685,
+    "episode": 3972,
+    "inference": 7469,
+    "learner": 5716,
+    "models": 1604,
+    "progress": 808,
+    "reward": 1287,
+    "runs": 4865,
+    "scale": 4294,
+    "tools": 4747,
+    "trainer": 6215,
+    "user_code": 832,
+    "view": 3623,
 }
-FILES = 483
-JAVASCRIPT = 6922
+FILES = 426
+JAVASCRIPT = 6921
 TESTS = 65800
 
 
