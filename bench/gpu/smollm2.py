@@ -85,6 +85,15 @@ TASKS = {
             (0.3, 0.35),
         ),
         Task(
+            "alphabet-sort",
+            [
+                "inference.max_tokens=64",
+                "inference.max_turns=3",
+                "environment.params.num_names=2",
+                "training.warm_start_learning_rate=3e-5",
+            ],
+        ),
+        Task(
             "guess-number",
             [
                 "inference.max_tokens=6",

@@ -46,7 +46,7 @@ JUDGED_TOKENS = 8192
 """`micro_batch_tokens` of the step that the bars apply to."""
 PEAK_FLOPS = 989e12
 """The peak of an H200 in bfloat16, without sparsity."""
-GAMES = ("guess-number", "grid-world", "shop")
+GAMES = ("guess-number", "grid-world", "shop", "alphabet-sort")
 JUDGED = "grid-world"
 """The bar applies to this game: random episodes of the others hardly differ in length."""
 

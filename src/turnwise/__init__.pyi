@@ -51,6 +51,7 @@ from turnwise.data import (
     collate_fn as collate_fn,
 )
 from turnwise.env import (
+    AlphabetSortEnvironment as AlphabetSortEnvironment,
     BaseEnvironment as BaseEnvironment,
     CustomGameEnvironment as CustomGameEnvironment,
     EpisodeStatus as EpisodeStatus,

@@ -60,7 +60,7 @@ OTHERS: dict[str, str] = {
     ),
     "turnwise.data": "CustomEnvDataset RLHFDataset collate_fn",
     "turnwise.env": (
-        "CustomGameEnvironment GridWorldEnvironment "
+        "AlphabetSortEnvironment CustomGameEnvironment GridWorldEnvironment "
         "GuessNumberEnvironment GymnasiumEnvironment PromptEnvironment ReasoningGymEnvironment "
         "RolloutData ShopEnvironment SimpleGameEnvironment StepResult TextArenaEnvironment "
         "environment_factory play_episode_async"

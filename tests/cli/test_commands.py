@@ -55,7 +55,7 @@ def test_check_env_hands_over_the_options(turnwise, coins):
 def test_envs_lists_every_name_with_a_line(turnwise):
     ran = turnwise("envs")
     assert ran.code == 0
-    for name in ("guess-number", "grid-world", "shop", "gym:", "textarena:"):
+    for name in ("guess-number", "grid-world", "alphabet-sort", "shop", "gym:", "textarena:"):
         line = next(line for line in ran.out.splitlines() if line.startswith(name))
         assert len(line.split(maxsplit=1)[1]) > 10
     assert "path/to/file.py:ClassName" in ran.out

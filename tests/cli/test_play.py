@@ -228,7 +228,7 @@ def test_as_a_module_with_piped_input(coins):
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["grid-world", "guess-number", "shop"])
+@pytest.mark.parametrize("name", ["alphabet-sort", "grid-world", "guess-number", "shop"])
 def test_the_expert_of_a_game_succeeds_in_an_episode_too(turnwise, name):
     result = turnwise("play", name, "--player", "expert", "--episodes", "6")
     assert "success 100%" in result.out

@@ -308,10 +308,10 @@ class TestInitialPrompts:
             CustomEnvDataset("guess-number", size=0)
 
     def test_long_openings_can_be_left_out(self):
-        sizes = [len(item["prompt"]) for item in CustomEnvDataset("shop", size=20)]
+        sizes = [len(item["prompt"]) for item in CustomEnvDataset("alphabet-sort", size=20)]
         limit = sorted(sizes)[10]
         dataset = CustomEnvDataset(
-            "shop",
+            "alphabet-sort",
             size=20,
             tokenizer=tokenizer(),
             max_prompt_length=limit,

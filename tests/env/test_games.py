@@ -11,6 +11,7 @@ from turnwise.config import ConfigStore
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import make_environment
 from turnwise.env.checker import check_env
+from turnwise.env.games.alphabet_sort import AlphabetSortEnvironment
 from turnwise.env.games.custom import CustomGameEnvironment
 from turnwise.env.games.grid_world import GridWorldEnvironment
 from turnwise.env.games.guess_number import GuessNumberEnvironment
@@ -21,12 +22,14 @@ from turnwise.errors import ConfigError
 GAMES = {
     "guess-number": GuessNumberEnvironment,
     "grid-world": GridWorldEnvironment,
+    "alphabet-sort": AlphabetSortEnvironment,
     "simple-game": SimpleGameEnvironment,
     "custom-game": CustomGameEnvironment,
 }
 RANDOM_SUCCESS = {
     "guess-number": (0.0, 0.05),
     "grid-world": (0.0, 0.05),
+    "alphabet-sort": (0.0, 0.01),
     "simple-game": (0.1, 0.3),
     # "complete quest" is open at any time, so here the bounds differ in reward, not in success.
     "custom-game": (0.6, 0.9),
@@ -39,7 +42,7 @@ every_random_game = pytest.mark.parametrize(
 )
 
 WORDS = """up down left right 512 -3 1e9 0.5 higher take attack sword torch with the move north
-pick potion complete quest enemy"""
+pick potion complete quest enemy Adam Zoe Boris,"""
 some_words = st.lists(st.sampled_from(WORDS.split()), max_size=8).map(" ".join)
 any_text = st.one_of(st.text(max_size=60), some_words)
 
@@ -205,6 +208,9 @@ def test_case_and_prose_around_an_action_do_not_matter(
         (GridWorldEnvironment, {"size": True}, "expected int"),
         (GridWorldEnvironment, {"size": 1}, "from 2 to 20"),
         (GridWorldEnvironment, {"pits": 1}, "below 1"),
+        (AlphabetSortEnvironment, {"num_names": 0}, "at least 1"),
+        (AlphabetSortEnvironment, {"num_turns": -1, "num_names": -1}, "at least 1"),
+        (AlphabetSortEnvironment, {"num_names": 1000}, "at most"),
     ],
 )
 def test_a_bad_parameter_is_named(

@@ -26,7 +26,6 @@ NEEDS = {
 }
 # The last lines of its output.
 SAID = {
-    "alphabet_sort": r"reward \d\.\d\d -> ",
     "text_game": r"success \d\.\d\d -> \d\.\d\d",
     "guess_number": r"grpo: \d\.\d\d of the held-out numbers",
     "gymnasium_frozen_lake": r"reward -?\d\.\d\d -> ",

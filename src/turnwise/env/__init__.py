@@ -11,6 +11,7 @@ from turnwise.env.catalog import environment_factory, make_environment
 from turnwise.env.checker import CheckReport, Finding, check_env
 from turnwise.env.driver import reset_environment, step_environment
 from turnwise.env.games import (
+    AlphabetSortEnvironment,
     CustomGameEnvironment,
     GridWorldEnvironment,
     GuessNumberEnvironment,
@@ -41,6 +42,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AlphabetSortEnvironment",
     "BaseEnvironment",
     "CheckReport",
     "CustomGameEnvironment",

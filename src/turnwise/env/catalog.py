@@ -22,6 +22,7 @@ EnvironmentSource: TypeAlias = (
 BUILT_IN: dict[str, str] = {
     "guess-number": "turnwise.env.games.guess_number:GuessNumberEnvironment",
     "grid-world": "turnwise.env.games.grid_world:GridWorldEnvironment",
+    "alphabet-sort": "turnwise.env.games.alphabet_sort:AlphabetSortEnvironment",
     "shop": "turnwise.env.games.shop:ShopEnvironment",
     "simple-game": "turnwise.env.games.simple:SimpleGameEnvironment",
     "custom-game": "turnwise.env.games.custom:CustomGameEnvironment",
