@@ -17,7 +17,7 @@ LINES = {
     "config": 1197,
     "data": 934,
     "deadlines": 786,
-    "env": 4685,
+    "env": 4830,
     "episode": 3972,
     "inference": 7469,
     "learner": 5716,
@@ -31,7 +31,7 @@ LINES = {
     "user_code": 832,
     "view": 3623,
 }
-FILES = 426
+FILES = 427
 JAVASCRIPT = 6921
 TESTS = 65800
 
