@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnwise.algo.choose import LossChoice, get_policy_loss
 from turnwise.algo.correction import Bounds
 from turnwise.algo.masked import LossAggregation
-from turnwise.algo.records import PolicyLoss
-from turnwise.config import ConfigStore, TrainingConfig
+from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner.optimizer import LearningRateSchedule, learning_rate_at
 
@@ -74,16 +73,47 @@ class LearnerOptions:
         """Return the options of a run's settings; `policy_loss` replaces the one they name."""
         training = config.training
         loss = get_policy_loss(policy_loss or training.policy_loss)
-        own, settings = ({f.name for f in dataclasses.fields(kind)} for kind in (cls, training))
-        same: dict[str, Any] = {name: getattr(training, name) for name in own & settings}
-        different = {
-            "adam_betas": _betas(training.adam_betas),
-            "total_steps": total_steps,
-            "policy_loss": loss,
-            "policy_loss_options": _loss_options(training, loss),
-            "kl_estimate": training.kl_loss_type,
-        }
-        return cls(**{**same, **different})
+        loss_options = dict(training.policy_loss_options)
+        if loss.has_clip_range:
+            loss_options = {
+                "clip_ratio": training.clip_ratio,
+                "clip_ratio_low": training.clip_ratio_low,
+                "clip_ratio_high": training.clip_ratio_high,
+                **loss_options,
+            }
+        betas = training.adam_betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(
+                f"training.adam_betas got {betas}, expected two numbers from 0 up and below 1, "
+                "such as [0.9, 0.95]"
+            )
+        # By name, so that a setting that is renamed cannot fall back to the default above.
+        return cls(
+            learning_rate=training.learning_rate,
+            weight_decay=training.weight_decay,
+            adam_betas=(betas[0], betas[1]),
+            adam_epsilon=training.adam_epsilon,
+            offload_optimizer=training.offload_optimizer,
+            warmup_steps=training.warmup_steps,
+            lr_schedule=training.lr_schedule,
+            total_steps=total_steps,
+            max_grad_norm=training.max_grad_norm,
+            update_epochs=training.update_epochs,
+            mini_batch_size=training.mini_batch_size,
+            micro_batch_tokens=training.micro_batch_tokens,
+            target_kl=training.target_kl,
+            seed=training.seed,
+            policy_loss=loss,
+            policy_loss_options=loss_options,
+            loss_agg_mode=training.loss_agg_mode,
+            entropy_coef=training.entropy_coef,
+            kl_loss_coef=training.kl_loss_coef,
+            kl_estimate=training.kl_loss_type,
+            value_coef=training.value_coef,
+            value_clip=training.value_clip,
+            importance_level=training.importance_level,
+            importance_bounds=training.importance_bounds,
+        )
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of an update, counted from 0."""
@@ -100,7 +130,7 @@ class LearnerOptions:
 
         A `learning_rate` given here is constant.
         """
-        found = dataclasses.replace(
+        options = dataclasses.replace(
             self,
             policy_loss="gpg",
             policy_loss_options={},
@@ -110,26 +140,7 @@ class LearnerOptions:
             update_epochs=1,
         )
         if learning_rate is None:
-            return found
+            return options
         return dataclasses.replace(
-            found, learning_rate=learning_rate, lr_schedule="constant", warmup_steps=0
+            options, learning_rate=learning_rate, lr_schedule="constant", warmup_steps=0
         )
-
-
-def _loss_options(training: TrainingConfig, loss: PolicyLoss) -> dict[str, Any]:
-    """Return the loss options of the settings, and the clip range if the loss has one."""
-    clip_range = {
-        "clip_ratio": training.clip_ratio,
-        "clip_ratio_low": training.clip_ratio_low,
-        "clip_ratio_high": training.clip_ratio_high,
-    }
-    return {**(clip_range if loss.has_clip_range else {}), **training.policy_loss_options}
-
-
-def _betas(betas: Sequence[float]) -> tuple[float, float]:
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ConfigError(
-            f"training.adam_betas got {betas}, expected two numbers from 0 up and below 1, such as "
-            "[0.9, 0.95]"
-        )
-    return betas[0], betas[1]
