@@ -20,7 +20,7 @@ LINES = {
     "env": 4830,
     "episode": 3972,
     "inference": 7469,
-    "learner": 5716,
+    "learner": 5727,
     "models": 1604,
     "progress": 808,
     "reward": 1287,
