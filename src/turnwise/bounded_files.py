@@ -7,28 +7,19 @@ stays a `FileNotFoundError`, since only the caller knows what its absence means.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import stat
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from turnwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_DEPTH = 100
 """The nesting of lists and objects. Files of turnwise have fewer than 30 levels; Python's own
 functions fail below 1,000."""
-_MAX_MEMBERS = 1000
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Other methods cannot be decompressed in pieces of bounded size."""
 
 
 @contextmanager
@@ -114,64 +105,6 @@ def is_deeper(value: object, max_depth: int) -> bool:
         if not level:
             return False
     return True
-
-
-def read_archive(path: Path, wants: Callable[[str], bool], max_bytes: int) -> dict[str, bytes]:
-    """Return the wanted members of a zip file, such as numpy's .npz.
-
-    `max_bytes` limits the file, and all members together when unpacked.
-    """
-    with opened(path, max_bytes) as file:
-        try:
-            return _members(path, file, wants, max_bytes)
-        except ConfigError:
-            raise
-        except (
-            *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError),
-            *(RuntimeError, NotImplementedError, OverflowError),  # encrypted, or of an odd version
-        ) as error:
-            raise ConfigError(f"{path} is no whole zip file: {error}") from error
-
-
-def _members(
-    path: Path, file: BinaryIO, wants: Callable[[str], bool], max_bytes: int
-) -> dict[str, bytes]:
-    with zipfile.ZipFile(file) as archive:
-        members = [member for member in archive.infolist() if wants(member.filename)]
-        size = sum(member.file_size for member in members)
-        if size > max_bytes or len(members) > _MAX_MEMBERS:
-            raise ConfigError(
-                f"{path} has {len(members)} members of {size:,} bytes, expected at most "
-                f"{_MAX_MEMBERS} of {max_bytes:,}"
-            )
-        for member in members:
-            if member.compress_type not in _METHODS:
-                raise ConfigError(
-                    f"{path}: {member.filename!r:.80} is compressed by method "
-                    f"{member.compress_type}, expected deflate"
-                )
-        # A member is never larger than its declared size.
-        return {member.filename: archive.read(member) for member in members}
-
-
-def parse_array(data: bytes, place: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an array of numbers in numpy's .npy format, as a view of `data`."""
-    import numpy as np
-
-    file = io.BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(file)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, is_fortran, dtype = read_header(file)
-        if dtype.kind not in "biuf" or dtype.hasobject or (is_fortran and len(shape) > 1):
-            raise ValueError(f"it is of {dtype}, expected numbers in C order")
-        rest = np.frombuffer(data, np.uint8, offset=file.tell())
-        return rest.view(dtype).reshape(shape)
-    except Exception as error:  # the header is Python syntax, which may raise anything
-        raise ConfigError(f"{place} is no array of numbers: {error}") from error
 
 
 def start_of(data: bytes | str) -> str:

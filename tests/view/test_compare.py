@@ -100,4 +100,3 @@ def test_runs_of_the_trainer_say_whose_code_was_changed(shown_runs, tmp_path):
     assert not rows["code", "environment"]["differs"]
     assert ("code", "reward") not in rows  # its name says it
     assert rows["start", "python"]["values"][0] is not None
-    library.close()

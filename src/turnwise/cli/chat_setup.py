@@ -136,8 +136,8 @@ def _recorded_prompt(run: Path) -> str | None:
     store = EpisodeStore(RunFolder(run).episodes, budget_bytes=0)  # it is only read
     with contextlib.suppress(ConfigError):  # a damaged file: the prompt of the settings is used
         for step in reversed(store.steps()):
-            for episode in store.read_text(step)[0]:
-                for message in episode["agents"][0]["messages"][:1]:
+            for episode in store.read(step):
+                for message in episode.agent.messages[:1]:
                     return str(message["content"]) if message["role"] == "system" else None
     return None
 

@@ -107,7 +107,6 @@ def _export_page(run: str, place: Path, num_episodes: int, as_json: bool) -> Non
         page = export_run(library.runs[0], num_episodes).encode()
         place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, page)
-    library.close()
     if as_json:
         print_json({"file": str(place), "run": run, "bytes": len(page)})
         return

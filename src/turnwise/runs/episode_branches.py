@@ -119,16 +119,15 @@ def layout(tree: TurnTree) -> list[tuple[int, int]]:
 
 
 def turn_messages(
-    messages: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]], known: Sequence[int | None]
 ) -> list[int | None]:
     """Return the place of each turn's own message; None if the messages do not have it.
 
-    Without a record of it, the last messages of the model are those of its turns: a prompt may have
-    others, which were never sampled.
+    `known` are the recorded places. Without any, the last messages of the model are those of its
+    turns: a prompt may have others, which were never sampled.
     """
-    known = [turn.get("message") for turn in turns]
     if any(place is not None and place < len(messages) for place in known):
         return [place if place is not None and place < len(messages) else None for place in known]
     spoke = [place for place, one in enumerate(messages) if one.get("role") == "assistant"]
-    own = spoke[max(len(spoke) - len(turns), 0) :]
-    return [*[None] * (len(turns) - len(own)), *own]
+    last = spoke[max(len(spoke) - len(known), 0) :]
+    return [*[None] * (len(known) - len(last)), *last]

@@ -1,42 +1,44 @@
-"""Stores the episodes of a run, one file per step, readable with numpy alone."""
+"""Stores the episodes of a run: one Parquet file per step, written whole."""
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 import re
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
-from turnwise.bounded_files import parse_array, parse_json, read_archive
+from turnwise.bounded_files import opened, parse_json
 from turnwise.errors import ConfigError
-from turnwise.runs.episode_columns import Array, Columns, check_columns, pack, unpack
-from turnwise.runs.episode_records import write_episode
-from turnwise.runs.episode_schema import (
+from turnwise.runs.episode_table import (
+    BASELINES_KEY,
+    FLOAT_COLUMNS,
     FORMAT,
+    FORMAT_KEY,
+    PHASES_KEY,
+    SCHEMA,
+    Columns,
     Phase as Phase,
     StoredEpisode,
-    StoredText,
-    check_text,
-    complete,
+    episodes_to_table,
+    table_to_episodes,
 )
+from turnwise.whole_files import remove_abandoned, write_whole
 
 if TYPE_CHECKING:
     from turnwise.episode import EpisodeResult
 
 _LOG = logging.getLogger("turnwise")
-_NAME = re.compile(r"([a-z][a-z-]*)-(\d{8,})\.npz")
-_TEXT = "episodes.json"
-_ARRAY = ".npy"
+_NAME = re.compile(r"([a-z][a-z-]*)-(\d{6,18})\.parquet")
 MAX_FILE_BYTES = 2**33
 """The limit of one file, unpacked."""
-_TEXT_SHARE = 4
-"""The text may be this fraction of the limit: parsed, it takes many times as much."""
+ROW_GROUP = 128
+"""Episodes that are read together: few enough that one of them is quickly shown."""
 
 
 class EpisodeStore:
@@ -45,12 +47,9 @@ class EpisodeStore:
     Failed writes never stop a run: they are logged once.
     """
 
-    def __init__(
-        self, folder: str | Path, budget_bytes: float, max_file_bytes: int = MAX_FILE_BYTES
-    ) -> None:
+    def __init__(self, folder: str | Path, budget_bytes: float) -> None:
         self.folder = Path(folder)
         self.budget_bytes = budget_bytes
-        self._max_file_bytes = max_file_bytes
         self._used: int | None = None
         """Bytes of all files; None: not counted yet."""
         self._is_full = False
@@ -67,25 +66,27 @@ class EpisodeStore:
         phases: Sequence[Phase] = (),
         baselines: Mapping[str, float] | None = None,
     ) -> None:
-        """Write the episodes of a step.
-
-        `columns` are [rows, tokens], with one row per agent of each episode in order, padded on the
-        right: `log_probs` (the learner's), `values`, `advantages`, `returns` or any other.
-        `began` is the start of the step in seconds since 1970; episode times are relative to it.
-        `baselines` are the rewards of greedy episodes by group and agent (`0/agent`), for
-        estimators that need them.
-        """
+        """Write the episodes of a step; the arguments are those of `episodes_to_table`."""
         if self.budget_bytes <= 0 or self._is_full:
             return
-        streams = [agent.stream for result in results for agent in result.agents]
-        check_columns(streams, columns or {})
-        path = self._path(step, kind)
+        path = self.folder / file_name(kind, step)
         try:
             # An `info` is the environment's own object: even its `repr` may raise.
-            episodes = [write_episode(result, began) for result in results]
-            data = _encode(pack(streams, columns or {}), episodes, phases, baselines)
+            table = episodes_to_table(
+                results,
+                columns,
+                step=step,
+                kind=kind,
+                began=began,
+                phases=phases,
+                baselines=baselines,
+            )
+            data = _encode(table)
             if self._fits(path, len(data)):
-                _write(path, data)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, data)
+        except ConfigError:  # columns of other episodes
+            raise
         except Exception as error:
             self._used = None
             if not self._has_warned:
@@ -93,107 +94,57 @@ class EpisodeStore:
                 _LOG.warning(
                     "The episodes of step %d could not be stored in %s: %s: %s. The run continues; "
                     "this is logged only once.",
-                    *(step, self.folder, type(error).__name__, error),
+                    step,
+                    self.folder,
+                    type(error).__name__,
+                    error,
                 )
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
         """Return the episodes of a step in the order in which they were written."""
-        arrays, data, text = self._load(step, kind, lambda name: True)
-        place = str(self._path(step, kind))
-        rows = unpack(arrays, place)
-        agents = [agent for episode in text.episodes for agent in episode.agents]
-        written = [agent for episode in data["episodes"] for agent in episode["agents"]]
-        if len(rows) != len(agents):
-            raise ConfigError(
-                f"{place} has the tokens of {len(rows)} agents, expected those of {len(agents)}"
-            )
-        for agent, its_data, row in zip(agents, written, rows, strict=True):
-            complete(agent, its_data, row, place)
-        return text.episodes
+        path = self._existing(step, kind)
+        return table_to_episodes(read_table(path), str(path))
 
-    def read_text(self, step: int, kind: str = "train") -> tuple[list[dict[str, Any]], list[int]]:
-        """Return the JSON of a step's episodes without tokens, which is faster, and the number of
-        tokens of each agent."""
-        arrays, data, text = self._load(step, kind, lambda name: name == "offsets")
-        offsets = arrays.get("offsets")
-        num_agents = sum(len(episode.agents) for episode in text.episodes)
-        if offsets is None or offsets.shape != (num_agents + 1,):
-            raise ConfigError(
-                f"{self._path(step, kind)} has no offsets for the tokens of {num_agents} agents"
-            )
-        return data["episodes"], np.diff(offsets).tolist()
+    def read_columns(self, step: int, columns: Sequence[str], kind: str = "train") -> pa.Table:
+        """Return some columns of a step's episodes, nested ones by a name such as `seconds.total`,
+        which takes much less time than reading all."""
+        return read_table(self._existing(step, kind), columns)
 
     def phases(self, step: int, kind: str = "train") -> list[Phase]:
         """Return the phases of a step; empty if they were not recorded."""
-        return self._load(step, kind, lambda name: False)[2].phases
+        return read_phases(self._existing(step, kind))
 
     def baselines(self, step: int) -> dict[str, float] | None:
         """Return the rewards of a step's greedy episodes; None if there were none."""
-        return self._load(step, "train", lambda name: False)[2].baselines
-
-    def _load(
-        self, step: int, kind: str, wants: Callable[[str], bool]
-    ) -> tuple[dict[str, Array], dict[str, Any], StoredText]:
-        """Return the requested arrays, the JSON, and its checked content."""
-        path = self._path(step, kind)
-        try:
-            members = read_archive(
-                path,
-                lambda name: name == _TEXT or wants(name.removesuffix(_ARRAY)),
-                self._max_file_bytes,
-            )
-        except FileNotFoundError:
-            steps = ", ".join(map(str, self.steps(kind))) or "none"
-            raise ConfigError(
-                f"{self.folder} has no {kind} episodes of step {step}. Steps that it has: {steps}."
-            ) from None
-        if _TEXT not in members:
-            raise ConfigError(f"{path} is not a file of episodes: it has no {_TEXT}")
-        written, place = members.pop(_TEXT), f"{path}: {_TEXT}"
-        if len(written) > self._max_file_bytes // _TEXT_SHARE:
-            raise ConfigError(
-                f"{place} has {len(written):,} bytes, expected at most "
-                f"{self._max_file_bytes // _TEXT_SHARE:,}"
-            )
-        data = parse_json(written, place)
-        text = check_text(data, place)
-        arrays = {
-            name.removesuffix(_ARRAY): parse_array(member, f"{path}: {name}")
-            for name, member in members.items()
-        }
-        return arrays, data, text
+        found = _metadata(self._existing(step, "train"), BASELINES_KEY)
+        return found if isinstance(found, dict) else None
 
     def steps(self, kind: str = "train") -> list[int]:
         """Return the steps that have episodes."""
-        return sorted(step for path, name, step in self._files() if name == _prefix(kind))
+        return sorted(step for its_kind, step in episode_files(self.folder) if its_kind == kind)
 
     def rewind(self, step: int) -> None:
         """Remove the episodes of later steps, for a run that resumes from this one."""
-        for path, _, its_step in self._files():
+        refuse_older_format(self.folder)
+        for (_, its_step), path in episode_files(self.folder).items():
             if its_step > step:
                 path.unlink(missing_ok=True)
-        for draft in self.folder.glob(".*.npz.draft"):
-            draft.unlink(missing_ok=True)
+        remove_abandoned(self.folder)
         self._used, self._is_full = None, False
 
-    def _path(self, step: int, kind: str) -> Path:
-        name = f"{_prefix(kind)}-{step:08d}.npz"
-        if _NAME.fullmatch(name) is None:
+    def _existing(self, step: int, kind: str) -> Path:
+        path = self.folder / file_name(kind, step)
+        if not path.exists():
+            refuse_older_format(self.folder)
+            steps = ", ".join(map(str, self.steps(kind))) or "none"
             raise ConfigError(
-                f"episodes got the step {step} and the kind {kind!r}, expected a number from 0 on "
-                "and a word of small letters"
+                f"{self.folder} has no {kind} episodes of step {step}. Steps that it has: {steps}."
             )
-        return self.folder / name
-
-    def _files(self) -> list[tuple[Path, str, int]]:
-        if not self.folder.is_dir():
-            return []
-        matches = [(path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir()]
-        return [(path, match[1], int(match[2])) for path, match in matches if match is not None]
+        return path
 
     def _fits(self, path: Path, size: int) -> bool:
         if self._used is None:
-            self._used = sum(file.stat().st_size for file, _, _ in self._files())
+            self._used = sum(file.stat().st_size for file in episode_files(self.folder).values())
         replaced = path.stat().st_size if path.exists() else 0
         used = self._used - replaced
         if used + size <= self.budget_bytes:
@@ -203,61 +154,130 @@ class EpisodeStore:
         _LOG.warning(
             "%s holds %.3g GB of episodes, and the next step exceeds the budget of "
             "%.3g GB: no more episodes are stored. To allow more, raise logging.episodes_gb.",
-            *(self.folder, used / 2**30, self.budget_bytes / 2**30),
+            self.folder,
+            used / 2**30,
+            self.budget_bytes / 2**30,
         )
         return False
 
 
-def _prefix(kind: str) -> str:
-    return "step" if kind == "train" else kind
+def file_name(kind: str, step: int) -> str:
+    """Return the name of a file of episodes.
+
+    >>> file_name("train", 12), file_name("eval-greedy", 12)
+    ('step-000012.parquet', 'eval-greedy-000012.parquet')
+    """
+    name = f"{'step' if kind == 'train' else kind}-{step:06d}.parquet"
+    if _NAME.fullmatch(name) is None:
+        raise ConfigError(
+            f"episodes got the step {step} and the kind {kind!r}, expected a number from 0 on "
+            "and a word of small letters"
+        )
+    return name
 
 
-def _encode(
-    arrays: Mapping[str, Array],
-    episodes: list[dict[str, Any]],
-    phases: Sequence[Phase],
-    baselines: Mapping[str, float] | None,
-) -> bytes:
-    """Return a zip file as `numpy.savez_compressed` writes it, with the JSON as another member."""
+def episode_files(folder: Path) -> dict[tuple[str, int], Path]:
+    """Return the files of episodes in a folder by kind and step."""
+    files = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            key = "train" if match[1] == "step" else match[1], int(match[2])
+            if path.name == file_name(*key):
+                files[key] = path
+    return files
+
+
+def older_format(folder: Path) -> str | None:
+    """Return what to say of a folder with episodes of versions that were never released."""
+    if not folder.is_dir() or all(path.suffix != ".npz" for path in folder.iterdir()):
+        return None
+    return (
+        f"{folder} has .npz files: an older turnwise wrote this run, and its episodes can be "
+        "neither read nor continued. Train again in another folder."
+    )
+
+
+def refuse_older_format(folder: Path) -> None:
+    if (problem := older_format(folder)) is not None:
+        raise ConfigError(problem)
+
+
+@contextmanager
+def open_table(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[parquet.ParquetFile]:
+    """Open a file of episodes and check its format and size, of which little is read.
+
+    Whatever is wrong with it, also later, is a `ConfigError` that names the file.
+    """
+    with opened(path, max_bytes) as source:
+        try:
+            file = parquet.ParquetFile(source, page_checksum_verification=True)
+            about = file.metadata
+            size = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+            if size > max_bytes:
+                raise ConfigError(
+                    f"{path} has {size:,} bytes unpacked, expected at most {max_bytes:,}"
+                )
+            schema = file.schema_arrow
+            number = (
+                (schema.metadata or {}).get(FORMAT_KEY.encode(), b"").decode("utf-8", "replace")
+            )
+            if number != str(FORMAT):
+                raise ConfigError(
+                    f"{path} has episodes of format {number or 'unknown':.20}, expected {FORMAT}"
+                )
+            if not schema.equals(SCHEMA):
+                raise ConfigError(f"{path} has other columns than format {FORMAT} of episodes")
+            yield file
+        except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"{path} is no whole Parquet file: {reason:.300}") from error
+
+
+def read_table(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    row: int | None = None,
+    max_bytes: int = MAX_FILE_BYTES,
+) -> pa.Table:
+    """Return columns of a file of episodes, of all rows or of one; `IndexError` without it."""
+    with open_table(path, max_bytes) as file:
+        if row is None:
+            return file.read(columns)
+        for number in range(file.num_row_groups):
+            size = file.metadata.row_group(number).num_rows
+            if row < size:
+                return file.read_row_group(number, columns).slice(row, 1)
+            row -= size
+    raise IndexError(row)
+
+
+def read_phases(path: Path) -> list[Phase]:
+    """Return the phases of a file's step; empty if they were not recorded."""
+    phases = []
+    for phase in _metadata(path, PHASES_KEY) or ():
+        name, start, end = phase
+        phases.append((str(name), float(start), float(end)))
+    return phases
+
+
+def _metadata(path: Path, key: str) -> Any:
+    with open_table(path) as file:
+        text = file.schema_arrow.metadata.get(key.encode())
+        return None if text is None else parse_json(text, f"{path}: {key}")
+
+
+def _encode(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, array in arrays.items():
-            member = io.BytesIO()
-            np.lib.format.write_array(member, array, allow_pickle=False)
-            archive.writestr(_member(f"{name}.npy"), member.getvalue())
-        text: dict[str, Any] = {"format": FORMAT, "episodes": episodes}
-        if phases:
-            text["phases"] = [[name, round(a, 6), round(b, 6)] for name, a, b in phases]
-        if baselines is not None:
-            text["baselines"] = dict(baselines)
-        archive.writestr(_member(_TEXT), _json(text))
+    parquet.write_table(
+        table,
+        buffer,
+        row_group_size=ROW_GROUP,
+        compression="zstd",
+        # Numbers compress better by their bytes, and texts without a dictionary before.
+        use_byte_stream_split=[f"agents.list.element.{n}.list.element" for n in FLOAT_COLUMNS],
+        use_dictionary=False,
+        write_statistics=False,
+        write_page_checksum=True,
+    )
     return buffer.getvalue()
-
-
-def _member(name: str) -> zipfile.ZipInfo:
-    """Return a fixed date and system, so that the same episodes give the same bytes."""
-    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-    info.compress_type = zipfile.ZIP_DEFLATED
-    info.create_system = 3
-    info.external_attr = 0o644 << 16
-    return info
-
-
-def _json(data: Any) -> bytes:
-    options: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
-    try:
-        return json.dumps(data, ensure_ascii=False, **options).encode()
-    except UnicodeEncodeError:  # half a surrogate pair must be escaped
-        return json.dumps(data, **options).encode()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file atomically, without a sync: losing the last file is harmless."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise

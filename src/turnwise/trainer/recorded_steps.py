@@ -14,8 +14,8 @@ from turnwise.episode.collector import without_failed
 from turnwise.errors import ConfigError
 from turnwise.inference import FinishReason
 from turnwise.runs.checkpoints import Checkpoint, open_checkpoint
-from turnwise.runs.episode_schema import StoredAgent, StoredEpisode, StoredTurn
-from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore, refuse_older_format
+from turnwise.runs.episode_table import StoredAgent, StoredEpisode, StoredTurn
 from turnwise.runs.metrics_log import missing_steps
 from turnwise.runs.provenance import provenance
 from turnwise.runs.run_folder import RunFolder
@@ -45,6 +45,7 @@ class RecordedRun:
     def _check(self) -> None:
         if not self.num_steps:
             raise ConfigError(f"{self.path} has no recorded steps: there is nothing to replay")
+        refuse_older_format(self._folder.episodes)
         kept = [{"step": float(step)} for step in self._episodes.steps()]
         if missing := missing_steps(kept, self.num_steps):
             raise ConfigError(
@@ -173,7 +174,7 @@ def _stream(agent: StoredAgent) -> TokenStream:
     return TokenStream.restored(
         agent.ids.tolist(),
         agent.mask.tolist(),
-        agent.columns["sampler_log_probs"].tolist(),
+        agent.columns["sampler_log_probs"][agent.mask].tolist(),
         [turn.tokens for turn in agent.turns],
         [(start, after) for start, after in agent.branches],
     )

@@ -22,8 +22,6 @@ from turnwise.errors import ConfigError
 from turnwise.view.compare import compare
 from turnwise.view.events import Notifier
 from turnwise.view.export import export_episode
-from turnwise.view.index import IndexBroken
-from turnwise.view.indexing import Watcher
 from turnwise.view.library import Library
 from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
@@ -33,6 +31,7 @@ from turnwise.view.run_files import legible_path
 from turnwise.view.runs import NotFound, ViewedRun
 from turnwise.view.security import Guard
 from turnwise.view.timeline import timeline
+from turnwise.view.watcher import Watcher
 
 _LOG = logging.getLogger("turnwise")
 PAGE = Path(__file__).parent / "page"
@@ -79,14 +78,12 @@ class Viewer:
     def episodes(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
         query = EpisodeQuery.parse(request.query_params.multi_items())
-        with run.index.connection() as db:
-            return {**query.run(db), "indexed": run.indexed()}
+        return {**query.run(run.episodes), "indexed": run.indexed()}
 
     def episode(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
         key, place, episode = run.episode(request.path_params["id"])
-        with run.index.connection() as db:
-            previous, following = neighbours(db, *key, place)
+        previous, following = neighbours(run.episodes, *key, place)
         return {
             **episode_payload(*key, place, episode),
             "previous": previous,
@@ -100,18 +97,18 @@ class Viewer:
 
     def seed(self, request: Request) -> dict[str, Any]:
         kind = request.query_params.get("kind")
-        with self._run(request).index.connection() as db:
-            return {"episodes": same_seed(db, request.path_params["seed"], kind)}
+        episodes = self._run(request).episodes
+        return {"episodes": same_seed(episodes, request.path_params["seed"], kind)}
 
     def task(self, request: Request) -> dict[str, Any]:
         kind = request.query_params.get("kind")
-        with self._run(request).index.connection() as db:
-            return {"episodes": same_task(db, request.path_params["key"], kind)}
+        episodes = self._run(request).episodes
+        return {"episodes": same_task(episodes, request.path_params["key"], kind)}
 
     def timeline(self, request: Request) -> dict[str, Any]:
         run, step = self._run(request), int(request.path_params["step"])
         kind = request.query_params.get("kind") or "train"
-        episodes, phases = run.episodes((kind, step))
+        episodes, phases = run.step_episodes((kind, step))
         return timeline(kind, step, episodes, phases, run.metrics.at(step))
 
     def export(self, request: Request) -> Response:
@@ -131,7 +128,7 @@ class Viewer:
 
     def _run(self, request: Request) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
-        if run.refresh():  # the watcher would not report this change again
+        if run.open_episodes():  # the watcher would not report this change again
             self.notifier.notify()
         return run
 
@@ -154,7 +151,6 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         yield
         viewer.notifier.close()
         viewer.watcher.stop()
-        viewer.library.close()
 
     async def events(request: Request) -> Response:
         headers = {"cache-control": "no-store"}
@@ -204,11 +200,8 @@ def _answer(viewer: Viewer, answer: Answer) -> Callable[[Request], Response]:
     """Run a request in a thread, so that a slow file does not delay other requests."""
 
     def endpoint(request: Request) -> Response:
-        try:
-            found = answer(viewer, request)
-        except IndexBroken:  # the index is being rebuilt
-            found = answer(viewer, request)
-        return found if isinstance(found, Response) else _json(found)
+        response = answer(viewer, request)
+        return response if isinstance(response, Response) else _json(response)
 
     return endpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from turnwise.runs.episode_schema import StoredEpisode
+from turnwise.runs.episode_table import StoredEpisode
 from turnwise.view.exported_pages import render
 from turnwise.view.payloads import episode_payload, tokens_payload
 from turnwise.view.token_texts import TokenTexts

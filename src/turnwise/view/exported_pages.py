@@ -17,7 +17,6 @@ from markupsafe import Markup
 
 from turnwise.runs.episode_branches import turn_messages
 from turnwise.view.legible import visible_attribute, visible_html
-from turnwise.view.summaries import words_of
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -51,6 +50,11 @@ def _visible(value: Any) -> Markup:
     return value if isinstance(value, Markup) else Markup(visible_html(str(value)))
 
 
+def words_of(content: Any) -> str:
+    """Return a message's content as text; structures as JSON."""
+    return "" if content is None else _text_of(content)
+
+
 def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -62,7 +66,7 @@ def _messages_of(agent: Mapping[str, Any]) -> Iterator[tuple[str, str, int | Non
     What an agent that owns its loop returned is the last message.
     """
     messages, turns, result = agent["messages"], agent["turns"], agent["result"]
-    own = turn_messages(messages, turns)
+    own = turn_messages(messages, [turn["message"] for turn in turns])
     numbers = {place: number for number, place in enumerate(own)}
     headings = _headings(turns, own) if agent["num_branches"] > 1 else {}
     for number, place in enumerate(own):

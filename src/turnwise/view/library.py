@@ -10,7 +10,6 @@ from itertools import chain, count
 from pathlib import Path
 
 from turnwise.errors import ConfigError
-from turnwise.view.run_files import DecodedFiles
 from turnwise.view.runs import NotFound, ViewedRun
 
 # Either file makes a folder a run; a copy of a run may lack the first.
@@ -26,7 +25,6 @@ class Library:
         self.places = list(places)
         self._runs: dict[Path, ViewedRun] = {}
         self._keys: dict[str, ViewedRun] = {}
-        self._decoded = DecodedFiles()
         self._lock = threading.Lock()
 
     def find(self) -> bool:
@@ -37,9 +35,8 @@ class Library:
             for path in gone:
                 run = self._runs.pop(path)
                 del self._keys[run.key]
-                run.index.close()
             for path in sorted(new):
-                run = ViewedRun(self._free_key(path), path, self._decoded)
+                run = ViewedRun(self._free_key(path), path)
                 self._runs[path] = self._keys[run.key] = run
         return bool(gone or new)
 
@@ -62,11 +59,6 @@ class Library:
         if run is not None:
             return run
         raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
-
-    def close(self) -> None:
-        with self._lock:
-            for run in self._runs.values():
-                run.index.close()
 
 
 def find_runs(places: Sequence[Path]) -> Iterator[Path]:

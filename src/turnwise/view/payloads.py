@@ -12,9 +12,8 @@ import numpy as np
 from turnwise.errors import ConfigError
 from turnwise.reward import Reward
 from turnwise.runs.episode_branches import TurnTree, layout, token_branches
-from turnwise.runs.episode_columns import Array
-from turnwise.runs.episode_schema import StoredAgent, StoredEpisode, StoredTurn
-from turnwise.view.summaries import task_key
+from turnwise.runs.episode_table import Array, StoredAgent, StoredEpisode, StoredTurn
+from turnwise.view.episode_list import task_key
 from turnwise.view.token_texts import TokenTexts
 
 _MAX_TOKENS = 2**20
@@ -32,7 +31,7 @@ def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) ->
         "group": episode.group,
         "member": episode.member,
         "task": episode.task,
-        "task_key": task_key(vars(episode)),
+        "task_key": task_key(episode.task_id, episode.seed, episode.part),
         "part": episode.part,
         "status": episode.status.value,
         "error": episode.error,
@@ -103,7 +102,7 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
         "turn": turns.tolist(),
         "branch": token_branches(len(ids), places, agent.branches, _tree(agent)),
         "branches": agent.branches,
-        "columns": {name: _numbers(agent.column(name)) for name in agent.columns},
+        "columns": {name: _numbers(column) for name, column in agent.columns.items()},
         "note": texts.note,
     }
 

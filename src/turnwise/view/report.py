@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from turnwise.view.exported_pages import render
-from turnwise.view.indexing import update_index
 from turnwise.view.report_curves import charts
 from turnwise.view.report_episodes import choose, listed, whole_episode
 from turnwise.view.runs import ViewedRun
@@ -23,10 +22,7 @@ MAX_BYTES = 20 * 2**20
 
 def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int = MAX_BYTES) -> str:
     """Return the HTML file of a run, with up to `num_episodes` conversations in it."""
-    run.refresh()
-    for _ in update_index(run):
-        pass
-    run.refresh()
+    run.open_episodes(math.inf)
     run.metrics.examine(math.inf)
     about = run.detail()
     facts = {"Start": run.facts("provenance"), "Hashes": run.facts("identity")}
@@ -80,9 +76,8 @@ def _episodes(
     run: ViewedRun, about: Mapping[str, Any], number: int, size: int, max_bytes: int
 ) -> dict[str, Any]:
     """Return the rows of the table, and as many whole episodes as fit."""
-    with run.index.connection() as db:
-        chosen = choose(db, about["steps"], number) if number else []
-        rows, total = listed(db, about["steps"])
+    chosen = choose(run.episodes, about["steps"], number) if number else []
+    rows, total = listed(run.episodes, about["steps"])
     articles = {}
     for one in chosen:
         article = whole_episode(run, one)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from turnwise.view.episode_list import EpisodeList
 from turnwise.view.exported_pages import render
-from turnwise.view.index import Connection
 from turnwise.view.payloads import episode_payload
 from turnwise.view.query import EpisodeQuery
 from turnwise.view.runs import ViewedRun
@@ -24,36 +24,38 @@ class Chosen(NamedTuple):
     why: str
 
 
-def choose(db: Connection, steps: Sequence[int], number: int) -> list[Chosen]:
+def choose(episodes: EpisodeList, steps: Sequence[int], number: int) -> list[Chosen]:
     """Return the best and the worst episodes of steps spread over the training, and failed ones."""
-    failed = _ask(db, status="error", limit=max(1, number // _FAILED_SHARE))[:number]
+    failed = _ask(episodes, status="error", limit=max(1, number // _FAILED_SHARE))[:number]
     found = {one["id"]: Chosen(one, "failed") for one in failed}
     for step in spread(steps, max((number - len(found)) // 2, 1)):
         for sort, why in (("-reward", "best"), ("reward", "worst")):
-            ranked = _ask(db, step=step, kind="train", sort=sort, limit=1)
+            ranked = _ask(episodes, step=step, kind="train", sort=sort, limit=1)
             for one in ranked:
                 if one["reward"] is not None and len(found) < number:
                     found.setdefault(one["id"], Chosen(one, f"{why} reward of step {step}"))
     for step in spread(steps, number):  # with few steps or equal rewards, others fill up
-        for one in _ask(db, step=step, limit=number - len(found)) if len(found) < number else ():
+        for one in (
+            _ask(episodes, step=step, limit=number - len(found)) if len(found) < number else ()
+        ):
             found.setdefault(one["id"], Chosen(one, f"from step {step}"))
     chosen = list(found.values())[:number]
     return sorted(chosen, key=lambda one: (one.episode["step"], one.episode["index"]))
 
 
-def listed(db: Connection, steps: Sequence[int]) -> tuple[list[dict[str, Any]], int]:
+def listed(episodes: EpisodeList, steps: Sequence[int]) -> tuple[list[dict[str, Any]], int]:
     """Return the episodes of the table, and how many there are in all."""
-    total = int(EpisodeQuery.parse([("limit", "1")]).run(db)["total"])
+    total = int(EpisodeQuery.parse([("limit", "1")]).run(episodes)["total"])
     wanted = len(steps) if total <= MOST_ROWS else max(MOST_ROWS * len(steps) // total, 2)
     rows: list[dict[str, Any]] = []
     for step in spread(steps, wanted):
-        rows += _ask(db, step=step, sort="index", limit=500)
+        rows += _ask(episodes, step=step, sort="index", limit=500)
     return rows[:MOST_ROWS], total
 
 
-def _ask(db: Connection, **query: object) -> list[dict[str, Any]]:
+def _ask(episodes: EpisodeList, **query: object) -> list[dict[str, Any]]:
     items = [(name, str(value)) for name, value in query.items()]
-    found: list[dict[str, Any]] = EpisodeQuery.parse(items).run(db)["episodes"]
+    found: list[dict[str, Any]] = EpisodeQuery.parse(items).run(episodes)["episodes"]
     return found
 
 

@@ -1,7 +1,4 @@
-"""Reads the files of a run: none outside of its folder, and each again when it changed.
-
-Decoded files of episodes are cached: users go from one episode of a file to the next.
-"""
+"""Reads the files of a run: none outside of its folder, and each again when it changed."""
 
 from __future__ import annotations
 
@@ -9,22 +6,16 @@ import contextlib
 import os
 import re
 import stat
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from turnwise.errors import ConfigError
-from turnwise.runs.episode_schema import StoredEpisode
-from turnwise.runs.episode_store import EpisodeStore, Phase
+from turnwise.runs.episode_store import episode_files
 from turnwise.runs.run_folder import RunFolder
 
-_EPISODES = re.compile(r"([a-z][a-z-]*)-(\d{8,18})\.npz")
 _LOG_TAIL = 16_000
-_MOST_FILES = 12
-_MOST_BYTES = 2**29
 MAX_FILE_BYTES = 2**29
 """The limit for one file, unpacked."""
 T = TypeVar("T")
@@ -145,62 +136,13 @@ class RunFiles:
     def episode_files(self) -> dict[FileKey, FileStamp]:
         """Return every file of episodes with its stamp."""
         folder = self.inside(self.folder.episodes)
-        found: dict[FileKey, FileStamp] = {}
-        if folder is None:
-            return found
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    match = _EPISODES.fullmatch(entry.name)
-                    if match is None or not entry.is_file(follow_symlinks=False):
-                        continue
-                    kind = "train" if match[1] == "step" else match[1]
-                    key = kind, int(match[2])
-                    if match[2] == f"{key[1]:08d}" and match[1] != "train":
-                        found[key] = FileStamp.of(entry.stat(follow_symlinks=False))
-        except OSError:
-            pass  # the folder was removed
-        return found
-
-
-class DecodedFile(NamedTuple):
-    """The episodes of a step, and the phases of that step."""
-
-    episodes: list[StoredEpisode]
-    phases: list[Phase]
-
-    @property
-    def num_bytes(self) -> int:
-        """The approximate size: that of the tokens, and as much again for the texts."""
-        agents = [agent for episode in self.episodes for agent in episode.agents]
-        arrays = [array for a in agents for array in (a.ids, a.mask, *a.columns.values())]
-        return 2 * sum(array.nbytes for array in arrays)
-
-
-class DecodedFiles:
-    """A cache of the last requested files of all runs, bounded in bytes."""
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[tuple[Path, FileKey, FileStamp], DecodedFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, folder: Path, key: FileKey, stamp: FileStamp) -> DecodedFile:
-        """Return the file, from the cache if its `stamp` is still the same."""
-        name = folder, key, stamp
-        with self._lock:
-            found = self._files.get(name)
-            if found is None:
-                store = EpisodeStore(folder, 0, MAX_FILE_BYTES)
-                found = DecodedFile(store.read(key[1], key[0]), store.phases(key[1], key[0]))
-                self._files[name] = found
-            self._files.move_to_end(name)
-            while len(self._files) > 1 and self._is_too_much():
-                self._files.popitem(last=False)
-        return found
-
-    def _is_too_much(self) -> bool:
-        size = sum(file.num_bytes for file in self._files.values())
-        return len(self._files) > _MOST_FILES or size > _MOST_BYTES
+        stamps: dict[FileKey, FileStamp] = {}
+        with contextlib.suppress(OSError):  # the folder was removed
+            for key, path in ({} if folder is None else episode_files(folder)).items():
+                about = os.lstat(path)
+                if stat.S_ISREG(about.st_mode):
+                    stamps[key] = FileStamp.of(about)
+        return stamps
 
 
 def legible_path(path: Path) -> str:

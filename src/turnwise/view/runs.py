@@ -1,4 +1,4 @@
-"""A run that the viewer shows, with its status, metrics, index and decoded episodes."""
+"""A run that the viewer shows, with its status, metrics and episodes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.episode_schema import StoredEpisode
-from turnwise.view.index import Connection, Index, index_path
+from turnwise.runs.episode_store import (
+    file_name,
+    older_format,
+    read_phases,
+    read_table,
+)
+from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
+from turnwise.view.episode_list import EpisodeList
 from turnwise.view.metrics import MetricsReader
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.query import overview
 from turnwise.view.run_files import (
-    DecodedFile,
-    DecodedFiles,
+    MAX_FILE_BYTES,
     FileKey,
     FileStamp,
     RunFiles,
@@ -36,6 +41,8 @@ _MAX_PROBLEMS = 5
 _MAX_PROBLEM = 500
 _PATIENCE_SECONDS = 0.1
 """How long a request waits for the doctor's findings; the rest is sent later."""
+_READ_SECONDS = 0.4
+"""How long a request or a poll reads episodes; the rest is read at the next poll."""
 _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
 _COARSE_NS = 3_000_000_000
@@ -49,24 +56,19 @@ class NotFound(ConfigError):
 class ViewedRun:
     """One run, in its current state."""
 
-    def __init__(self, key: str, path: Path, decoded: DecodedFiles) -> None:
+    def __init__(self, key: str, path: Path) -> None:
         self.key = key
         self.files = RunFiles(path)
         self.metrics = MetricsReader()
-        self.index = Index(index_path(path))
-        self.episode_files: dict[FileKey, FileStamp] = {}
-        """The existing files of episodes; the index may not have them yet."""
-        self.num_indexed = 0
-        self._num_episodes = 0
-        self._bad_files: tuple[int, str] | None = None
-        """How many files of episodes cannot be read, and the reason for the first."""
-        self._indexed: object = None
+        self.episodes = EpisodeList(self.files.folder.episodes)
+        self._episode_files: dict[FileKey, FileStamp] = {}
+        """The existing files of episodes; `episodes` may not have them yet."""
+        self._older_format: str | None = None
         self._failure: str | None = None
         self.updated: float | None = None
         """When the run was last written to, as of the last `refresh`."""
         self._best_checkpoint: dict[str, Any] | None = None
         self._began: float | None = None
-        self._decoded = decoded
         self._noting = threading.Lock()
         self._seen: object = None
         self._folder_stamp: FileStamp | None = None
@@ -81,9 +83,17 @@ class ViewedRun:
         except Exception as error:
             return self.note_failure(error)
 
+    def open_episodes(self, seconds: float = _READ_SECONDS) -> bool:
+        """Read the episodes for so long, which until now were only counted, and all else that is
+        new; the others are read later. Return whether anything is new."""
+        self.episodes.is_open = True
+        is_new = self.refresh()
+        return self.episodes.update(self._episode_files, seconds) | is_new
+
     def _refresh(self) -> bool:
         folder = self.files.folder
         self._find_episodes()
+        has_read = self.episodes.update(self._episode_files, _READ_SECONDS)
         self.metrics.update(self.files.inside(folder.metrics_file))
         paths = (folder.status_file, folder.metrics_file, folder.log_file)
         stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]
@@ -92,15 +102,16 @@ class ViewedRun:
         self.notes()
         self._best_checkpoint = self._read_best_checkpoint()
         best, read = self._best_checkpoint, self.files.stamps_read
-        seen = (stamps[:2], read, self.episode_files, self.num_indexed, self.is_live, best)
+        seen = (stamps[:2], read, self._episode_files, self.is_live, best)
         is_new, self._seen = seen != self._seen, seen
-        return is_new
+        return is_new or has_read
 
     def _find_episodes(self) -> None:
         stamp = self.files.stamp(self.files.folder.episodes)
         is_settled = stamp is not None and time.time_ns() - stamp.changed > _COARSE_NS
         if stamp != self._folder_stamp or not is_settled:
-            self.episode_files = self.files.episode_files()
+            self._episode_files = self.files.episode_files()
+            self._older_format = older_format(self.files.folder.episodes)
             self._folder_stamp = stamp
 
     @property
@@ -118,9 +129,7 @@ class ViewedRun:
     def problems(self) -> list[str]:
         """The reasons why some of the run cannot be shown."""
         found = [self._failure, self.metrics.problem, *self.files.problems]
-        if self._bad_files is not None:
-            number, problem = self._bad_files
-            found.append(problem if number == 1 else f"{problem} ({number - 1} more files)")
+        found += [self.episodes.problem, self._older_format]
         return [problem[:_MAX_PROBLEM] for problem in found if problem][:_MAX_PROBLEMS]
 
     def note_failure(self, error: Exception) -> bool:
@@ -156,7 +165,7 @@ class ViewedRun:
             "total_steps": status.get("num_steps"),
             "started": self._started,
             "updated": self.updated,
-            "num_episodes": self._num_episodes,
+            "num_episodes": self.episodes.num_episodes,
             "headline": self._headline(status) if last else None,
             "best_checkpoint": self._best_checkpoint,
             "last": last,
@@ -184,11 +193,9 @@ class ViewedRun:
 
     def detail(self) -> dict[str, Any]:
         self.metrics.examine(_PATIENCE_SECONDS)
-        with self.index.connection() as db:
-            choices = overview(db)
         return {
             **self.summary(),
-            **choices,
+            **overview(self.episodes),
             "config": self.config(),
             "changes": self._changes(),
             **self.metrics.findings(),
@@ -196,27 +203,12 @@ class ViewedRun:
         }
 
     def indexed(self) -> dict[str, int]:
-        return {
-            "files": min(self.num_indexed, len(self.episode_files)),
-            "of": len(self.episode_files),
-        }
-
-    def note_indexed(self, db: Connection) -> None:
-        """Record what the index has now."""
-        (self._num_episodes,) = db.execute("SELECT count(*) FROM episodes").fetchone()
-        number, problem = db.execute(
-            "SELECT count(*), min(problem) FROM files WHERE problem IS NOT NULL"
-        ).fetchone()
-        self._bad_files = (number, problem) if number else None
-
-    def mark_indexed(self, files: Mapping[FileKey, FileStamp]) -> None:
-        """Record that all of these files are in the index."""
-        self._indexed = self.index.generation, files
+        """Return how many files of episodes were read, of how many."""
+        return {"files": self.episodes.num_files, "of": len(self._episode_files)}
 
     @property
-    def is_indexed(self) -> bool:
-        """Whether nothing has changed since everything was indexed."""
-        return self._indexed == (self.index.generation, self.episode_files)
+    def has_unread_episodes(self) -> bool:
+        return self.episodes.num_files < len(self._episode_files)
 
     def _status(self, as_last_read: bool = False) -> dict[str, Any]:
         """Return the status; as it was last read, where there may be thousands of runs to list."""
@@ -258,15 +250,11 @@ class ViewedRun:
 
     # ---- stored episodes ----
 
-    def episodes(self, key: FileKey) -> DecodedFile:
-        """Return the episodes of a file, and the phases of their step."""
-        if key not in self.episode_files:
-            self.episode_files = self.files.episode_files()
-        stamp = self.episode_files.get(key)
-        folder = self.files.inside(self.files.folder.episodes)
-        if stamp is None or folder is None:
-            raise NotFound(f"the run {self.key} has no {key[0]} episodes of step {key[1]}")
-        return self._decoded.get(folder, key, stamp)
+    def step_episodes(self, key: FileKey) -> tuple[list[StoredEpisode], list[Phase]]:
+        """Return the episodes of a kind and step, and the phases of their step."""
+        path = self._episode_path(key)
+        table = read_table(path, max_bytes=MAX_FILE_BYTES)
+        return table_to_episodes(table, str(path)), read_phases(path)
 
     def episode(self, name: str) -> tuple[FileKey, int, StoredEpisode]:
         """Return the episode with an id such as "train-12-3"."""
@@ -274,12 +262,22 @@ class ViewedRun:
         if match is None:
             raise NotFound(f"there is no episode {name[:80]!r}; an id is, for example, train-12-3")
         key, place = (match[1], int(match[2])), int(match[3])
-        episodes = self.episodes(key).episodes
-        if place >= len(episodes):
+        path = self._episode_path(key)
+        try:
+            table = read_table(path, row=place, max_bytes=MAX_FILE_BYTES)
+        except IndexError:
             raise NotFound(
-                f"step {key[1]} has {len(episodes)} {key[0]} episodes, and none with number {place}"
-            )
-        return key, place, episodes[place]
+                f"step {key[1]} has fewer {key[0]} episodes, and none with number {place}"
+            ) from None
+        return key, place, table_to_episodes(table, str(path))[0]
+
+    def _episode_path(self, key: FileKey) -> Path:
+        if key not in self._episode_files:
+            self._episode_files = self.files.episode_files()
+        folder = self.files.inside(self.files.folder.episodes)
+        if key not in self._episode_files or folder is None:
+            raise NotFound(f"the run {self.key} has no {key[0]} episodes of step {key[1]}")
+        return folder / file_name(*key)
 
     @property
     def token_texts(self) -> TokenTexts:

@@ -16,7 +16,6 @@ from types import FrameType
 from turnwise.errors import ConfigError
 from turnwise.http_server import BoundedServer, open_listener
 from turnwise.view.app import Viewer, make_app
-from turnwise.view.index import remove_old_indexes
 from turnwise.view.library import Library, check_places
 
 HOST = "127.0.0.1"
@@ -36,7 +35,6 @@ def serve(
     check_places(places)
     with listening(port) as listener:
         number = listener.getsockname()[1]
-        remove_old_indexes()
         library = Library(places)
         library.find()
         end = time.monotonic() + _FIRST_READ_SECONDS

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.runs.episode_schema import StoredEpisode
-from turnwise.runs.episode_store import Phase
+from turnwise.runs.episode_table import Phase, StoredEpisode
 
 # The order of the stages of a turn, and their names in the page.
 _PARTS = (("engine", "generate"), ("tools", "tool"), ("environment", "environment"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.episode_table import StoredAgent, StoredEpisode, StoredTurn
 from turnwise.runs.run_folder import RunFolder
-
-EpisodeText: TypeAlias = Mapping[str, Any]
-"""The JSON of an `episode_schema.StoredEpisode`."""
 
 _STOPPED = "stopped: "
 
@@ -58,37 +56,37 @@ def example_of(folder: RunFolder, code: str) -> str | None:
     if shows is None or not steps:
         return None
     try:
-        episodes, _ = store.read_text(steps[-1])
+        episodes = store.read(steps[-1])
     except (ConfigError, OSError):
         return None
     for place, episode in enumerate(episodes):
-        if any(shows(episode, agent) for agent in episode["agents"]):
+        if any(shows(episode, agent) for agent in episode.agents):
             return f"train-{steps[-1]}-{place}"
     return None
 
 
-def _any_turn(shows: Callable[[Mapping[str, Any]], object]) -> Any:
-    return lambda episode, agent: any(shows(turn) for turn in agent["turns"])
+def _any_turn(shows: Callable[[StoredTurn], object]) -> Any:
+    return lambda episode, agent: any(shows(turn) for turn in agent.turns)
 
 
 def _has_status(status: str) -> Any:
-    return lambda episode, agent: str(episode["status"]).endswith(status)
+    return lambda episode, agent: episode.status.endswith(status)
 
 
-def _rewards(agent: Mapping[str, Any]) -> Sequence[float]:
-    return (agent.get("reward") or {}).get("per_turn") or [0.0]
+def _rewards(agent: StoredAgent) -> Sequence[float]:
+    return (agent.reward.per_turn if agent.reward is not None else None) or [0.0]
 
 
-def _is_success(agent: Mapping[str, Any]) -> bool:
-    return bool(agent["turns"] and agent["turns"][-1].get("info", {}).get("success"))
+def _is_success(agent: StoredAgent) -> bool:
+    return bool(agent.turns and agent.turns[-1].info.get("success"))
 
 
-_SHOWS: Mapping[str, Callable[[EpisodeText, Mapping[str, Any]], object]] = {
+_SHOWS: Mapping[str, Callable[[StoredEpisode, StoredAgent], object]] = {
     "errors": _has_status("_error"),
-    "cut-turns": _any_turn(lambda turn: turn["finish_reason"] == "length"),
-    "malformed-calls": _any_turn(lambda turn: turn.get("malformed")),
-    "unread-calls": _any_turn(lambda turn: not turn.get("calls")),
-    "invalid-actions": _any_turn(lambda turn: turn.get("info", {}).get("invalid_action")),
+    "cut-turns": _any_turn(lambda turn: turn.finish_reason == "length"),
+    "malformed-calls": _any_turn(lambda turn: turn.malformed),
+    "unread-calls": _any_turn(lambda turn: not turn.calls),
+    "invalid-actions": _any_turn(lambda turn: turn.info.get("invalid_action")),
     "misplaced-reward": lambda episode, agent: _rewards(agent)[-1] <= 0 < max(_rewards(agent)),
     "success-unpaid": lambda episode, agent: _is_success(agent),
     "answer-shown": lambda episode, agent: _is_success(agent),
