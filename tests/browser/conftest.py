@@ -13,13 +13,6 @@ from view.serving import serving
 NUM_LONG = 10_000
 
 
-@pytest.fixture(autouse=True, scope="session")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def tool_episodes(step):
     """Four seeds that come again at every step, and one episode that failed."""
     words = ["Look around.", "Take the lamp.", "Go north."]

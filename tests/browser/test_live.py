@@ -70,7 +70,7 @@ def test_new_episodes_move_neither_the_list_nor_the_choice(live):
     try:
         # Found by the viewer as soon as its folder is there.
         end = time.monotonic() + 300
-        while not list((live.folder / "third").glob("episodes/step-0000000[3-9].npz")):
+        while not list((live.folder / "third").glob("episodes/step-00000[3-9].parquet")):
             assert run.poll() is None, "the run ended by itself"
             assert time.monotonic() < end, "the run does not begin"
             time.sleep(0.1)

@@ -10,7 +10,7 @@ from turnwise.reward import Reward
 from turnwise.tools import ToolCall, ToolFailure, ToolResult
 from turnwise.types import EpisodeStatus
 
-TEXT = st.text(st.characters(), max_size=12)  # surrogates among them
+TEXT = st.text(max_size=12)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 SECONDS = st.dictionaries(
     st.sampled_from(["engine", "environment", "tools"]), st.floats(0, 100), max_size=3
@@ -92,7 +92,7 @@ def episodes(draw):
     if draw(st.integers(0, 4)) == 0:
         players = [AgentRecord()]  # it failed before the first token
     return EpisodeResult(
-        seed=draw(st.integers(0, 2**63)),
+        seed=draw(st.integers(0, 2**63 - 1)),
         group=draw(st.integers(0, 9)),
         member=draw(st.integers(0, 3)),
         status=status,

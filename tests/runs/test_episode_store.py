@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import re
-import zipfile
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from pyarrow import parquet
 
 from episode.worlds import Counting, TicTacToe, model, tokenizer
 from runs.stored_examples import episodes
@@ -32,7 +32,8 @@ from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.inference import FinishReason
 from turnwise.learner import PPOBatch
 from turnwise.reward import Reward
-from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore, read_table
+from turnwise.runs.episode_table import FORMAT_KEY, episodes_to_table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NO_LIMIT = 1e12
@@ -70,7 +71,7 @@ def assert_same(result, stored):
         assert kept.ids.tolist() == list(agent.stream.ids)
         assert kept.mask.tolist() == list(agent.stream.mask)
         np.testing.assert_array_equal(
-            kept.column("sampler_log_probs"), np.array(agent.stream.log_probs, np.float32)
+            kept.columns["sampler_log_probs"], np.array(agent.stream.log_probs, np.float32)
         )
         assert kept.messages == agent.messages
         assert kept.reward == agent.reward
@@ -106,7 +107,7 @@ def assert_same_turn(turn, kept):
 @given(results=st.lists(episodes(), max_size=4), seed=st.integers(0, 99))
 def test_what_is_stored_comes_back(tmp_path_factory, results, seed):
     store = EpisodeStore(tmp_path_factory.mktemp("store"), NO_LIMIT)
-    columns = random_columns(results, "log_probs", "values", "advantages", "odd", seed=seed)
+    columns = random_columns(results, "log_probs", "values", "advantages", seed=seed)
     store.write(7, results, columns)
     stored = store.read(7)
     assert len(stored) == len(results)
@@ -115,12 +116,12 @@ def test_what_is_stored_comes_back(tmp_path_factory, results, seed):
     kept_rows = rows_of(stored)
     for row, agent in enumerate(kept_rows):
         for name, column in columns.items():
-            expected = column[row, : len(agent.ids)].numpy()[agent.mask]
-            exact = name in ("log_probs", "odd")
-            np.testing.assert_allclose(agent.columns[name], expected, 0 if exact else 1e-3)
+            expected = np.where(agent.mask, column[row, : len(agent.ids)].numpy(), np.nan)
+            np.testing.assert_array_equal(agent.columns[name], expected)
+        assert "returns" not in agent.columns
     store.write(8, results, {name: column.numpy() for name, column in columns.items()})
-    files = [store.folder / f"step-0000000{step}.npz" for step in (7, 8)]
-    assert files[0].read_bytes() == files[1].read_bytes()
+    tables = [read_table(store.folder / f"step-00000{step}.parquet") for step in (7, 8)]
+    assert tables[0].drop_columns("step").equals(tables[1].drop_columns("step"))
 
 
 @cache
@@ -144,11 +145,11 @@ def test_episodes_of_a_model_come_back(store):
 
 
 @pytest.mark.parametrize("environment", ["guess-number", "grid-world", "shop"])
-def test_episodes_of_a_game_take_under_16_bytes_a_token(store, environment):
+def test_episodes_of_a_game_take_under_24_bytes_a_token(store, environment):
     results = play(environment)
     names = ("log_probs", "values", "advantages", "returns")
     store.write(1, results, random_columns(results, *names))
-    assert bytes_a_token(store, results) < 16
+    assert bytes_a_token(store, results) < 24
 
 
 def single_turns(num_episodes=32, num_tokens=256):
@@ -188,50 +189,20 @@ def sampled(said):
     return results
 
 
-def test_random_single_turns_take_under_16_bytes_a_token(store):
-    results = single_turns()
-    store.write(1, results, random_columns(results, "values", "advantages", "returns"))
-    assert bytes_a_token(store, results) < 16
-
-
-def test_prose_with_every_column_takes_under_16_bytes_a_token(store):
+def test_prose_with_every_column_takes_under_25_bytes_a_token(store):
     results = prose()
     sampler = PPOBatch.from_streams([result.stream for result in results]).sampler_log_probs
     torch.manual_seed(0)
     log_probs = sampler * (1 + 0.01 * torch.randn(sampler.shape))  # a sampler in bfloat16
     columns = random_columns(results, "values", "advantages", "returns")
     store.write(1, results, {"log_probs": log_probs, **columns})
-    assert bytes_a_token(store, results) < 16
+    assert bytes_a_token(store, results) < 25
 
 
 def bytes_a_token(store, results):
     num_tokens = sum(len(agent.stream) for agent in rows_of(results))
     assert num_tokens > 1000
-    return (store.folder / "step-00000001.npz").stat().st_size / num_tokens
-
-
-def test_the_learners_log_probs_are_exact_and_small_when_they_are_nearly_the_samplers(store):
-    results = single_turns()
-    sampler = PPOBatch.from_streams([result.stream for result in results]).sampler_log_probs
-    log_probs = sampler * (1 + 1e-5 * torch.randn(sampler.shape))
-    store.write(1, results)
-    without = bytes_a_token(store, results)
-    store.write(1, results, {"log_probs": log_probs})
-    assert bytes_a_token(store, results) - without < 2.5
-    for row, agent in zip(log_probs, rows_of(store.read(1)), strict=True):
-        np.testing.assert_array_equal(agent.column("log_probs"), row.numpy())
-
-
-def test_words_are_not_written_twice(store):
-    result = run_episode(answering("say it", "say it"), TicTacToe)
-    store.write(1, [result])
-    text = written_text(store)
-    assert text.count("say it") == text.count('"role":"assistant"') > 0
-
-
-def written_text(store):
-    with zipfile.ZipFile(store.folder / "step-00000001.npz") as archive:
-        return archive.read("episodes.json").decode()
+    return (store.folder / "step-000001.parquet").stat().st_size / num_tokens
 
 
 def test_two_players_and_their_columns(store):
@@ -243,7 +214,7 @@ def test_two_players_and_their_columns(store):
     for column, agent in zip(columns["advantages"], rows, strict=True):
         expected = column[: len(agent.ids)].masked_fill(~torch.tensor(agent.mask), math.nan)
         torch.testing.assert_close(
-            torch.tensor(agent.column("advantages")), expected, atol=0, rtol=1e-3, equal_nan=True
+            torch.tensor(agent.columns["advantages"]), expected, atol=0, rtol=0, equal_nan=True
         )
 
 
@@ -324,7 +295,7 @@ def test_infos_that_are_no_json_and_huge_ones(store):
     assert len(json.dumps(info)) < 6000
 
 
-def test_numbers_too_large_for_half_precision_keep_their_size(store):
+def test_numbers_of_any_size_come_back(store):
     results = single_turns(1, 4)
     store.write(1, results, {"returns": np.array([[1e6, -2e9, 0.5, math.inf]], np.float32)})
     returns = store.read(1)[0].agent.columns["returns"]
@@ -343,7 +314,7 @@ def test_brain_floats_and_wide_columns_are_taken(store):
         ("values", (3, 4), r"'values' got shape \(3, 4\), expected \[2, 4\]"),
         ("values", (2, 3), r"'values' got shape \(2, 3\)"),
         ("values", (8,), r"'values' got shape \(8,\)"),
-        ("ids", (2, 4), r"named 'ids'"),
+        ("odd", (2, 4), r"named 'odd', expected one of log_probs"),
     ],
 )
 def test_columns_of_other_episodes_are_refused(store, name, shape, message):
@@ -381,7 +352,7 @@ def test_a_kind_is_a_word_and_a_step_a_number(store, step, kind):
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty", "other"])
 def test_a_file_that_is_not_whole_is_named(store, harm):
     store.write(1, single_turns(1, 64))
-    path = store.folder / "step-00000001.npz"
+    path = store.folder / "step-000001.parquet"
     data = bytearray(path.read_bytes())
     if harm == "cut":
         data = data[: len(data) // 2]
@@ -392,7 +363,7 @@ def test_a_file_that_is_not_whole_is_named(store, harm):
     else:
         data = bytearray(b"hello")
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"step-00000001\.npz is no whole zip file"):
+    with pytest.raises(ConfigError, match=r"step-000001\.parquet is no whole Parquet file"):
         store.read(1)
 
 
@@ -400,7 +371,7 @@ def test_the_budget_is_kept_and_told_once(tmp_path, caplog):
     results = single_turns(4, 64)
     probe = EpisodeStore(tmp_path / "probe", NO_LIMIT)
     probe.write(1, results)
-    size = (probe.folder / "step-00000001.npz").stat().st_size
+    size = (probe.folder / "step-000001.parquet").stat().st_size
     store = EpisodeStore(tmp_path / "episodes", 3.5 * size)
     with caplog.at_level(logging.WARNING, "turnwise"):
         for step in range(1, 8):
@@ -436,20 +407,18 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path
 def test_a_write_that_fails_leaves_nothing_behind(store, caplog, monkeypatch):
     results = single_turns(1, 4)
     store.write(1, results)
-    before = (store.folder / "step-00000001.npz").read_bytes()
+    before = (store.folder / "step-000001.parquet").read_bytes()
 
-    def full(path, data):
-        with open(path, "wb") as file:
-            file.write(data[:10])
+    def full(handle, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    monkeypatch.setattr("os.write", full)
     store.write(1, single_turns(2, 4))
     store.write(2, results)
     monkeypatch.undo()
     assert "No space left on device" in caplog.text
-    assert [path.name for path in store.folder.iterdir()] == ["step-00000001.npz"]
-    assert (store.folder / "step-00000001.npz").read_bytes() == before
+    assert [path.name for path in store.folder.iterdir()] == ["step-000001.parquet"]
+    assert (store.folder / "step-000001.parquet").read_bytes() == before
     store.write(2, results)  # there is room again
     assert store.steps() == [1, 2]
 
@@ -466,15 +435,69 @@ def test_an_info_that_raises_when_it_is_looked_at_stops_nothing(store, caplog):
     assert store.steps() == []
 
 
-def test_numpy_alone_reads_a_file(store):
+def test_pyarrow_alone_reads_a_file(store):
     results = play()
-    store.write(1, results)
-    with np.load(store.folder / "step-00000001.npz", allow_pickle=False) as file:
-        ids, offsets = file["ids"], file["offsets"]
-        mask = np.unpackbits(file["mask"], count=len(ids)).astype(bool)
-        texts = json.loads(file["episodes.json"])["episodes"]
-    agents = [agent for episode in texts for agent in episode["agents"]]
-    assert [agent["messages"] for agent in agents] == [r.messages for r in results]
-    start, end = offsets[1], offsets[2]
-    assert ids[start:end].tolist() == list(results[1].stream.ids)
-    assert mask[start:end].tolist() == list(results[1].stream.mask)
+    store.write(1, results, random_columns(results, "advantages"))
+    rows = parquet.read_table(store.folder / "step-000001.parquet").to_pylist()
+    assert [row["reward"] for row in rows] == [result.reward.total for result in results]
+    assert {(row["step"], row["kind"], row["num_turns"]) for row in rows} <= {
+        (1, "train", result.num_turns) for result in results
+    }
+    for row, result in zip(rows, results, strict=True):
+        (agent,) = row["agents"]
+        assert agent["token_ids"] == list(result.stream.ids)
+        assert agent["mask"] == list(result.stream.mask)
+        is_known = [number is not None for number in agent["advantages"]]
+        assert is_known == agent["mask"]
+        assert agent["values"] is None
+        said = [message["content"] for message in agent["messages"]]
+        assert said == [message["content"] for message in result.messages]
+        assert [turn["text"] for turn in agent["turns"]] == list(result.responses)
+
+
+def test_halves_of_surrogate_pairs_are_replaced(store):
+    (result,) = single_turns(1, 4)
+    result.messages[1]["content"] = result.turns[0].text = "a\ud800b"
+    store.write(1, [result])
+    (stored,) = store.read(1)
+    assert stored.agent.turns[0].text == stored.agent.messages[1]["content"] == "a\ufffdb"
+
+
+def test_a_message_has_all_of_its_keys(store):
+    calls = [{"function": {"name": "look", "arguments": {"at": 1}}}]
+    messages = [
+        {"role": "system", "content": None},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "user", "content": [{"type": "text", "text": "See"}], "name": "me"},
+    ]
+    (result,) = single_turns(1, 4)
+    result.agent.messages[:] = messages
+    store.write(1, [result])
+    assert store.read(1)[0].agent.messages == messages
+
+
+def test_a_run_of_an_older_version_gets_one_clear_line(store):
+    store.folder.mkdir()
+    (store.folder / "step-00000001.npz").touch()
+    for use in (lambda: store.read(1), lambda: store.rewind(0)):
+        with pytest.raises(ConfigError, match="an older turnwise wrote this run"):
+            use()
+
+
+def test_a_file_of_another_format_says_which(store):
+    table = episodes_to_table(single_turns(1, 4))
+    store.folder.mkdir()
+    for about, words in (({FORMAT_KEY: "2"}, "has the format b'2', expected 1"), (None, "unknown")):
+        changed = table.replace_schema_metadata(about)
+        parquet.write_table(changed, store.folder / "step-000001.parquet")
+        with pytest.raises(ConfigError, match=words):
+            store.read(1)
+    parquet.write_table(table.drop_columns("text"), store.folder / "step-000001.parquet")
+    with pytest.raises(ConfigError, match="other columns than format 1"):
+        store.read(1)
+
+
+def test_a_file_of_format_1_is_read_by_later_versions():
+    (episode, failed) = EpisodeStore(Path(__file__).parent / "format-1", 0).read(12)
+    assert (episode.seed, episode.status, episode.agent.reward.total) == (3, "done", 1.0)
+    assert failed.status == "environment_error"

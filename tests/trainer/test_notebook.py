@@ -71,7 +71,7 @@ def test_a_notebook_trains_and_shows_its_own_lines_when_it_fails(notebook):
         "  Cell In[3], line 4, in step",
         '    return plants["rose"], 1.0, True, {}',
     ]
-    assert (folder / "runs" / "Broken" / "episodes" / "step-00000001.npz").is_file()
+    assert (folder / "runs" / "Broken" / "episodes" / "step-000001.parquet").is_file()
 
 
 def test_what_a_notebook_defined_is_recorded_as_such_and_asked_for(notebook, monkeypatch, capsys):

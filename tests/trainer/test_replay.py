@@ -162,7 +162,7 @@ def test_other_settings_diverge(run):
 
 
 def test_what_is_missing_is_named(run):
-    (run / "episodes" / "step-00000002.npz").unlink()
+    (run / "episodes" / "step-000002.parquet").unlink()
     with pytest.raises(ConfigError, match=r"no episodes of step 2.*logging.episodes_gb"):
         replayed(run)
     (run / "metrics.jsonl").unlink()

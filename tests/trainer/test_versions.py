@@ -107,7 +107,7 @@ def test_a_token_has_the_log_prob_of_the_version_in_its_label(tmp_path, backend,
     weights, agents = train(tmp_path, *engine, *update)
     num_tokens = 0
     for agent in agents:
-        labels, recorded = versions_of(agent), torch.from_numpy(agent.column("sampler_log_probs"))
+        labels, recorded = versions_of(agent), torch.from_numpy(agent.columns["sampler_log_probs"])
         for version in labels[labels >= 0].unique().tolist():
             own = labels == version
             expected = log_probs(weights[version], agent.ids)
@@ -120,7 +120,7 @@ def test_a_token_has_the_log_prob_of_the_version_in_its_label(tmp_path, backend,
 def test_so_have_tokens_on_a_kept_cache_before_the_weights_change(tmp_path, update):
     weights, agents = train(tmp_path, "inference.stale_kv=keep", *update)
     for agent in agents:
-        labels, recorded = versions_of(agent), torch.from_numpy(agent.column("sampler_log_probs"))
+        labels, recorded = versions_of(agent), torch.from_numpy(agent.columns["sampler_log_probs"])
         first = int(labels[labels >= 0][0])
         changed = (labels > first).nonzero()
         end = int(changed[0]) if len(changed) else len(labels)

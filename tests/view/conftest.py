@@ -1,24 +1,9 @@
-"""An index folder of the tests' own, and runs that several tests look at."""
-
-import contextlib
+"""Runs that several tests look at."""
 
 import pytest
 
 from view.runs_to_view import crowd, said, train, write_run
 from view.serving import serving
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(cache):
-    """For these tests only: others may count on the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +19,6 @@ def shown_runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def client(shown_runs, cache):
-    with contextlib.ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:  # it may be made before a module's own
-            patch.setenv("XDG_CACHE_HOME", str(cache))
-            client = stack.enter_context(serving(shown_runs))
+def client(shown_runs):
+    with serving(shown_runs) as client:
         yield client

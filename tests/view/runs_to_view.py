@@ -112,7 +112,7 @@ def crowd(number, seed=0):
     return [
         said(
             *(" ".join(rng.choices(WORDS, k=rng.randint(1, 5))) for _ in range(rng.randint(0, 4))),
-            seed=rng.choice([1, 2, 3, 2**63 - 1, 2**70, -5]),
+            seed=rng.choice([1, 2, 3, 2**63 - 1, -5]),
             reward=rng.choice([-1.0, 0.0, 0.25, 0.5, 1.0]),
             status=rng.choice(statuses),
             tools=rng.choices(["look", "take", "drop it, now"], k=rng.randint(0, 3)),

@@ -8,7 +8,6 @@ import time
 from urllib.parse import quote, urlencode
 
 from turnwise.view.app import Viewer, make_app
-from turnwise.view.indexing import update_index
 from turnwise.view.library import Library
 from turnwise.view.server import ViewServer, listening
 
@@ -48,7 +47,7 @@ def address(path, query):
 
 
 def open_library(*places):
-    """The runs in these folders, looked at and indexed."""
+    """The runs in these folders, with all of their episodes."""
     library = Library(places)
     library.find()
     for run in library.runs:
@@ -57,10 +56,7 @@ def open_library(*places):
 
 
 def refresh(run):
-    run.refresh()
-    for _ in update_index(run):
-        pass
-    run.refresh()
+    run.open_episodes(60.0)
 
 
 @contextlib.contextmanager

@@ -129,7 +129,7 @@ class TestTokens:
         assert set(told["columns"]) == columns
         for name in columns:
             column = np.array([np.nan if x is None else x for x in told["columns"][name]])
-            np.testing.assert_allclose(column, agent.column(name), rtol=1e-5)
+            np.testing.assert_allclose(column, agent.columns[name], rtol=1e-5)
 
     def test_turns_are_where_the_mask_is(self, client):
         told = client.get(f"{REAL}/episodes/train-2-1/tokens")

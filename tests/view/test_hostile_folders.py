@@ -1,26 +1,24 @@
 """Run folders that hold anything: the viewer answers every page, and shows the other runs."""
 
 import contextlib
-import io
-import json
 import logging
 import os
 import random
 import shutil
 import socket
 import time
-import zipfile
 
-import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from turnwise import ConfigStore, http_server
-from turnwise.view import index, indexing, metrics, run_files
+from turnwise.view import episode_list, metrics, runs
 from view.runs_to_view import crowd, said, write_run
 from view.serving import eventually, open_library, refresh, serving
 
 FILES = ("run.json", "metrics.jsonl", "config.yaml", "tokenizer.json", "changes.jsonl", "log.txt")
-EPISODES = "episodes/step-00000001.npz"
+EPISODES = "episodes/step-000001.parquet"
 DEEP = b"[" * 100_000
 OBJECTS = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
 LAUGHS = "a0: &a0 [x, x, x]\n" + "".join(
@@ -124,8 +122,8 @@ def test_a_run_that_can_be_read_has_no_problems(client, spoil):
         ("config.yaml", b"a: &a [*a]", "an alias stands inside of what it names"),
         ("config.yaml", b"training: " + b"x" * 300_000, "expected at most 262,144"),
         ("changes.jsonl", b"[]\n", "changes.jsonl, line 1: got []"),
-        (EPISODES, b"", "no whole zip file"),
-        (EPISODES, b"PK" * 500, "no whole zip file"),
+        (EPISODES, b"", "no whole Parquet file"),
+        (EPISODES, b"PAR1" * 500, "no whole Parquet file"),
     ],
     ids=range(16),
 )
@@ -172,98 +170,79 @@ def test_any_bytes_in_any_file(client, spoil, place):
             restore(place)
 
 
-# ---- files of episodes that are zip files, and lie ----
+# ---- files of episodes that are Parquet files, and lie ----
 
 
-def rewrite(path, **members):
-    """The same file with other members; None leaves one out."""
-    with zipfile.ZipFile(path) as archive:
-        found = {name: archive.read(name) for name in archive.namelist()}
-    found |= members
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in found.items():
-            if data is not None:
-                archive.writestr(name, data)
+def rewrite(path, change):
+    """The same file with other values, of the same types."""
+    table = parquet.read_table(path)
+    rows = table.to_pylist()
+    change(rows)
+    parquet.write_table(pa.Table.from_pylist(rows, table.schema), path)
 
 
-ODD = [None, True, -1, 2**70, 10**400, 1.5, "x", "\ud800", [], [1], {}, {"a": []}, [[[]]]]
-
-
-def text_of(path):
-    with zipfile.ZipFile(path) as archive:
-        return json.loads(archive.read("episodes.json"))
+ODD = {int: [-1, 0, 7, 2**31 - 1], float: [-1.0, float("nan"), float("inf")], bool: [True, False]}
+WORDS = ["", "x", "null", "{}", "[1]", '{"a":', "[" * 9000, "done", "\ufffd"]
 
 
 def spoil_somewhere(rng, value):
-    """Put something odd somewhere into a JSON value, or take something out."""
+    """Put something odd of the same kind somewhere into a row, or take something out."""
     while True:
-        keys = list(value) if isinstance(value, dict) else range(len(value))
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:
             return
-        key = rng.choice(list(keys))
-        if isinstance(value[key], dict | list) and value[key] and rng.random() < 0.8:
+        key = rng.choice(keys)
+        if isinstance(value[key], dict | list) and value[key] and rng.random() < 0.9:
             value = value[key]
             continue
-        if rng.random() < 0.3:
+        if isinstance(value, list) and rng.random() < 0.5:
             del value[key]
-        else:
-            value[key] = rng.choice(ODD)
+        elif value[key] is not None:
+            value[key] = rng.choice(ODD.get(type(value[key]), WORDS))
         return
 
 
-def test_texts_of_episodes_that_are_anything(client, spoil, place, caplog):
+def test_episodes_of_any_values(client, spoil, place, caplog):
     rng = random.Random(1)
     spare = place.parent / "spare" / EPISODES
+
+    def change(rows):
+        for _ in range(rng.randint(1, 3)):
+            spoil_somewhere(rng, rng.choice(rows))
+
+    def write(path):
+        shutil.copy(spare, path)
+        with contextlib.suppress(pa.ArrowException, TypeError):
+            rewrite(path, change)
+
     with caplog.at_level(logging.WARNING):
         for _ in range(60):
-            text = text_of(spare)
-            for _ in range(rng.randint(1, 3)):
-                spoil_somewhere(rng, text)
-
-            def write(path, text=text):
-                shutil.copy(spare, path)
-                rewrite(path, **{"episodes.json": json.dumps(text)})
-
             spoil(EPISODES, write)
     assert "Traceback" not in caplog.text
     assert len(caplog.records) < 20
 
 
-def test_columns_that_do_not_fit_together(client, spoil, place):
-    spare = place.parent / "spare" / EPISODES
+@pytest.mark.parametrize("name", ["token_ids", "mask", "sampler_log_probs"])
+def test_columns_that_do_not_fit_together(client, spoil, name):
+    def change(rows):
+        rows[0]["agents"][0][name].pop()
 
-    def saved(array):
-        file = io.BytesIO()
-        np.lib.format.write_array(file, array, allow_pickle=True)
-        return file.getvalue()
-
-    arrays = [
-        *(np.zeros(0, np.int64), np.arange(5), np.arange(5)[::-1], np.zeros((2, 2)), np.ones(3)),
-        *(np.array([0, 2**62]), np.zeros(10**6, np.uint8), np.array([{}], object)),
-    ]
-    for name in ("ids.npy", "mask.npy", "offsets.npy", "sampler_log_probs.npy"):
-        for data in (None, b"", *map(saved, arrays)):
-
-            def write(path, name=name, data=data):
-                shutil.copy(spare, path)
-                rewrite(path, **{name: data})
-
-            found = spoil(EPISODES, write)
-            assert found["/episodes/train-1-0/tokens"][0] == 400, (name, data)
+    answered = spoil(EPISODES, lambda path: rewrite(path, change))
+    status, body = answered["/episodes/train-1-0/tokens"]
+    assert status == 400
+    assert b"step-000001.parquet" in body
 
 
-def test_a_bomb_is_not_unpacked(client, spoil, place, monkeypatch):
-    for module in (run_files, indexing):
+def test_a_bomb_is_not_unpacked(client, spoil, monkeypatch):
+    for module in (runs, episode_list):
         monkeypatch.setattr(module, "MAX_FILE_BYTES", 2**20)
 
-    def bomb(path):
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("ids.npy", bytes(2**24))
-            archive.writestr("episodes.json", '{"format": 1, "episodes": []}')
+    def change(rows):
+        rows[0]["text"] = "x" * 2**24
 
-    status, body = spoil(EPISODES, bomb)["/episodes/train-1-0"]
+    status, body = spoil(EPISODES, lambda path: rewrite(path, change))["/episodes/train-1-0"]
     assert status == 400
-    assert b"2 members of 16,777,245 bytes, expected at most 1000 of 1,048,576" in body
+    assert b"bytes unpacked, expected at most 1,048,576" in body
 
 
 # ---- the viewer itself ----
@@ -272,7 +251,7 @@ def test_a_bomb_is_not_unpacked(client, spoil, place, monkeypatch):
 def test_the_watcher_goes_on_for_the_others(client, spoil, place, monkeypatch, caplog):
     bad = client.viewer.library.get("bad")
 
-    def fail():
+    def fail(seconds):
         raise RecursionError("too deep")
 
     monkeypatch.setattr(bad, "_refresh", fail)
@@ -337,20 +316,14 @@ def test_metrics_beyond_the_limit_are_left_out(tmp_path, monkeypatch):
 
 
 def test_many_runs_take_few_open_files(tmp_path):
-    # Other viewers of this process go on using the places that are left.
-    taken = [index._IDLE.acquire(blocking=False) for _ in range(index._MOST_IDLE_IN_ALL - 5)]
     for number in range(30):
         write_run(tmp_path / "many" / f"run-{number}", {1: [said("Hello")]})
     before = len(os.listdir("/proc/self/fd"))
     library = open_library(tmp_path / "many")
-    try:
-        summaries = [run.summary() for run in library.runs]
-        assert [summary["num_episodes"] for summary in summaries] == [1] * 30
-        assert len(os.listdir("/proc/self/fd")) - before < 20
-        assert library.get("run-7").key == "run-7"
-    finally:
-        library.close()
-        index._IDLE.release(sum(taken))
+    summaries = [run.summary() for run in library.runs]
+    assert [summary["num_episodes"] for summary in summaries] == [1] * 30
+    assert len(os.listdir("/proc/self/fd")) - before < 20
+    assert library.get("run-7").key == "run-7"
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "日本", "x\ny", "a&b<c>", "~", "%2e", "'\""])

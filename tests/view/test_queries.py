@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from turnwise import ConfigError
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.types import EpisodeStatus
+from turnwise.view.query import EpisodeQuery, same_task, snippet
 from view.runs_to_view import WORDS, crowd, said, write_run
 from view.serving import open_library
 
@@ -26,11 +27,8 @@ class Everything:
         }
 
     def ask(self, **query):
-        from turnwise.view.query import EpisodeQuery
-
         items = [(name, str(value)) for name, value in query.items()]
-        with self.run.index.connection() as db:
-            return EpisodeQuery.parse([("limit", "500"), *items]).run(db)
+        return EpisodeQuery.parse([("limit", "500"), *items]).run(self.run.episodes)
 
     def ids(self, **query):
         found = self.ask(**query)
@@ -79,7 +77,7 @@ QUERIES = st.fixed_dictionaries(
     optional={
         "status": st.sampled_from([status.value for status in EpisodeStatus]),
         "tool": st.sampled_from(["look", "take", "none"]),
-        "seed": st.sampled_from([1, 2, 2**63 - 1, 2**70, -5, 99]),
+        "seed": st.sampled_from([1, 2, 2**63 - 1, -5, 99]),
         "step": st.sampled_from([1, 3, 9]),
         "text": st.lists(PIECES, min_size=1, max_size=2).map(" ".join),
         "min_reward": st.sampled_from([-2.0, 0.25, 1.0]),
@@ -102,7 +100,7 @@ def test_a_filter_is_a_plain_filter(everything, query):
 
 
 @pytest.mark.parametrize("text", WORDS)
-def test_every_word_is_found_whatever_it_means_to_the_database(everything, text):
+def test_every_word_is_found(everything, text):
     found = everything.ids(text=text)
     assert found
     assert set(found) == {
@@ -117,8 +115,6 @@ def test_where_a_text_was_found_is_shown(everything):
 
 
 def test_places_are_counted_as_a_browser_counts():
-    from turnwise.view.query import snippet
-
     found = snippet("😀 lamp", "lamp")
     units = found["text"].encode("utf-16-le")
     assert units[2 * found["start"] : 2 * found["end"]].decode("utf-16-le") == "lamp"
@@ -127,10 +123,8 @@ def test_places_are_counted_as_a_browser_counts():
 def test_a_long_message_is_cut_around_the_place(tmp_path):
     long = f"{'before ' * 100}needle{' after' * 100}"
     run = write_run(tmp_path / "long", {1: [said(long)]})
-    with open_library(run).get("long").index.connection() as db:
-        from turnwise.view.query import EpisodeQuery
-
-        (episode,) = EpisodeQuery.parse([("text", "needle")]).run(db)["episodes"]
+    episodes = open_library(run).get("long").episodes
+    (episode,) = EpisodeQuery.parse([("text", "needle")]).run(episodes)["episodes"]
     snippet = episode["snippet"]
     assert len(snippet["text"]) < 200
     assert snippet["text"][snippet["start"] : snippet["end"]] == "needle"
@@ -214,11 +208,8 @@ def ask(tmp_path_factory):
     library = open_library(run)
 
     def ask(**query):
-        from turnwise.view.query import EpisodeQuery
-
-        with library.get("sums").index.connection() as db:
-            items = [(name, str(value)) for name, value in query.items()]
-            return EpisodeQuery.parse(items).run(db)["episodes"]
+        items = [(name, str(value)) for name, value in query.items()]
+        return EpisodeQuery.parse(items).run(library.get("sums").episodes)["episodes"]
 
     ask.run = library.get("sums")
     return ask
@@ -245,13 +236,10 @@ class TestTasks:
         }
 
     def test_the_same_row_is_the_same_task_at_every_step(self, ask):
-        from turnwise.view.query import same_task
-
         keys = {one["id"]: one["task_key"] for one in ask()}
         assert keys["train-1-0"] == keys["train-2-0"] != keys["train-1-1"]
         assert keys["train-2-1"] == "seed-12"  # without a row the seed is the task
-        with ask.run.index.connection() as db:
-            found = same_task(db, keys["train-1-0"], "train")
+        found = same_task(ask.run.episodes, keys["train-1-0"], "train")
         assert [one["id"] for one in found] == ["train-1-0", "train-2-0"]
         assert self.ids(ask(task=keys["train-1-1"])) == {"train-1-1"}
 
@@ -275,11 +263,8 @@ class TestTasks:
         mixed = [said("a", seed=1, part="chess"), said("b", seed=1, part="go/9"), said("c", seed=1)]
         run = open_library(write_run(tmp_path / "mix", {1: mixed})).get("mix")
         assert run.detail()["parts"] == {"chess": 1, "go/9": 1}
-        with run.index.connection() as db:
-            from turnwise.view.query import EpisodeQuery
-
-            every = EpisodeQuery.parse([]).run(db)["episodes"]
-            (one,) = EpisodeQuery.parse([("part", "go/9")]).run(db)["episodes"]
+        every = EpisodeQuery.parse([]).run(run.episodes)["episodes"]
+        (one,) = EpisodeQuery.parse([("part", "go/9")]).run(run.episodes)["episodes"]
         assert (one["id"], one["part"]) == ("train-1-1", "go/9")
         assert len({episode["task_key"] for episode in every}) == 3
 
@@ -300,8 +285,6 @@ def test_what_is_empty_is_not_asked(everything):
 
 
 def test_too_many_filters_are_refused():
-    from turnwise.view.query import EpisodeQuery
-
     for asked in ([("step", "1")] * 3000, [("tool", "a," * 20_000)]):
         with pytest.raises(ConfigError, match="filters, expected at most 200"):
             EpisodeQuery.parse(asked)

@@ -48,8 +48,8 @@ def nasty(tmp_path_factory, secret):
     (run / "config.yaml").symlink_to(secret / "secret.txt")
     (run / "tokenizer.json").unlink()
     (run / "tokenizer.json").symlink_to(secret / "elsewhere" / "tokenizer.json")
-    stolen = secret / "elsewhere" / "episodes" / "step-00000001.npz"
-    (run / "episodes" / "step-00000002.npz").symlink_to(stolen)
+    stolen = secret / "elsewhere" / "episodes" / "step-000001.parquet"
+    (run / "episodes" / "step-000002.parquet").symlink_to(stolen)
     linked = write_run(folder / "linked", {})
     (linked / "episodes").symlink_to(secret / "elsewhere" / "episodes")
     (folder / "way-out").symlink_to(secret / "elsewhere")
@@ -204,7 +204,8 @@ class TestWhatModelsSay:
             status, headers, body = nasty.request(f"/api/runs/nasty/episodes/train-1-{place}")
             assert (status, headers["content-type"]) == (200, "application/json")
             assert max(body) < 0x80
-            assert json.loads(body)["agents"][0]["turns"][0]["text"] == text
+            kept = text.replace("\ud800", "\ufffd")  # half of a pair is no text in a file
+            assert json.loads(body)["agents"][0]["turns"][0]["text"] == kept
 
     @pytest.mark.parametrize("text", [text for text in NASTY if "\ud800" not in text])
     def test_it_can_be_searched(self, nasty, text):
@@ -237,7 +238,7 @@ class TestLinks:
     @pytest.mark.skipif(os.name == "nt", reason="fifos")
     def test_a_pipe_is_not_waited_for(self, tmp_path):
         run = write_run(tmp_path / "run", {1: [said("Hello")]})
-        os.mkfifo(run / "episodes" / "step-00000002.npz")
+        os.mkfifo(run / "episodes" / "step-000002.parquet")
         os.mkfifo(run / "log.txt")
         os.mkfifo(run / "config.yaml")
         (run / "tokenizer.json").unlink()

@@ -12,8 +12,7 @@ from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter
-from turnwise.view.summaries import summarise
-from view.runs_to_view import SMALL, crowd
+from view.runs_to_view import SMALL
 
 
 @pytest.fixture
@@ -76,15 +75,3 @@ def test_what_was_played_without_a_trainer_has_no_start(tmp_path):
     assert "start" not in episode.seconds
     assert all("start" not in turn.seconds for turn in episode.agent.turns)
     assert store.phases(1) == []
-
-
-def test_the_text_of_a_file_says_the_same_as_the_whole_file(tmp_path):
-    store = EpisodeStore(tmp_path, 1e9)
-    store.write(1, crowd(20))
-    summaries = summarise(*store.read_text(1))
-    episodes = store.read(1)
-    assert len(summaries) == len(episodes) == 20
-    for summary, episode in zip(summaries, episodes, strict=True):
-        num_tokens = sum(len(agent.ids) for agent in episode.agents)
-        num_sampled = sum(int(agent.mask.sum()) for agent in episode.agents)
-        assert summary.row[7:9] == (num_tokens, num_sampled)

@@ -219,16 +219,14 @@ def open_table(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[parquet.
                     f"{path} has {size:,} bytes unpacked, expected at most {max_bytes:,}"
                 )
             schema = file.schema_arrow
-            number = (
-                (schema.metadata or {}).get(FORMAT_KEY.encode(), b"").decode("utf-8", "replace")
-            )
-            if number != str(FORMAT):
-                raise ConfigError(
-                    f"{path} has episodes of format {number or 'unknown':.20}, expected {FORMAT}"
-                )
+            number = (schema.metadata or {}).get(FORMAT_KEY.encode(), b"unknown")
+            if number != str(FORMAT).encode():
+                raise ConfigError(f"{path} has the format {number!r:.20}, expected {FORMAT}")
             if not schema.equals(SCHEMA):
                 raise ConfigError(f"{path} has other columns than format {FORMAT} of episodes")
             yield file
+        except ConfigError:
+            raise
         except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"{path} is no whole Parquet file: {reason:.300}") from error

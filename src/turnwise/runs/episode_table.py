@@ -49,6 +49,7 @@ TOKEN_COLUMNS = ("token_ids", "mask", *FLOAT_COLUMNS)
 # Limits in characters for objects of environments and tools; conversations are never cut.
 _MAX_INFO = 4_000
 _MAX_CALL = 20_000
+_MAX_SUMMARY = 1_000
 _MAX_SEARCHED = 20_000
 """Characters of one message that a search looks at: a page of a book, not the book."""
 
@@ -391,8 +392,8 @@ def _episode_row(
         "tools": sorted({call["name"] for call in calls}),
         "seconds": seconds,
         "task_id": task_id,
-        "prompt": _prompt(agents)[:_MAX_SEARCHED],
-        "answer": _answer(agents)[:_MAX_SEARCHED],
+        "prompt": _prompt(agents)[:_MAX_SUMMARY],
+        "answer": _answer(agents)[:_MAX_SUMMARY],
         "text": "\n".join(dict.fromkeys(text[:_MAX_SEARCHED] for text in texts if text)),
         "error": error,
         "traceback": plain_json(result.traceback, _MAX_CALL) or None,

@@ -28,7 +28,7 @@ KNOWN = {
     *(f"{end}_{name}" for name in _RANGES for end in ("min", "max")),
 }
 _ERRORS = [status.value for status in EpisodeStatus if status.is_error]
-_IS_SUCCESS = pc.fill_null(pc.field("success"), False)
+_IS_SUCCESS = pc.coalesce(pc.field("success"), pc.scalar(False))
 _SUCCESSES = {
     "yes": _IS_SUCCESS,
     # Counted as in the metrics: without a report there is no success. Failed episodes have neither.

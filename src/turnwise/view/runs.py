@@ -42,7 +42,7 @@ _MAX_PROBLEM = 500
 _PATIENCE_SECONDS = 0.1
 """How long a request waits for the doctor's findings; the rest is sent later."""
 _READ_SECONDS = 0.4
-"""How long a request or a poll reads episodes; the rest is read at the next poll."""
+"""How long a request or a poll reads episodes."""
 _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
 _COARSE_NS = 3_000_000_000
@@ -76,24 +76,25 @@ class ViewedRun:
 
     # ---- what changed ----
 
-    def refresh(self) -> bool:
-        """Read what is new and return whether anything is. Errors are added to `problems`."""
+    def refresh(self, seconds: float = _READ_SECONDS) -> bool:
+        """Read what is new and return whether anything is. Errors are added to `problems`.
+
+        Episodes are read for so long; the others are read at the next poll.
+        """
         try:
-            return self._refresh()
+            return self._refresh(seconds)
         except Exception as error:
             return self.note_failure(error)
 
     def open_episodes(self, seconds: float = _READ_SECONDS) -> bool:
-        """Read the episodes for so long, which until now were only counted, and all else that is
-        new; the others are read later. Return whether anything is new."""
+        """Read what is new, and from now on the episodes too, which until now were counted."""
         self.episodes.is_open = True
-        is_new = self.refresh()
-        return self.episodes.update(self._episode_files, seconds) | is_new
+        return self.refresh(seconds)
 
-    def _refresh(self) -> bool:
+    def _refresh(self, seconds: float) -> bool:
         folder = self.files.folder
         self._find_episodes()
-        has_read = self.episodes.update(self._episode_files, _READ_SECONDS)
+        has_read = self.episodes.update(self._episode_files, seconds)
         self.metrics.update(self.files.inside(folder.metrics_file))
         paths = (folder.status_file, folder.metrics_file, folder.log_file)
         stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]

@@ -1,0 +1,151 @@
+"""The list follows the files: new ones, rewritten ones, ones that a resume took back."""
+
+import contextlib
+import shutil
+
+import pytest
+
+from trainer.runs import Listener
+from trainer.worlds import Memory, small_trainer
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.view.library import Library
+from turnwise.view.query import EpisodeQuery
+from view.runs_to_view import SMALL, crowd, said, write_run
+from view.serving import open_library, refresh
+
+
+def ids(run, **query):
+    asked = [("limit", "500"), *query.items()]
+    return {e["id"] for e in EpisodeQuery.parse(asked).run(run.episodes)["episodes"]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_run(tmp_path / "run", {1: crowd(5), 2: [said("alpha"), said("beta")]})
+    return open_library(tmp_path).get("run")
+
+
+def store_of(run):
+    return EpisodeStore(run.files.folder.episodes, 1e9)
+
+
+class TestChanges:
+    def test_a_new_file_is_seen(self, run):
+        store_of(run).write(3, [said("gamma")])
+        refresh(run)
+        assert ids(run, step="3") == {"train-3-0"}
+        assert run.indexed() == {"files": 3, "of": 3}
+
+    def test_a_file_that_is_rewritten_replaces_what_it_said(self, run):
+        store_of(run).write(2, [said("delta")])
+        refresh(run)
+        assert ids(run, step="2") == {"train-2-0"}
+        assert ids(run, text="delta") == {"train-2-0"}
+        assert ids(run, text="alpha") == set()
+
+    def test_a_rewound_run_loses_its_later_steps(self, run):
+        store_of(run).rewind(1)
+        refresh(run)
+        assert ids(run) == {f"train-1-{n}" for n in range(5)}
+        assert ids(run, text="beta") == set()
+
+    def test_a_file_that_is_no_file_of_episodes_harms_nobody(self, run):
+        (run.files.folder.episodes / "step-000004.parquet").write_bytes(b"no such file")
+        refresh(run)
+        assert ids(run, step="4") == set()
+        assert ids(run, step="2") == {"train-2-0", "train-2-1"}
+        assert run.indexed() == {"files": 3, "of": 3}
+        assert "step-000004.parquet is no whole Parquet file" in run.summary()["problems"][0]
+
+    def test_episodes_of_a_run_that_nobody_opened_are_counted(self, run):
+        library = Library([run.files.path])
+        library.find()
+        other = library.get("run")
+        other.refresh()
+        assert (other.summary()["num_episodes"], other.episodes.table.num_rows) == (7, 0)
+        assert other.indexed() == {"files": 2, "of": 2}
+        other.open_episodes(0.0)  # too short for all: the newest first
+        assert ids(other) == {"train-2-0", "train-2-1"}
+        assert other.has_unread_episodes
+        other.refresh()
+        assert len(ids(other)) == 7
+
+    def test_a_run_of_an_older_version_says_so(self, run):
+        (run.files.folder.episodes / "step-00000001.npz").touch()
+        refresh(run)
+        (problem,) = run.summary()["problems"]
+        assert "an older turnwise wrote this run" in problem
+
+    def test_the_run_folder_itself_is_left_alone(self, run):
+        def files():
+            return {p: p.stat().st_mtime_ns for p in run.files.path.rglob("*")}
+
+        before = files()
+        refresh(run)
+        run.summary(), run.detail(), run.episode("train-1-0")
+        assert files() == before
+
+    def test_the_folder_may_be_gone(self, run):
+        shutil.rmtree(run.files.path)
+        refresh(run)
+        assert ids(run) == set()
+
+
+def test_a_run_that_is_resumed(tmp_path):
+    """The real trainer: stopped after two steps, set back to the first, and run to its end."""
+    steps = ("training.num_epochs=3", "checkpoint.save_interval=3")
+    listener = Listener(lambda what, number: (what, number) == ("step", 2))
+    with (
+        small_trainer(tmp_path, Memory, *SMALL, *steps, reporter=listener) as trainer,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        trainer.fit()
+    library = open_library(tmp_path)
+    run = library.get("real")
+    assert ids(run, kind="train") == {f"train-{s}-{n}" for s in (1, 2) for n in range(4)}
+    with small_trainer(tmp_path, Memory, *SMALL, *steps) as trainer:
+        trainer.fit()
+    refresh(run)
+    assert ids(run, kind="train") == {f"train-{s}-{n}" for s in (1, 2, 3) for n in range(4)}
+    assert run.metrics.columns()["steps"] == [1, 2, 3]
+    assert run.summary()["status"] == "finished"
+
+
+def test_a_long_run_is_not_waited_for_by_the_doctor(tmp_path, monkeypatch):
+    from turnwise.view import runs
+
+    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.0)
+    sick = {"reward": 0.0, "reward_std": 0.0, "success": 0.0}
+    folder = write_run(tmp_path / "run", dict.fromkeys(range(1, 9), ()), metrics=sick)
+    run = open_library(folder).get("run")
+    assert run.detail()["examined"] == {"steps": 0, "of": 8}
+    assert run.metrics.examine(60.0)
+    assert run.detail()["examined"] == {"steps": 8, "of": 8}
+    assert not run.metrics.examine(60.0)  # all was said
+
+
+def test_metrics_that_are_rewound(tmp_path):
+    from turnwise.runs.metrics_log import MetricsLog
+
+    run_folder = write_run(tmp_path / "run", {1: [], 2: [], 3: []})
+    run = open_library(run_folder).get("run")
+    log = MetricsLog(run_folder / "metrics.jsonl")
+    log.rewind(1)
+    run.refresh()
+    assert run.metrics.columns()["steps"] == [1]
+    log.append({"step": 2, "reward": 0.75})
+    with open(log.path, "ab") as file:
+        file.write(b'{"step": 3, "rew')  # half a line, as a crash leaves it
+    run.refresh()
+    assert run.metrics.columns()["series"]["reward"] == [0.1, 0.75]
+
+
+def test_what_the_doctor_said_stands_at_its_step(tmp_path):
+    sick = {"reward": 0.0, "reward_std": 0.0, "success": 0.0}
+    folder = write_run(tmp_path / "run", dict.fromkeys(range(1, 9), ()), metrics=sick)
+    run = open_library(folder).get("run")
+    run.metrics.examine(60.0)  # a request would wait for only 0.1 s
+    (finding,) = run.detail()["findings"]
+    assert (finding["name"], finding["step"]) == ("constant-reward", 5)
+    assert "earned exactly 0" in finding["text"]
+    assert finding["fix"]
