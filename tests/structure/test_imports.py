@@ -56,7 +56,7 @@ HEAVY = {
     "vllm": "inference",
     "sglang": "inference",
     "peft": "learner",
-    "pyarrow": "data",
+    "pyarrow": ("data", "runs", "view"),
     "tensorboard": "runs/sinks",
     "wandb": "runs/sinks",
     "mlflow": "runs/sinks",

@@ -12,7 +12,7 @@ import numpy as np
 
 from turnwise.bounded_files import parse_json
 from turnwise.env.prompts import prompt_of
-from turnwise.errors import ConfigError, did_you_mean, import_extra
+from turnwise.errors import ConfigError, did_you_mean
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
 
@@ -190,8 +190,9 @@ def _read_array(path: Path) -> Iterator[Placed]:
 
 
 def _read_parquet(path: Path) -> Iterator[Placed]:
-    arrow: Any = import_extra("pyarrow", "parquet")
-    parquet: Any = import_extra("pyarrow.parquet", "parquet")
+    import pyarrow as pa  # late: most datasets are JSON
+    from pyarrow import parquet
+
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
@@ -199,7 +200,7 @@ def _read_parquet(path: Path) -> Iterator[Placed]:
                 for row in batch.to_pylist():
                     yield f"{path}, row {number}", row
                     number += 1
-    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         # A damaged file raises any of these.
         raise ConfigError(
             f"{path} cannot be read as Parquet, after {number} rows: {error}"
