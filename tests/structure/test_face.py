@@ -16,7 +16,7 @@ from turnwise import _names
 SOURCE = Path(turnwise.__file__).parent
 EXTRAS = {
     *("gymnasium", "textarena", "reasoning_gym", "vllm", "sglang", "ray", "verl", "mcp", "peft"),
-    *("tensorboard", "wandb", "mlflow", "trackio", "pyarrow", "starlette", "uvicorn", "matplotlib"),
+    *("tensorboard", "wandb", "mlflow", "trackio", "starlette", "uvicorn", "matplotlib"),
     "gguf",
 }
 

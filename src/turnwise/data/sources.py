@@ -190,8 +190,7 @@ def _read_array(path: Path) -> Iterator[Placed]:
 
 
 def _read_parquet(path: Path) -> Iterator[Placed]:
-    import pyarrow as pa  # late: most datasets are JSON
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet  # late: most datasets are JSON
 
     number = 0
     try:
@@ -200,7 +199,7 @@ def _read_parquet(path: Path) -> Iterator[Placed]:
                 for row in batch.to_pylist():
                     yield f"{path}, row {number}", row
                     number += 1
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
         # A damaged file raises any of these.
         raise ConfigError(
             f"{path} cannot be read as Parquet, after {number} rows: {error}"

@@ -23,7 +23,7 @@ from turnwise.runs.episode_table import (
     PHASES_KEY,
     SCHEMA,
     Columns,
-    Phase as Phase,
+    Phase,
     StoredEpisode,
     episodes_to_table,
     table_to_episodes,
@@ -104,11 +104,6 @@ class EpisodeStore:
         """Return the episodes of a step in the order in which they were written."""
         path = self._existing(step, kind)
         return table_to_episodes(read_table(path), str(path))
-
-    def read_columns(self, step: int, columns: Sequence[str], kind: str = "train") -> pa.Table:
-        """Return some columns of a step's episodes, nested ones by a name such as `seconds.total`,
-        which takes much less time than reading all."""
-        return read_table(self._existing(step, kind), columns)
 
     def phases(self, step: int, kind: str = "train") -> list[Phase]:
         """Return the phases of a step; empty if they were not recorded."""

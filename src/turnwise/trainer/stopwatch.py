@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from turnwise.episode import Collection
-from turnwise.runs.episode_store import Phase
+from turnwise.runs.episode_table import Phase
 from turnwise.trainer.episode_metrics import split_seconds
 from turnwise.trainer.reporter import Metrics
 

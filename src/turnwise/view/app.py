@@ -61,7 +61,8 @@ class Viewer:
         return self._run(request).detail()
 
     def metrics(self, request: Request) -> dict[str, Any]:
-        return self._run(request).metrics.columns(_number(request, "since"))
+        run = self._run(request, with_episodes=False)
+        return run.metrics.columns(_number(request, "since"))
 
     def compare(self, request: Request) -> dict[str, Any]:
         keys = dict.fromkeys((request.query_params.get("runs") or "").split(","))
@@ -126,9 +127,10 @@ class Viewer:
         runs = self.library.runs
         return json_bytes({"runs": [_state(run) for run in runs]})
 
-    def _run(self, request: Request) -> ViewedRun:
+    def _run(self, request: Request, *, with_episodes: bool = True) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
-        if run.open_episodes():  # the watcher would not report this change again
+        is_new = run.open_episodes() if with_episodes else run.refresh()
+        if is_new:  # the watcher would not report this change again
             self.notifier.notify()
         return run
 

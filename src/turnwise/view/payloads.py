@@ -87,7 +87,7 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
     if len(agent.ids) > _MAX_TOKENS:
         raise ConfigError(
             f"the agent has {len(agent.ids):,} tokens, and at most {_MAX_TOKENS:,} can be shown. "
-            "Read them with turnwise.runs.episode_store.EpisodeStore."
+            "Read them from the Parquet file."
         )
     turns = np.full(len(agent.ids), -1)
     for place, turn in enumerate(agent.turns):

@@ -41,7 +41,7 @@ _MAX_PROBLEMS = 5
 _MAX_PROBLEM = 500
 _PATIENCE_SECONDS = 0.1
 """How long a request waits for the doctor's findings; the rest is sent later."""
-_READ_SECONDS = 0.4
+_READ_SECONDS = 0.1
 """How long a request or a poll reads episodes."""
 _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
