@@ -169,7 +169,6 @@ class TestTimeline:
             starts = [span["start"] for span in row["spans"]]
             assert starts == sorted(starts)
             assert [s["turn"] for s in row["spans"] if s["kind"] == "generate"] == [0, 1, 2]
-        assert found["note"] is None
         assert {"generate", "environment", "update"} <= set(found["shares"])
 
     def test_spans_stand_where_they_were_measured(self, client):
