@@ -230,8 +230,7 @@ def test_a_real_run_with_a_mix_of_environments(visitor, folder):
     expect(best).to_contain_text("the best by eval/greedy/reward")
 
     visitor.open("run/mixed/episodes")
-    with open_library(folder / "mixed").runs[0].index.connection() as db:
-        counts = dict(db.execute("SELECT part, count(*) FROM episodes GROUP BY part"))
+    counts = open_library(folder / "mixed").runs[0].detail()["parts"]
     assert set(counts) == {"memory", "echo"}
     for name, number in counts.items():
         visitor.page.get_by_label("environment").select_option(name)

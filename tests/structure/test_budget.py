@@ -24,12 +24,12 @@ LINES = {
     "models": 1604,
     "progress": 808,
     "reward": 1287,
-    "runs": 4865,
+    "runs": 5025,
     "scale": 4294,
     "tools": 4747,
     "trainer": 6215,
     "user_code": 832,
-    "view": 3623,
+    "view": 3033,
 }
 FILES = 427
 JAVASCRIPT = 6921
