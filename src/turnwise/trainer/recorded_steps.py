@@ -107,8 +107,7 @@ def _facts(origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return the versions and the machine, on which rounding depends."""
     machine, packages = origin.get("machine") or {}, origin.get("packages") or {}
     named = {name: packages.get(name) for name in ("turnwise", "torch", "transformers")}
-    found = {**named, **machine}
-    return {name: value for name, value in found.items() if value not in (None, [])}
+    return {name: value for name, value in (named | machine).items() if value not in (None, [])}
 
 
 def _with_values(config: ConfigStore, values: Mapping[str, Any]) -> ConfigStore:
