@@ -145,7 +145,7 @@ class Stops(ScriptedEngine):
     async def sample(self, request):
         result = await super().sample(request)
         for end in range(1, len(result.ids) + 1):
-            if self._decode(result.ids[:end]).endswith(request.stop_strings or ("\0",)):
+            if self.tokenizer.decode(result.ids[:end]).endswith(request.stop_strings or ("\0",)):
                 reason, length = FinishReason.STOP, end
                 ids, log_probs = result.ids[:length], result.log_probs[:length]
                 return dataclasses.replace(
