@@ -261,6 +261,10 @@ EXPECTED_CONFIG = (
     "expected a ConfigStore, a dict of sections, or the path of a YAML file. Settings come first, "
     "then the environment: Trainer(config, MyEnvironment)."
 )
+EXPECTED_TOOLS = (
+    "expected a list of functions or objects of turnwise.Tool, such as tools=[it]. Tools that are "
+    "named by text are the setting tools: [calculator, path.py:function]."
+)
 EXPECTED_ROWS = (
     "expected a file (.jsonl, .json, .parquet), a list of rows, or an object with len() and rows "
     "by number."
@@ -388,20 +392,13 @@ TRAINERS = [
         "tokenizer got 5, expected a Hugging Face tokenizer, or the name or folder of one. Load it "
         "with AutoTokenizer.from_pretrained(...).",
     ),
-    (
-        {"tools": 5},
-        "tools got 5, expected a list of tools: functions, or objects of turnwise.Tool",
-    ),
-    (
-        {"tools": "calculator"},
-        "a tool is a Tool object or a function, got the text 'calculator'. Pass the tool itself; "
-        "one that is named by text is the setting tools: [calculator, path.py:function].",
-    ),
+    ({"tools": 5}, f"tools got 5, {EXPECTED_TOOLS}"),
+    ({"tools": "calculator"}, f"tools got 'calculator', {EXPECTED_TOOLS}"),
     (
         {"eval_dataset": 5},
         f"eval_dataset got int, {EXPECTED_ROWS} Make a list of it: list(...).",
     ),
-    ({"tools": one}, "tools got one, expected a list of tools: tools=[one]"),
+    ({"tools": one}, f"tools got one, {EXPECTED_TOOLS}"),
     (
         {"tools": [one, one]},
         "there is already a tool 'one'. Unregister it first, or give the new one another name.",

@@ -42,8 +42,9 @@ class ToolRegistry:
         given: Any = tools
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise ToolError(
-                f"tools got {given!r:.80}, expected a list of tools: functions, or objects of "
-                "turnwise.Tool. A single one is tools=[it]."
+                f"tools got {getattr(given, '__name__', repr(given)):.80}, expected a list of "
+                "functions or objects of turnwise.Tool, such as tools=[it]. Tools that are named "
+                "by text are the setting tools: [calculator, path.py:function]."
             )
         self.register_all(given)
 
