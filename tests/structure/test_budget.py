@@ -9,11 +9,11 @@ ROOT = SOURCE.parents[1]
 
 # Lines of Python in each package; `.` are the modules beside them.
 LINES = {
-    ".": 1190,
+    ".": 1123,
     "agents": 2727,
     "algo": 2648,
     "chat": 2420,
-    "cli": 6094,
+    "cli": 6093,
     "config": 1197,
     "data": 934,
     "deadlines": 786,
@@ -26,14 +26,14 @@ LINES = {
     "reward": 1287,
     "runs": 5025,
     "scale": 4294,
-    "tools": 4747,
+    "tools": 4748,
     "trainer": 6215,
     "user_code": 832,
     "view": 3033,
 }
-FILES = 427
+FILES = 424
 JAVASCRIPT = 6921
-TESTS = 65800
+TESTS = 65100
 
 
 def count(paths):
