@@ -42,7 +42,7 @@ def test_the_metadata_names_licence_extras_and_the_command(wheel):
     assert "License-Expression: Apache-2.0" in text
     assert "Requires-Python: >=3.11" in text
     extras = (
-        "vllm sglang ray verl gym textarena mcp peft tensorboard wandb mlflow trackio parquet view "
+        "vllm sglang ray verl gym textarena mcp peft tensorboard wandb mlflow trackio view "
         "smollm2 dev"
     )
     for extra in extras.split():
