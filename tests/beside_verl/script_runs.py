@@ -50,9 +50,9 @@ def settings(output: Path, estimator: str, num_steps: int) -> dict[str, Any]:
     return {
         "environment": {
             "name": f"{SCRIPT}:Letters",
-            "reward": f"{SCRIPT}:doubled",
             "params": {"log": str(output / "environments.jsonl")},
         },
+        "reward": f"{SCRIPT}:doubled",
         "inference": {"max_tokens": 8, "max_turns": 4},
         "training": {
             "adv_estimator": estimator,

@@ -164,7 +164,7 @@ BY_MACHINE = {
 BY_US = {
     "training.on_error", "training.eval_fraction", "logging.level",
     "reward", "tools", "parser", "system_prompt",
-    "environment.name", "environment.params", "environment.reward",
+    "environment.name", "environment.params",
     *(name for name in all_fields() if name.startswith(("dataset.", "eval_"))),
     *(name for name in all_fields() if name.startswith("limits.") and name.endswith("_timeout")),
     "limits.max_tool_calls", "limits.max_seconds", "limits.max_observation",
