@@ -3,10 +3,12 @@
 import json
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given, strategies as st
+from pyarrow import parquet
 
-from turnwise import ConfigError, MissingExtraError, PromptDataset
+from turnwise import ConfigError, PromptDataset
 
 ROWS = [{"prompt": "6 x 7?", "answer": 42}, {"prompt": "Größe? 🍵", "answer": "L"}]
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
@@ -58,8 +60,6 @@ def test_several_files_follow_each_other(tmp_path):
 
 
 def test_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"prompt": MESSAGES, "reward_model": {"ground_truth": "x"}, "n": n} for n in range(5)]
     path = tmp_path / "tasks.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
@@ -67,13 +67,6 @@ def test_parquet(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="cannot be read as Parquet"):
         PromptDataset(path)
-
-
-def test_parquet_without_its_package_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    (tmp_path / "tasks.parquet").write_bytes(b"PAR1")
-    with pytest.raises(MissingExtraError, match=r"pip install 'turnwise\[parquet\]'"):
-        PromptDataset(tmp_path / "tasks.parquet")
 
 
 def test_lists_of_texts_and_of_dicts():
