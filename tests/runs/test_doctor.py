@@ -394,7 +394,7 @@ def test_the_guide_explains_every_finding():
     assert sorted(told) == sorted([STOPPED, "shared-rows", *(check.code for check in CHECKS)])
     a_setting = r"\b(?:training|inference|model|environment|limits)\.[a-z_]+"
     settings_named = set(re.findall(a_setting, guide))
-    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.fix)}
+    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.advise())}
     for name in settings_named:
         section, setting = name.split(".")
         assert hasattr(getattr(ConfigStore(), section), setting), name

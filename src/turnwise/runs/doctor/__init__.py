@@ -15,19 +15,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.runs.doctor.checks import CHECKS, Check
-from turnwise.runs.doctor.evidence import (
-    AFTER_SHARED_ROWS,
-    example_of,
-    rows_trained_on,
-    why_stopped,
-)
+from turnwise.runs.doctor.check import Check
+from turnwise.runs.doctor.checks import CHECKS
+from turnwise.runs.doctor.evidence import AFTER_SHARED_ROWS, example_episode, rows_trained_on
 from turnwise.runs.doctor.history import History
 from turnwise.runs.run_folder import RunFolder
 
@@ -97,21 +93,38 @@ class Doctor:
         another 50 steps, or that return after 10 steps without them."""
         self.add(metrics)
         now = self._history.num_steps
-        found = self.present()
-        self._explained |= {one.code: now for finding in found for one in finding.consequences}
-        said = [finding for finding in found if self._is_news(finding.code, now)]
-        self._seen |= {finding.code: now for finding in found}
+        findings = self.present()
+        self._explained |= {one.code: now for finding in findings for one in finding.consequences}
+        said = [finding for finding in findings if self._is_news(finding.code, now)]
+        self._seen |= {finding.code: now for finding in findings}
         self._said |= {finding.code: now for finding in said}
         return said
 
     def present(self) -> list[Finding]:
         """All that is wrong as of the last step, reported before or not; causes first."""
-        if not self._history.steps:
+        history = self._history
+        if not history.steps:
             return []
-        seen = ((check, check.see(self._history)) for check in CHECKS)
-        return _arranged(
-            [(check, text) for check, text in seen if text], self._history, self._config
-        )
+        seen = {check: text for check in CHECKS if (text := check.see(history))}
+        causes = {
+            check.code: next((c.code for c in seen if c.explains_here(check.code, history)), None)
+            for check in seen
+        }
+        consequences: dict[str, list[Finding]] = {check.code: [] for check in seen}
+        firsts = {}
+        for check, text in seen.items():
+            finding = Finding(check.code, text, check.advise(self._config))
+            first, passed = check.code, {check.code}
+            while (cause := causes[first]) is not None and cause not in passed:
+                passed.add(first := cause)
+            if first == check.code:
+                firsts[first] = finding
+            else:
+                consequences[first].append(finding)
+        return [
+            dataclasses.replace(finding, consequences=tuple(consequences[code]))
+            for code, finding in firsts.items()
+        ]
 
     def _is_news(self, code: str, now: int) -> bool:
         if now - self._explained.get(code, -NUM_GONE) < NUM_GONE:
@@ -119,32 +132,6 @@ class Doctor:
         if code not in self._said:
             return True
         return now - self._seen[code] > NUM_GONE or now - self._said[code] >= NUM_REPEAT
-
-
-def _arranged(
-    found: Sequence[tuple[Check, str]], history: History, config: ConfigStore | None
-) -> list[Finding]:
-    """Findings that nothing else explains, each with all that follow from it."""
-    causes = {
-        check.code: next(
-            (other.code for other, _ in found if other.explains_here(check, history)), None
-        )
-        for check, _ in found
-    }
-    under: dict[str, list[Finding]] = {check.code: [] for check, _ in found}
-    for check, text in found:
-        first = check.code
-        passed = {first}
-        while (cause := causes[first]) is not None and cause not in passed:
-            passed.add(first := cause)
-        if first != check.code:
-            under[first].append(Finding(check.code, text, check.advise(config)))
-    explained = {finding.code for findings in under.values() for finding in findings}
-    return [
-        Finding(check.code, text, check.advise(config), tuple(under[check.code]))
-        for check, text in found
-        if check.code not in explained
-    ]
 
 
 def diagnose(
@@ -182,17 +169,17 @@ def findings(run_folder: str | Path) -> list[Finding]:
     Empty if there are no metrics, and no error stopped the run.
     """
     folder = RunFolder(Path(run_folder))
-    found = [
-        dataclasses.replace(finding, example=example_of(folder, finding.code))
+    reported = [
+        dataclasses.replace(finding, example=example_episode(folder, finding.code))
         for finding in present(folder.read_metrics(), settings_if_readable(folder))
     ]
-    if (shared := rows_trained_on(folder.facts)) is not None:
-        found.append(Finding("shared-rows", shared, AFTER_SHARED_ROWS))
-    stopped = why_stopped(folder)
-    if stopped is None:
-        return found
-    text = f"After step {stopped[0]} the run stopped: {stopped[1]}"
-    return [Finding(STOPPED, text, _AFTER_STOP), *found]
-
-
-_AFTER_STOP = "Fix that and run the same command again: it resumes from the last checkpoint."
+    facts = folder.facts
+    if (shared := rows_trained_on(facts)) is not None:
+        reported.append(Finding("shared-rows", shared, AFTER_SHARED_ROWS))
+    status = str(facts.get("status", ""))
+    if status.startswith("stopped: "):
+        step, reason = int(facts.get("step", 0)), status.removeprefix("stopped: ")
+        text = f"After step {step} the run stopped: {reason}"
+        fix = "Fix that and run the same command again: it resumes from the last checkpoint."
+        reported.insert(0, Finding(STOPPED, text, fix))
+    return reported
