@@ -5,48 +5,29 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 from algo.batches import (
-    MASKS,
     WITH_LONERS,
     as_lists,
     assert_close,
     assert_same,
     copied,
     make_batch,
-    make_mask,
 )
-from algo.cases import ADVANTAGES, Case, each
+from algo.cases import ADVANTAGES, TURN_ADVANTAGES, Case, each
 from algo.reference import reference_of
 from turnwise.algo import (
-    compute_dr_grpo_advantage,
     compute_gae_advantage_return,
     compute_gdpo_advantage,
-    compute_gpg_advantage,
     compute_grpo_advantage,
     compute_grpo_passk_advantage,
-    compute_opo_advantage,
-    compute_reinforce_plus_plus_advantage,
     compute_rloo_advantage,
     estimate_advantages,
 )
 from turnwise.errors import ConfigError
 
-
-@each(ADVANTAGES)
-def test_equals_the_reference(case: Case) -> None:
-    for kind in MASKS:
-        batch = make_batch(kind, seed=1)
-        assert_close(case.run(batch), case.expected(batch), 1e-5)
+EVERY = [*ADVANTAGES, *TURN_ADVANTAGES]
 
 
-@each(ADVANTAGES)
-def test_equals_the_reference_in_float64(case: Case) -> None:
-    batch = make_batch(seed=3, dtype=torch.float64)
-    result = case.run(batch)
-    assert all(x.dtype == torch.float64 for x in result)
-    assert_close(result, case.expected(batch), 1e-10)
-
-
-@each([c for c in ADVANTAGES if "index" in c.takes and "passk" not in c.function])
+@each([c for c in EVERY if "index" in c.takes and "passk" not in c.function])
 def test_equals_the_reference_with_episodes_alone_in_their_group(case: Case) -> None:
     batch = make_batch(seed=4) | {"index": WITH_LONERS}
     assert_close(case.run(batch), case.expected(batch), 1e-5)
@@ -111,80 +92,6 @@ def test_gae_keeps_the_digits_of_large_values(
         )
 
 
-def test_gae_of_many_rows_equals_that_of_few() -> None:
-    """Whitening included."""
-    random = torch.Generator().manual_seed(2)
-    shape = (700, 900)
-    rewards, values = (torch.randn(shape, generator=random) for _ in range(2))
-    mask = torch.rand(shape, generator=random) < 0.6
-    advantages, returns = compute_gae_advantage_return(rewards, values, mask, 0.99, 0.95)
-    few = [
-        compute_gae_advantage_return(r, v, m, 0.99, 0.95, whiten=False)
-        for r, v, m in zip(*(x.split(100) for x in (rewards, values, mask)), strict=True)
-    ]
-    raw = torch.cat([a for a, _ in few])
-    kept = raw[mask].double()
-    assert_close(returns, torch.cat([r for _, r in few]), 1e-5)
-    expected = torch.where(mask, (raw.double() - kept.mean()) / kept.std(), 0.0)
-    assert_close(advantages, expected, 1e-5)
-
-
-@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.3])
-@pytest.mark.parametrize("lam", [1.0, 0.9, 0.05, 0.01, 0.0])
-@pytest.mark.parametrize("num_rows", [1, 4])
-def test_gae_of_few_rows_and_any_length(gamma: float, lam: float, num_rows: int) -> None:
-    for length in range(1, 12):
-        mask = torch.ones(num_rows, length, dtype=torch.bool)
-        batch = make_batch(seed=length, mask=mask if num_rows > 1 else mask.expand(2, -1))
-        names = ("token_level_rewards", "values", "response_mask")
-        arguments = {name: batch[name][:num_rows] for name in names}
-        options = {"gamma": gamma, "lam": lam, "whiten": False}
-        result = compute_gae_advantage_return(**arguments, **options)
-        expected = reference_of("compute_gae_advantage_return")(**as_lists(arguments), **options)
-        assert_close(result, expected, 1e-5)
-
-
-def test_gae_with_lambda_one_is_the_return_minus_the_value() -> None:
-    batch = make_batch()
-    rewards, values, mask = (
-        batch[name] for name in ("token_level_rewards", "values", "response_mask")
-    )
-    advantages, returns = compute_gae_advantage_return(
-        rewards, values, mask, 1.0, 1.0, whiten=False
-    )
-    to_go = torch.where(mask, rewards, 0.0).flip(1).cumsum(1).flip(1)
-    assert_close(returns, torch.where(mask, to_go, 0.0))
-    assert_close(advantages, torch.where(mask, to_go - values, 0.0))
-
-
-def test_a_bootstrap_value_is_one_more_step_of_that_value() -> None:
-    rewards, values = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 0.25]])
-    mask, bootstrap = torch.ones(1, 2), torch.tensor([4.0])
-    advantages, _ = compute_gae_advantage_return(
-        rewards, values, mask, 0.5, 0.5, bootstrap_values=bootstrap, whiten=False
-    )
-    last = 2.0 + 0.5 * 4.0 - 0.25
-    first = 1.0 + 0.5 * 0.25 - 0.5 + 0.25 * last
-    assert_close(advantages, [[first, last]])
-
-
-def test_whitening_brings_the_tokens_of_the_batch_to_mean_zero_and_variance_one() -> None:
-    batch = make_batch()
-    mask = batch["response_mask"]
-    arguments = (batch["token_level_rewards"] * 50 + 1000, batch["values"], mask)
-    whitened, returns = compute_gae_advantage_return(*arguments, 0.99, 0.9)
-    assert_close(whitened[mask].mean(), 0.0, 1e-6)
-    assert_close(whitened[mask].std(), 1.0, 1e-6)
-    assert torch.all(whitened[~mask] == 0)
-    assert_same(returns, compute_gae_advantage_return(*arguments, 0.99, 0.9, whiten=False)[1])
-
-
-def test_whitening_equal_numbers_gives_zeros() -> None:
-    mask = make_mask("one token each")
-    advantages, _ = compute_reinforce_plus_plus_advantage(torch.full(mask.shape, 3.0), mask)
-    assert torch.all(advantages == 0)
-
-
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 @pytest.mark.parametrize("lam", [1.0, 0.8, 0.05, 0.0])
 @pytest.mark.parametrize("ends", ["never", "sometimes", "always"])
@@ -219,14 +126,6 @@ def test_estimate_advantages_takes_rewards_and_values_of_different_types(
     assert_close(result, ([[0.5, 0.75, 2.5, 0.5]], [[1.0, 1.0, 2.0, 2.0]]))
 
 
-def test_gpg_scales_by_the_share_of_scores_that_are_not_zero() -> None:
-    rewards = torch.tensor([[1.0], [0.0], [3.0], [0.0], [0.5]], dtype=torch.float64)
-    advantages, _ = compute_gpg_advantage(rewards, torch.ones(5, 1), [0, 0, 0, 1, 1])
-    scale = 5 / 3
-    expected = [[-scale / 3], [-scale * 4 / 3], [scale * 5 / 3], [-scale / 4], [scale / 4]]
-    assert_close(advantages, expected, 1e-10)
-
-
 @pytest.mark.parametrize("kind", [torch.int64, torch.float64, torch.bfloat16])
 def test_scores_may_come_in_any_type(kind: torch.dtype) -> None:
     rewards = torch.tensor([[0, 1, 2], [0, 0, 1]], dtype=kind)
@@ -234,40 +133,10 @@ def test_scores_may_come_in_any_type(kind: torch.dtype) -> None:
     assert_close(advantages, [[2.0] * 3, [-2.0] * 3])
 
 
-def test_remax_has_the_baseline_once_and_the_reward_to_go() -> None:
-    case = next(c for c in ADVANTAGES if "remax" in c.function)
-    advantages, returns = case.run(
-        {
-            "token_level_rewards": torch.tensor([[1.0, 9.0, 2.0]]),
-            "response_mask": torch.tensor([[1, 0, 1]]),
-            "reward_baselines": torch.tensor([0.5]),
-        }
-    )
-    assert_close(advantages, [[2.5, 0.0, 1.5]])
-    assert_close(returns, [[3.0, 0.0, 2.0]])
-
-
-def test_equal_scores_give_no_advantage() -> None:
-    batch = make_batch("all set")
-    rewards = torch.zeros_like(batch["token_level_rewards"])
-    rewards[:, 4] = 0.1
-    arguments = (rewards, batch["response_mask"], batch["index"])
-    for estimate in (compute_grpo_advantage, compute_grpo_passk_advantage, compute_rloo_advantage):
-        assert_close(estimate(*arguments)[0], torch.zeros_like(rewards), 1e-7)
-
-
 def test_scores_far_from_zero_keep_their_differences() -> None:
     rewards = torch.tensor([[1e6 + 1], [1e6 + 2], [1e6 + 3]])
     advantages, _ = compute_grpo_advantage(rewards, torch.ones(3, 1), [0, 0, 0])
     assert_close(advantages, [[-1.0], [0.0], [1.0]])
-
-
-def test_dr_grpo_is_grpo_without_the_division() -> None:
-    batch = make_batch()
-    arguments = (batch["token_level_rewards"], batch["response_mask"], batch["index"])
-    assert_same(
-        compute_dr_grpo_advantage(*arguments), compute_grpo_advantage(*arguments, norm_by_std=False)
-    )
 
 
 def test_passk_rewards_one_of_equal_bests_with_nothing() -> None:
@@ -313,15 +182,7 @@ def test_an_index_of_the_wrong_length_is_named(num_labels: int) -> None:
         )
 
 
-def test_opo_and_rloo_agree_on_what_is_better() -> None:
-    batch = make_batch("all set")
-    arguments = (batch["token_level_rewards"], batch["response_mask"], ["one group"] * 9)
-    opo, rloo = compute_opo_advantage(*arguments)[0], compute_rloo_advantage(*arguments)[0]
-    # Of equal lengths the weighted mean is the mean, and RLOO is 9/8 of that difference.
-    assert_close(opo * 9 / 8, rloo)
-
-
-@each(ADVANTAGES)
+@each(EVERY)
 def test_advantages_carry_no_gradient(case: Case) -> None:
     batch = make_batch()
     with_gradient = {

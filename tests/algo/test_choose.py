@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from algo.batches import assert_close, assert_same, make_batch
+from algo.batches import assert_same, make_batch
 from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES
 from algo.reference import reference_of
 from turnwise import algo
@@ -16,7 +16,6 @@ from turnwise.algo import (
     PolicyLoss,
     compute_advantages,
     compute_grpo_advantage,
-    compute_rloo_advantage,
     get_advantage_estimator,
     get_policy_loss,
 )
@@ -107,16 +106,6 @@ def test_options_of_an_estimator_come_from_the_batch_or_a_partial() -> None:
     assert_same(compute_advantages("grpo", batch | {"norm_by_std": False}), expected)
     partial = functools.partial(compute_grpo_advantage, norm_by_std=False)
     assert_same(compute_advantages(partial, batch), expected)
-
-
-def test_the_example_of_the_docstring() -> None:
-    batch = {
-        "token_level_rewards": torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
-        "response_mask": torch.ones(2, 2),
-        "index": [0, 0],
-    }
-    assert_close(compute_advantages("rloo", batch)[0], [[1.0, 1.0], [-1.0, -1.0]])
-    assert_same(compute_advantages("rloo", batch), compute_rloo_advantage(**batch))
 
 
 def test_what_is_missing_is_named() -> None:

@@ -1,13 +1,12 @@
 """Sampler against learner: the gap, the weights and what is rejected."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
 
-from algo.batches import MASKS, as_lists, assert_close, make_batch
-from algo.cases import CORRECTIONS, SAMPLED, Case, each
+from algo.batches import as_lists, assert_close, make_batch
+from algo.cases import CORRECTIONS, SAMPLED, Case
 from algo.reference import reference_of
 from turnwise.algo import (
     compute_importance_weights,
@@ -16,21 +15,7 @@ from turnwise.algo import (
 )
 from turnwise.errors import ConfigError
 
-WEIGHTS = [case for case in CORRECTIONS if case.function == "compute_importance_weights"]
 REJECTIONS = [case for case in CORRECTIONS if case.function == "compute_rejection_mask"]
-
-
-@each(CORRECTIONS)
-def test_equals_the_reference(case: Case) -> None:
-    for kind in MASKS:
-        batch = make_batch(kind, seed=1)
-        assert_close(case.run(batch), case.expected(batch), 1e-5)
-
-
-@each([case for case in CORRECTIONS if case not in REJECTIONS])
-def test_is_exact_in_float64(case: Case) -> None:
-    batch = make_batch(seed=2, dtype=torch.float64)
-    assert_close(case.run(batch), case.expected(batch), 1e-10)
 
 
 def test_rejections_leave_out_some_tokens_but_not_all() -> None:
@@ -65,17 +50,6 @@ def test_equal_log_probs_have_no_gap_weigh_one_and_are_kept() -> None:
         log_probs, log_probs, mask, {"token_k1": 1.01, "seq_sum_k3": 1e-6}
     )
     assert torch.equal(kept, mask)
-
-
-def test_a_normalised_weight_is_one_on_average() -> None:
-    batch = make_batch()
-    mask = batch["response_mask"]
-    arguments = {name: batch[name] for name in SAMPLED.split()}
-    weights, _ = compute_importance_weights(**arguments, normalize=True)
-    assert weights[mask].mean().item() == pytest.approx(1.0, abs=1e-6)
-    weights, _ = compute_importance_weights(**arguments, level="sequence", normalize=True)
-    of_rows = weights.amax(1)[mask.any(1)]
-    assert of_rows.mean().item() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_weights_make_an_expectation_under_the_sampler_that_of_the_learner() -> None:
@@ -137,12 +111,3 @@ def test_names_that_do_not_exist_are_named_with_the_nearest() -> None:
         compute_rejection_mask(x, x, x, {"token_k2": (0.1, 1.0)})
     with pytest.raises(ConfigError, match="level got 'row'"):
         compute_importance_weights(x, x, x, level="row")
-
-
-def test_the_gap_is_measured_by_hand() -> None:
-    sampler, learner = torch.tensor([[-1.0, -2.0, 5.0]]), torch.tensor([[-1.5, -1.0, 7.0]])
-    gap = measure_log_prob_gap(sampler, learner, torch.tensor([[1, 1, 0]]))
-    assert gap["gap_mean"].item() == pytest.approx(0.75)
-    assert gap["gap_max"].item() == pytest.approx(1.0)
-    k3 = (math.exp(-0.5) - 1 + 0.5 + math.exp(1.0) - 1 - 1.0) / 2
-    assert gap["gap_kl"].item() == pytest.approx(k3)

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from algo.batches import MASKS, assert_close, assert_same, make_batch
-from algo.cases import PENALTIES, Case, each
+from algo.batches import assert_close, assert_same, make_batch
 from algo.reference import kl_coefficients, reference_of
 from turnwise.algo import KLController, apply_kl_penalty, compute_kl_penalty, estimate_kl
 from turnwise.errors import ConfigError
@@ -41,15 +40,6 @@ def test_gradient_of_an_estimate_is_its_own_and_with_a_plus_that_of_k2(kind: str
         assert_close(ours.grad, [[slope(d) for d in row] for row in differences], 1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_plus_leaves_the_value_as_it_is(kind: str) -> None:
-    differences = torch.tensor([[1e-4, 0.3, 5.0, 29.9, -31.7, 300.3]])
-    ref = torch.full_like(differences, -1.0)
-    assert_same(
-        estimate_kl(ref + differences, ref, f"{kind}+"), estimate_kl(ref + differences, ref, kind)
-    )
-
-
 def test_the_expected_gradient_of_k2_is_that_of_the_kl() -> None:
     """Over a distribution of three tokens, exactly; that of k3 is of another divergence."""
     logits = torch.tensor([0.2, -0.5, 1.0], dtype=torch.float64)
@@ -76,19 +66,6 @@ def test_k3_is_bounded_where_the_reference_finds_a_token_impossible() -> None:
     impossible = torch.tensor([[-500.0, -math.inf]])
     assert_close(estimate_kl(torch.zeros(1, 2), impossible, "k3"), [[10.0, 10.0]])
     assert_close(estimate_kl(impossible, torch.zeros(1, 2), "k3"), [[10.0, 10.0]])
-
-
-@each(PENALTIES)
-def test_penalty_equals_the_reference(case: Case) -> None:
-    for kind in MASKS:
-        batch = make_batch(kind)
-        assert_close(case.run(batch), case.expected(batch), 1e-5)
-
-
-@each(PENALTIES)
-def test_penalty_is_exact_in_float64(case: Case) -> None:
-    batch = make_batch(seed=1, dtype=torch.float64)
-    assert_close(case.run(batch), case.expected(batch), 1e-10)
 
 
 def test_penalty_lets_no_gradient_through() -> None:
@@ -121,12 +98,6 @@ def test_an_adaptive_controller_equals_the_reference() -> None:
     said = [controller.update(torch.tensor(kl), n) for kl, n in measured]
     assert said == pytest.approx(kl_coefficients(0.2, 6.0, 1000, measured), abs=1e-7)
     assert controller.value == said[-1]
-
-
-def test_a_controller_goes_up_when_the_kl_is_above_its_target_and_down_below() -> None:
-    controller = KLController(1.0, 0.1, adaptive=True)
-    assert controller.update(0.2, 100) > 1.0
-    assert controller.update(0.01, 400) < 1.0
 
 
 def test_a_controller_resumes_from_its_state() -> None:

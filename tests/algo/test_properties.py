@@ -6,7 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from algo.batches import TOKEN_FIELDS, assert_close, assert_same, copied, make_batch, make_mask
+from algo.batches import (
+    MASKS,
+    TOKEN_FIELDS,
+    assert_close,
+    assert_same,
+    copied,
+    make_batch,
+    make_mask,
+)
 from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, each
 from every_case import named
 from turnwise import algo
@@ -85,6 +93,20 @@ def test_equals_the_reference_on_any_mask(mask: torch.Tensor, seed: int) -> None
         if case.function not in ("compute_kl_cov_loss", "compute_rejection_mask"):
             with named(case.label):
                 assert_close(case.run(batch), case.expected(batch), 1e-8)
+
+
+@each(ALL)
+def test_equals_the_reference(case: Case) -> None:
+    for kind in MASKS:
+        batch = make_batch(kind, seed=1)
+        assert_close(case.run(batch), case.expected(batch), 1e-5)
+
+
+# A bound that is met exactly is not ours to decide.
+@each([case for case in ALL if case.function != "compute_rejection_mask"])
+def test_equals_the_reference_in_float64(case: Case) -> None:
+    batch = make_batch(seed=3, dtype=torch.float64)
+    assert_close(case.run(batch), case.expected(batch), 1e-10)
 
 
 def permuted(x: Any, order: list[int], num_rows: int) -> Any:
@@ -252,50 +274,6 @@ def test_advantages_of_a_group_add_up_to_zero(
     for label in set(index):
         mine = [i for i, other in enumerate(index) if other == label]
         assert float(advantages[mine].double().sum()) == pytest.approx(0.0, abs=1e-4)
-
-
-@given(
-    scores=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12),
-    lengths=st.lists(st.integers(1, 6), min_size=12, max_size=12),
-)
-@settings(max_examples=40)
-def test_opo_advantages_of_a_group_add_up_to_zero_by_length(
-    scores: list[float], lengths: list[int]
-) -> None:
-    mask = torch.arange(6) < torch.tensor(lengths[: len(scores)])[:, None]
-    rewards = torch.zeros(mask.shape)
-    rewards[:, 0] = torch.tensor(scores)
-    advantages, _ = algo.compute_opo_advantage(rewards, mask, [0] * len(scores))
-    assert float(advantages.double().sum()) == pytest.approx(0.0, abs=1e-3)
-
-
-@given(mask=masks(), seed=st.integers(0, 99))
-@settings(max_examples=30)
-def test_the_group_baseline_of_reinforce_plus_plus_adds_up_to_zero_before_whitening(
-    mask: torch.Tensor, seed: int
-) -> None:
-    """Whitening is one shift and one scale, so differences within a group stay in proportion."""
-    batch = make_batch(seed=seed, mask=mask, dtype=torch.float64)
-    arguments = (batch["token_level_rewards"], mask, batch["index"])
-    whitened, _ = algo.compute_reinforce_plus_plus_baseline_advantage(*arguments)
-    centred, _ = algo.compute_dr_grpo_advantage(*arguments)
-    a, b = whitened[mask].double(), centred[mask].double()
-    if len(a) < 2 or b.std() < 1e-3:
-        return
-    scale = a.std() / b.std()
-    assert_close(a - a.mean(), (b - b.mean()) * scale, 1e-5)
-    assert float(a.mean()) == pytest.approx(0.0, abs=1e-5)
-    assert float(a.std()) == pytest.approx(1.0, abs=1e-4)
-
-
-@each([c for c in TURN_ADVANTAGES if c.function == "compute_turn_grpo_advantage"])
-def test_first_turns_of_a_group_add_up_to_zero(case: Case) -> None:
-    """All episodes are at their first turn there, and each is compared with all others."""
-    batch = make_batch("all set")
-    advantages, _ = case.run(batch)
-    for label in set(batch["index"]):
-        mine = [i for i, other in enumerate(batch["index"]) if other == label]
-        assert float(advantages[mine, 0].sum()) == pytest.approx(0.0, abs=1e-5)
 
 
 @each(POLICY_LOSSES)

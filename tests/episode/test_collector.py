@@ -10,7 +10,6 @@ import pytest
 from contention import logged
 from episode.worlds import (
     Awaited,
-    Broken,
     Counting,
     InThreads,
     Recording,
@@ -28,7 +27,6 @@ from turnwise import (
     ScriptedEngine,
     collect,
 )
-from turnwise.episode import EpisodeTask
 
 SHORT = EpisodeLimits(max_tokens_per_turn=8)
 
@@ -228,12 +226,6 @@ def test_fail_stops_at_the_first_and_cleans_up():
     assert len(closed) == 10
 
 
-def test_a_failing_engine_is_data_for_each_episode():
-    collection = collect(Broken("raises", at=4), Counting, 3, num_retries=0)
-    assert len(collection) == 3
-    assert collection.summary.statuses[EpisodeStatus.ENGINE_ERROR] == 1
-
-
 def test_a_cancelled_collection_leaves_nothing():
     closed = []
 
@@ -302,15 +294,6 @@ def test_an_instance_is_copied_for_each_episode():
     collection = collect(Recording(lambda text: "2"), mine, 10)
     assert mine.step_count == 0
     assert collection.summary.statuses == {EpisodeStatus.DONE: 10}
-
-
-def test_tasks_carry_prompts():
-    collector = EpisodeCollector(Recording(), Counting)
-    tasks = [EpisodeTask(seed=1, group=i, prompt=f"Prompt {i}.") for i in range(3)]
-    played = asyncio.run(collector.play(tasks))
-    assert [r.messages[1]["content"].split("\n")[0] for r in played] == [
-        f"Prompt {i}." for i in range(3)
-    ]
 
 
 def test_nothing_asked_nothing_played():

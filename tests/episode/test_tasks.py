@@ -134,22 +134,6 @@ def test_without_a_row_an_attribute_of_that_name_is_the_environments_own():
     assert result.trajectory.task is None
 
 
-def test_a_task_that_cannot_be_set_is_told():
-    class Fixed(Counting):
-        @property
-        def task(self):
-            return {}
-
-    (result,) = play(Fixed, tasks(ROWS[:1]), num_retries=0)
-    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
-    assert "Fixed.task cannot be set" in result.error
-
-
-def test_tasks_with_rows_can_be_put_into_sets():
-    assert len({EpisodeTask(1, task={"prompt": "a"}), EpisodeTask(1, task={"prompt": "a"})}) == 1
-    assert EpisodeTask(1, task={"prompt": "a"}) != EpisodeTask(1, task={"prompt": "b"})
-
-
 EARLIER = [
     {"role": "user", "content": "Say one."},
     {"role": "assistant", "content": "One."},

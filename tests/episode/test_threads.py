@@ -17,13 +17,11 @@ from episode.worlds import (
     model,
     tokenizer,
 )
-from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, LocalEngine, Trajectory
+from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, LocalEngine
 from turnwise.deadlines import call_with_deadline
 from turnwise.episode import watchdog
-from turnwise.episode.watchdog import EngineSilence, Waits, Watchdog
-from turnwise.errors import ConfigError, DeadlineExceeded, EngineStalled
+from turnwise.errors import DeadlineExceeded, EngineStalled
 from turnwise.reward import compute
-from turnwise.reward.compute import score_trajectories
 
 SHORT = EpisodeLimits(max_tokens_per_turn=4)
 
@@ -136,21 +134,6 @@ class TestHungRewards:
         # Those that do not hang are all there before the first that hangs goes on.
         assert [result.status for result in first[:20]] == [EpisodeStatus.DONE] * 20
         assert len(collection) == 40
-
-    def test_in_batches_too(self):
-        release = threading.Event()
-        trajectories = [Trajectory(actions=[str(i)]) for i in range(12)]
-
-        def reward(trajectory):
-            number = int(trajectory.actions[0])
-            if number < 8:
-                release.wait()
-            if number == 11:  # the last: it is not held up by those that hang
-                release.set()
-            return 1.0
-
-        outcomes = score_trajectories(trajectories, reward, timeout=60.0)
-        assert [outcome.total for outcome in outcomes] == [1.0] * 12
 
     def test_a_number_that_was_given_is_kept_to(self):
         running, most = [], []
@@ -281,36 +264,6 @@ class TestSilentEngine:
         collector = EpisodeCollector(Slow(), Counting, stall_timeout=100, report_after=0.01)
         assert len(collector.collect_sync(4)) == 4
 
-    def test_silence_counts_only_while_somebody_waits(self, clock):
-        silence = EngineSilence()
-        silence.begin()
-        clock.now = 10.0
-        silence.give_up()
-        silence.pause()
-        clock.now = 1000.0
-        silence.begin()
-        clock.now = 1005.0
-        assert silence.seconds == 15.0
-        silence.end()
-        silence.pause()
-        clock.now = 2000.0
-        silence.begin()
-        assert silence.seconds == 0.0
-
-    def test_a_loop_without_episodes_is_no_stall(self, clock, caplog, monkeypatch):
-        monkeypatch.setattr(watchdog, "_BEAT_SECONDS", 60.0)
-        waits = Waits()
-
-        async def main():
-            with Watchdog(waits, report_after=0.01, stall_timeout=None):
-                await clock.wait(100)
-                assert not caplog.records
-                waits.begin("a tool")
-                await clock.wait(100)
-
-        asyncio.run(main())
-        assert "Nothing has moved for 100 s. Waiting: 1 for a tool." in caplog.text
-
     def test_a_blocked_loop_is_told(self, monkeypatch):
         monkeypatch.setattr(watchdog, "_BEAT_SECONDS", 0.05)
         told = []
@@ -325,7 +278,3 @@ class TestSilentEngine:
         with logged("The event loop is blocked", " step (") as report:
             EpisodeCollector(Recording(), Blocking, report_after=0.1).collect_sync(1)
         assert told == [True]
-
-    def test_a_limit_that_makes_no_sense(self):
-        with pytest.raises(ConfigError, match="stall_timeout"):
-            EpisodeCollector(Recording(), Counting, stall_timeout=0)

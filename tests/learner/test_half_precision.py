@@ -58,24 +58,6 @@ def test_on_average_the_weights_are_their_masters():
     assert float(got @ wanted.sign() / wanted.abs().sum()) == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_model_in_float32_reports_no_rounding():
-    model = PolicyValueModel(make_model("llama"), None)
-    learner = Learner(model, LearnerOptions())
-    assert "weights_changed" not in learner.update(with_targets(random_batch(), learner))
-
-
-def test_offloaded_masters_are_rounded_alike():
-    found = []
-    for offload in (False, True):
-        learner = make_half_learner(offload_optimizer=offload)
-        batch = with_targets(random_batch(), learner)
-        metrics = [learner.update(batch) for _ in range(2)]
-        found.append((policy_weights(learner), metrics[-1]["weights_changed"]))
-    (plain, share), (offloaded, offloaded_share) = found
-    assert all(torch.equal(plain[name], offloaded[name]) for name in plain)
-    assert share == offloaded_share
-
-
 @pytest.fixture(scope="module")
 def float32_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "wide"

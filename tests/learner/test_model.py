@@ -1,7 +1,5 @@
 """The model: packed episodes give what each gives alone, in every family."""
 
-import copy
-
 import pytest
 import torch
 from transformers import (
@@ -9,7 +7,6 @@ from transformers import (
     Gemma2Config,
     GraniteConfig,
     LlamaForCausalLM,
-    MistralConfig,
 )
 
 from inference.tiny_models import CONFIGS, SHAPE, make_model
@@ -75,20 +72,6 @@ def test_packed_and_padded_have_the_same_gradient(family):
     assert largest_difference(*found) < 1e-6 * scale
 
 
-def test_a_sliding_window_is_kept():
-    policy = made(MistralConfig(**SHAPE, sliding_window=4))
-    batch = random_batch()
-    model = PolicyValueModel(policy, None, layout="packed")
-    outputs = model(batch.input_ids, batch.attention_mask, batch.response_mask)
-    expected, _ = plain_outputs(policy, batch)
-    torch.testing.assert_close(outputs.log_probs.detach(), expected, rtol=1e-4, atol=1e-4)
-    wide = copy.deepcopy(policy)
-    for config in {id(m.config): m.config for m in wide.modules() if hasattr(m, "config")}.values():
-        config.sliding_window = None
-    other, _ = plain_outputs(made(MistralConfig(**SHAPE, sliding_window=None)), batch)
-    assert float((other - expected).abs().max()) > 1e-2  # the window does matter here
-
-
 @pytest.mark.parametrize(
     ("config", "layout"),
     [
@@ -132,18 +115,6 @@ def test_a_model_without_a_body_is_refused():
     del model.model
     with pytest.raises(UnsupportedModel, match="no decoder apart from its output layer"):
         PolicyValueModel(model, None)
-
-
-def test_an_episode_does_not_see_its_neighbours():
-    model = double_model()
-    batch = random_batch()
-    before = model(batch.input_ids, batch.attention_mask, batch.response_mask)
-    ids = batch.input_ids.clone()
-    ids[1] = (ids[1] + 1) % 97
-    after = model(ids, batch.attention_mask, batch.response_mask)
-    others = torch.arange(len(ids)) != 1
-    torch.testing.assert_close(after.values[others], before.values[others], rtol=0, atol=1e-12)
-    assert not torch.allclose(after.values[1], before.values[1])
 
 
 def test_the_attention_of_the_model_is_its_own_again_afterwards():

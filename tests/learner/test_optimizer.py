@@ -113,15 +113,6 @@ def test_new_weights_reach_the_masters():
     assert float(parameters[0][1].detach().max()) == 5.0
 
 
-def test_another_optimiser_can_follow_one_that_is_gone():
-    parameters = named(torch.ones(2, 2, dtype=torch.bfloat16))
-    first = MasterAdamW(parameters)
-    del first
-    second = MasterAdamW(parameters)
-    parameters[0][1].sum().backward()
-    assert float(second.gradient_norm()) == 2.0
-
-
 def test_nothing_to_train_is_an_error():
     with pytest.raises(ConfigError, match="nothing to train"):
         MasterAdamW([("p", nn.Parameter(torch.ones(1), requires_grad=False))])

@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from inference.tiny_models import make_model
-from learner.episodes import double_model, largest_difference, random_batch, weights, with_targets
+from learner.episodes import largest_difference, random_batch, weights, with_targets
 from turnwise import ConfigError, ConfigStore
 from turnwise.algo import compute_policy_loss, compute_value_loss
 from turnwise.learner import (
     DataParallelPPOActor,
-    Learner,
     LearnerOptions,
-    PolicyValueModel,
     PPOTrainer,
     make_learner,
 )
@@ -208,19 +206,3 @@ def test_a_critic_is_made_only_for_who_needs_one():
     config.training.policy_loss = "gppo"
     with pytest.raises(ConfigError, match="Did you mean"):
         make_learner(config, make_model())
-
-
-def test_a_model_that_is_joined_already_is_taken_as_it_is():
-    model = PolicyValueModel(make_model())
-    assert PPOTrainer(model).learner.model is model
-
-
-def test_two_learners_with_the_same_seed_end_at_the_same_weights():
-    found = []
-    for _ in range(2):
-        learner = Learner(
-            double_model(), LearnerOptions(mini_batch_size=2, update_epochs=2, seed=7)
-        )
-        learner.update(with_targets(random_batch(), learner))
-        found.append(weights(learner.model))
-    assert largest_difference(*found) == 0.0

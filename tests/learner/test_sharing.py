@@ -89,17 +89,6 @@ def test_the_update_is_the_same(make_batch, budget, checkpointing):
     assert largest_difference(*after) < 1e-9
 
 
-def test_an_opening_is_computed_once():
-    batch = grouped_batch(num_groups=2, size=4, prompt=6)
-    every = torch.arange(len(batch))
-    (pack,) = make_packs(batch.attention_mask, batch.response_mask, every, 10_000, batch.input_ids)
-    # Two episodes also have their first sampled token in common.
-    assert pack.num_tokens == int(batch.attention_mask.sum()) - 2 * 3 * 6 - 1
-    packs = make_packs(batch.attention_mask, batch.response_mask, every, 30, batch.input_ids)
-    assert all(pack.num_tokens <= 30 for pack in packs)
-    assert sorted(int(row) for pack in packs for row in pack.rows) == every.tolist()
-
-
 def test_turns_that_were_sampled_alike_are_computed_once():
     batch = tree_batch()
     every = torch.arange(len(batch))
@@ -107,15 +96,6 @@ def test_turns_that_were_sampled_alike_are_computed_once():
     # `a`, the ends of `late`, `early` and `other`, and `b`, which begins in its own way.
     assert pack.num_tokens == 24 + (24 - 17) + (22 - 9) + (18 - 5) + 20
     assert pack.num_policy_tokens == batch.num_policy_tokens
-
-
-def test_a_short_common_beginning_does_not_bind_long_episodes_together():
-    ids = torch.arange(3)[:, None] * 100 + torch.arange(100)
-    ids[:, :5] = 0
-    present = torch.ones_like(ids, dtype=torch.bool)
-    sampled = torch.arange(100).expand(3, -1) >= 50
-    (pack,) = make_packs(present, sampled, torch.arange(3), 1000, ids)
-    assert pack.lengths == (100, 100, 100)
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,14 +1,11 @@
 """Safetensors files that are written and read in shards."""
 
-import math
-
-import pytest
 import torch
 from hypothesis import given, strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from turnwise.learner.sharding import split_shards
-from turnwise.learner.tensor_file import LazyTensors, TensorFile, TensorFileWriter, layout_of
+from turnwise.learner.tensor_file import TensorFile, TensorFileWriter, layout_of
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
@@ -59,35 +56,3 @@ def test_each_shard_is_read_alone(tmp_path_factory, shapes, num_shards):
         for name, tensor in shard.items():
             assert tensor.dtype == expected[name].dtype
             assert torch.equal(tensor, expected[name])
-
-
-def test_a_large_file_is_read_by_safetensors(tmp_path):
-    whole = {"w": torch.randn(1000, 300), "b": torch.randn(7).bfloat16()}
-    written(tmp_path / "file", whole, 3)
-    found = load_file(tmp_path / "file")
-    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
-    assert math.isclose((tmp_path / "file").stat().st_size, 1_200_000, rel_tol=0.01)
-
-
-def test_a_tensor_that_is_not_complete_is_noticed(tmp_path):
-    layout = layout_of({"w": torch.zeros(4)})
-    with (
-        pytest.raises(AssertionError, match="to its end"),
-        TensorFileWriter(tmp_path / "file", layout) as file,
-    ):
-        file.append("w", torch.zeros(3))
-
-
-def test_a_tensor_is_read_when_it_is_asked_for():
-    asked = []
-
-    def read(name):
-        asked.append(name)
-        return torch.zeros(1)
-
-    lazy = LazyTensors(["a", "b"], read)
-    assert "b" in list(lazy)
-    assert asked == []
-    assert lazy["a"] == 0
-    assert lazy.get("c") is None
-    assert asked == ["a"]

@@ -1,13 +1,11 @@
 """Calls that go wrong: each becomes a result; what is not the tool's own passes through."""
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -233,14 +231,3 @@ def test_a_tool_that_forks_does_not_come_back_twice(inline: bool, tmp_path: Any)
     assert result.text == "parent"
     assert os.waitpid(children[0], 0) == (children[0], 0)
     assert os.listdir(tmp_path) == [str(os.getpid())]
-
-
-def test_no_thread_is_left_by_calls_that_end() -> None:
-    before = threading.active_count()
-    for result in both_ways(add, a=1) + both_ways(add, a="x"):
-        assert result.name == "add"
-    deadline = time.monotonic() + 60
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert threading.active_count() == before
-    assert not multiprocessing.active_children()

@@ -122,14 +122,6 @@ def test_closing_closes_the_store_newest_first_and_once() -> None:
     assert context.store == {}
 
 
-def test_what_fails_to_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    context = ToolContext()
-    context.store["db"] = Closable([], "db", ValueError("stuck"))
-    context.close()
-    assert "'db'" in caplog.text
-    assert "stuck" in caplog.text
-
-
 def test_what_hangs_while_closing_is_left(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
     clock, release = Clock(), threading.Event()
@@ -166,18 +158,3 @@ def test_a_copy_starts_empty(duplicate: Any) -> None:
     registry.execute_tool("note", text="a")
     registry.execute_tool("lock")
     assert duplicate(registry).execute_tool("note", text="b") == (True, "b")
-
-
-def test_a_type_that_cannot_be_found_says_the_cure() -> None:
-    from turnwise.errors import ToolError
-
-    def hidden(context: "NotImported") -> None: ...  # noqa: F821
-
-    class Hidden(Tool):
-        parameters = {"type": "object", "properties": {}}  # noqa: RUF012
-
-        def execute(self, context: "NotImported") -> None: ...  # noqa: F821
-
-    for thing in (hidden, Hidden()):
-        with pytest.raises(ToolError, match="top of its module"):
-            ToolRegistry([thing])

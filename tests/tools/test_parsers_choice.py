@@ -7,8 +7,6 @@ import pytest
 from turnwise.errors import ConfigError
 from turnwise.tools import (
     PARSERS,
-    ParseOutcome,
-    ParseResult,
     ToolCall,
     ToolRegistry,
     get_parser,
@@ -92,13 +90,3 @@ def test_without_its_special_tokens_a_call_is_lost(name: str) -> None:
         text = text.replace(token, "")
     is_plain = name in ("json", "react", "openai", "llama", "qwen-coder")
     assert parser.parse(text).is_empty != is_plain
-
-
-def test_outcomes() -> None:
-    call = ToolCall("f")
-    assert ParseResult().outcome is ParseOutcome.NO_CALL
-    assert ParseResult(malformed="why").outcome is ParseOutcome.MALFORMED
-    assert ParseResult([call]).outcome is ParseOutcome.CALLS
-    assert ParseResult([call], "why").outcome is ParseOutcome.CALLS
-    assert ParseResult().is_empty
-    assert not ParseResult(malformed="why").is_empty

@@ -192,13 +192,6 @@ def test_an_unfinished_thought_holds_no_calls(name: str) -> None:
     assert parser.parse(several).calls == [BUY, BUY]
 
 
-@every_case("name", WITH_TAGS)
-def test_the_beginning_of_a_thought_may_stand_in_an_argument(name: str) -> None:
-    parser = get_parser(name)
-    call = ToolCall("write", {"text": "say <think> and go on"})
-    assert parser.parse(f"{parser.render(call)}\n{parser.render(BUY)}").calls == [call, BUY]
-
-
 def test_thoughts_of_mistral() -> None:
     text = REAL["mistral"][0]
     result = get_parser("mistral").parse(f"[THINK]{text}[/THINK]{text}")
@@ -255,56 +248,37 @@ def test_no_call(name: str, text: str) -> None:
         ("json", '{"tool": "buy", "arguments": {"item": "a "big" tea"}}', "broken near 'big"),
         ("json", "{'tool': 'buy', 'arguments': {}}", "double quotes"),
         ("json", '{"tool": "buy", "arguments": ["tea"]}', "must be an object, got a list"),
-        ("json", '{"tool": "buy", "arguments": "tea"}', 'must be an object, got "tea"'),
-        ("json", '{"tool": "buy", "arguments": "{} or so"}', 'got "{} or so"'),
         ("json", '{"tool": {"name": "buy"}, "arguments": {}}', '"tool" must be the name'),
-        ("json", '{"tool": "", "arguments": {}}', '"tool" must be the name of a tool, got ""'),
         ("json", '{"arguments": {"item": "tea"}}', 'there is no "tool" next to "arguments"'),
         ("json", '{"tool": "buy", "item": "tea"}', 'inside "arguments"'),
         ("json", '{"tool": "buy", "arguments": {"price": NaN}}', "NaN is not JSON"),
-        ("json", '{"tool": "buy", "arguments": {"price": -Infinity}}', "-Infinity is not JSON"),
         ("json", '{"tool": "buy", "arguments": {"price": 1e999}}', "a number is too large"),
         ("json", '{"tool": "buy", "arguments": {"n": ' + "9" * 5000 + "}}", "too many digits"),
         ("react", "Action: buy", "no line with Action Input"),
         ("react", "Action:\nAction Input: {}", "no name of a tool"),
-        ("react", "Action: buy\nAction Input: tea", "broken near 'tea'"),
-        ("react", 'Action: buy\nAction Input: ["tea"]', "must be an object, got a list"),
         ("openai", '{"tool_calls": {"name": "buy"}}', '"tool_calls" must be a list'),
-        ("openai", '{"tool_calls": ["buy"]}', 'expected a call, got "buy"'),
         ("hermes", "<tool_call>buy tea</tool_call>", "broken near 'buy tea"),
         ("hermes", '<tool_call>{"item": "tea"}</tool_call>', "expected a call, got an object"),
         ("hermes", '<tool_call>{"name": "buy"}}</tool_call>', "comes '}</tool_call', not"),
-        ("hermes", '<tool_call>\n{"name": "buy", "argum', "ends before it is complete"),
         ("llama", "<|python_tag|>print(5)", "broken near 'print(5)'"),
         ("llama", '<|python_tag|>buy.call(item="tea"', "is not closed with )"),
-        ("llama", "<|python_tag|>buy.call(item=tea)", "broken near 'tea)'"),
         ("mistral", "[TOOL_CALLS]", "there is no call after [TOOL_CALLS]"),
-        ("mistral", "[TOOL_CALLS]buy[CALL_ID]a1b", "there is no call after [TOOL_CALLS]"),
-        ("mistral", "[TOOL_CALLS]buy[ARGS]", "ends before it is complete"),
         ("qwen-coder", "<tool_call>buy", "no <function=...>"),
-        ("qwen-coder", "<function=>", "must hold the name of a tool"),
         ("qwen-coder", "<function=buy><parameter=item>tea", "item is not closed with </parameter>"),
         (
             "qwen-coder",
             "<function=buy><parameter=a>1<parameter=b>2</parameter></function>",
             "a is not closed with </parameter>",
         ),
-        ("qwen-coder", "<function=buy></tool_call>", "buy is not closed with </function>"),
         ("deepseek", "<｜tool▁calls▁begin｜>buy", "no <｜tool▁call▁begin｜> after"),
         ("deepseek", "<｜tool▁call▁begin｜>buy", "no <｜tool▁sep｜> after"),
         ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>\n", "the call has no name"),
-        ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>```json\n{}", "has no name"),
         ("kimi", "<|tool_calls_section_begin|>functions.buy:0", "no <|tool_call_begin|> after"),
-        ("kimi", "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", "has no name"),
         ("kimi", "<|tool_call_begin|>functions.buy:0", "no <|tool_call_argument_begin|> after"),
-        ("kimi", "<|tool_call_begin|>buy:0<|tool_call_argument_begin|>{", "ends before"),
         ("harmony", "<|channel|>commentary to=<|message|>{}", "no name of a tool after to="),
         ("harmony", "<|channel|>commentary to=functions.buy", "no <|message|> after to=buy"),
-        ("harmony", "<|channel|>commentary to=functions.buy<|message|>5", "must be an object"),
         ("glm", "<tool_call></tool_call>", "no name of a tool"),
-        ("glm", "<tool_call>buy", "buy is not closed with </tool_call>"),
         ("glm", "<tool_call>buy<arg_key>item</tool_call>", "item is not closed with </arg_key>"),
-        ("glm", "<tool_call>buy<arg_key>a</arg_key>1", "there is no <arg_value> for a"),
         ("glm", "<tool_call>buy<arg_key>a</arg_key><arg_value>1", "closed with </arg_value>"),
     ],
 )

@@ -99,23 +99,6 @@ def test_a_cut_never_makes_another_call(name: str) -> None:
 
 
 @every_parser
-@settings(deadline=None, max_examples=25)
-@given(call=calls, data=st.data())
-def test_a_cut_call_is_no_call_or_malformed(name: str, call: ToolCall, data: st.DataObject) -> None:
-    parser = get_parser(name)
-    text = parser.render(call)
-    found = parser.parse(text[: data.draw(st.integers(0, len(text) - 1))]).calls
-    assert found in ([], [call])  # the last tag may be missing where all else is complete
-
-
-@every_parser
-@settings(deadline=None, max_examples=60)
-@given(text=texts)
-def test_any_text_is_parsed(name: str, text: str) -> None:
-    check_result(get_parser(name), text)
-
-
-@every_parser
 def test_fuzz_5_000_texts(name: str) -> None:
     """`bench/parsers.py` does it with a million."""
     rng = random.Random(name)
@@ -159,14 +142,6 @@ def test_what_json_cannot_hold_is_not_rendered(name: str) -> None:
 def test_a_call_needs_a_name(name: str) -> None:
     with pytest.raises(ToolError, match="without a name"):
         get_parser(name).render(ToolCall("", {}))
-
-
-@every_parser
-@pytest.mark.parametrize("value", ["</think>", "[/THINK]", "a</think>b[/THINK]"])
-def test_the_end_of_a_thought_may_stand_in_an_argument(name: str, value: str) -> None:
-    call = ToolCall(value, {value: [value], "text": value})
-    parser = get_parser(name)
-    assert parser.parse(parser.render(call)).calls == [call]
 
 
 def same_types(one: Any, other: Any) -> bool:

@@ -117,24 +117,6 @@ def test_a_value_that_the_definition_turns_into_a_text_is_refused(name: str) -> 
         parser.render(ToolCall("note", {"maybe": 5}))
 
 
-@tagged
-def test_what_was_read_goes_into_the_tool(name: str) -> None:
-    seen: list[Any] = []
-
-    def add(text: str, number: int, flag: bool = False) -> str:
-        seen.append((text, number, flag))
-        return "ok"
-
-    registry = ToolRegistry([add])
-    parser = get_parser(name, definitions=registry.definitions)
-    text = write(name, "text", "5").replace("note", "add")
-    (call,) = parser.parse(text).calls
-    call.arguments |= parser.parse(write(name, "number", "7")).calls[0].arguments
-    call.arguments |= parser.parse(write(name, "flag", "True")).calls[0].arguments
-    assert registry.execute_tool(call.name, **call.arguments)[0]
-    assert seen == [("5", 7, True)]
-
-
 def test_odd_schemas_are_no_trouble() -> None:
     schema: dict[str, Any] = {
         "type": "object",

@@ -109,6 +109,8 @@ def test_the_environment_and_memory_of_others_is_not_there(
             attempt(f"memory of {{pid}}", lambda: open(f"/proc/{{pid}}/mem", "rb").read(1))
         if {way_in == "root" and os.getuid() == 0} and os.getuid() == 0:
             print("ESCAPED: still root")
+        if os.uname().nodename == {os.uname().nodename!r}:
+            print("ESCAPED: host name")
         attempt("setuid", lambda: os.setuid(0))
         attempt("setgroups", lambda: os.setgroups([0]))
     """)
@@ -162,26 +164,8 @@ def test_no_process_can_be_started() -> None:
         attempt("pool", lambda: multiprocessing.get_context("fork").Process(target=print).start())
         check("fork", libc.fork())
         check("vfork", libc.vfork())
-    """)
-
-
-def test_a_fork_bomb_is_none() -> None:
-    result = run("while True:\n    os.fork()")
-    assert "PermissionError" in result.output
-
-
-def test_a_daemon_cannot_be_left_behind() -> None:
-    code = """
         check("daemon", libc.daemon(0, 0))
-        import threading, time
-        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-    """
-    contained(code)
-
-
-def test_a_thread_that_does_not_end_ends_with_its_time() -> None:
-    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,)).start()"
-    assert run(code, seconds=0.5).timed_out
+    """)
 
 
 def test_threads_are_limited() -> None:
@@ -319,6 +303,7 @@ def test_endless_output_is_stopped() -> None:
         "import threading\nthreading.Lock().acquire(); lock = threading.Lock(); lock.acquire(); "
         "lock.acquire()",
         "os.read(os.pipe()[0], 1)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,)).start()",
     ],
 )
 def test_time_ends_everything(code: str) -> None:
@@ -496,13 +481,6 @@ def test_if_the_one_that_watches_is_killed_the_program_goes_too(
     os.kill(min(separate_processes()), signal.SIGKILL)
     thread.join(60)
     assert results[0].signal == signal.SIGKILL or (early and results[0].problem)
-
-
-def test_the_machine_has_no_name() -> None:
-    contained(f"""
-        if os.uname().nodename == {os.uname().nodename!r}:
-            print("ESCAPED: host name")
-    """)
 
 
 def test_two_runs_do_not_see_each_other() -> None:
