@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from inference.history_runner import make_engine, prompt_of, sampled_alone
 from turnwise.inference import FinishReason, GenerationRequest
 from turnwise.inference.local import LocalEngine
-from turnwise.inference.turns import EngineTurn
+from turnwise.inference.worker import EngineTurn
 
 
 class SteppedEngine(LocalEngine):

@@ -26,7 +26,7 @@ from turnwise.episode.types import EpisodeResult, EpisodeTask
 from turnwise.episode.watchdog import Watchdog
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
-from turnwise.inference.protocol import Engine
+from turnwise.inference.base import BaseInferenceEngine
 from turnwise.types import RolloutData, Trajectory
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class EpisodeCollector:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: BaseInferenceEngine,
         environment: EnvironmentSource | EpisodeSource,
         options: CollectorOptions | None = None,
         *,
@@ -316,7 +316,7 @@ def without_failed(results: Sequence[EpisodeResult]) -> Collection:
 
 
 async def run_episode_async(
-    engine: Engine,
+    engine: BaseInferenceEngine,
     environment: EnvironmentSource | None,
     *,
     seed: int = 0,
@@ -345,14 +345,14 @@ def environment_source(
 
 
 def run_episode(
-    engine: Engine, environment: EnvironmentSource | None, **options: Any
+    engine: BaseInferenceEngine, environment: EnvironmentSource | None, **options: Any
 ) -> EpisodeResult:
     """`run_episode_async` for synchronous code, with the same options."""
     return run_sync(run_episode_async(engine, environment, **options))
 
 
 async def collect_async(
-    engine: Engine,
+    engine: BaseInferenceEngine,
     environment: EnvironmentSource,
     groups: int | Sequence[int],
     group_size: int = 1,
@@ -363,7 +363,7 @@ async def collect_async(
 
 
 def collect(
-    engine: Engine,
+    engine: BaseInferenceEngine,
     environment: EnvironmentSource,
     groups: int | Sequence[int],
     group_size: int = 1,

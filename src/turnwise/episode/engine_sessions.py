@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from turnwise.chat.tree import SampledTurn
-from turnwise.inference.protocol import Engine
+from turnwise.inference.base import BaseInferenceEngine
 
 # Processes may share a server, so that the name of a session must be unique to this one.
 _PROCESS = uuid.uuid4().hex[:12]
@@ -34,7 +34,7 @@ class EngineSessions:
     `most_kept` limits them: the ones that were not used for longest end first. None keeps all.
     """
 
-    def __init__(self, engine: Engine, most_kept: int | None = None) -> None:
+    def __init__(self, engine: BaseInferenceEngine, most_kept: int | None = None) -> None:
         self._engine = engine
         self._most_kept = most_kept
         self._turns: dict[str, list[SampledTurn]] = {}

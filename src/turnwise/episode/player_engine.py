@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from turnwise.chat import ChatFormat, Message
 from turnwise.env import BaseEnvironment
@@ -14,10 +14,12 @@ from turnwise.episode.episode import Episode, EpisodeWatcher
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import EngineError
-from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
-
-if TYPE_CHECKING:
-    import torch
+from turnwise.inference import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+)
 
 Reply: TypeAlias = Callable[[Sequence[Message], GenerationRequest], Awaitable[tuple[str, bool]]]
 """Returns the next message of the conversation, and whether the limit of tokens ended it."""
@@ -55,20 +57,23 @@ def _with_engine(
     return engine.episode
 
 
-class PlayerEngine:
+class PlayerEngine(BaseInferenceEngine):
     """The engine of one episode, whose turns are the actions of a player.
 
     The player gets the environment that the episode created, and the last observation.
     """
 
-    weight_version = 0
-    context_length = 2**31
     episode: Episode
 
     def __init__(self, player: Player, chat: ChatFormat) -> None:
+        super().__init__()
         self._player = player
         self._chat = chat
         self._environment: BaseEnvironment | None = None
+
+    @property
+    def context_length(self) -> int:
+        return 2**31  # unlimited
 
     def making(self, factory: EnvironmentFactory) -> EnvironmentFactory:
         """Returns a factory that keeps its environment for the player."""
@@ -87,18 +92,6 @@ class PlayerEngine:
     def _result(self, text: str, reason: FinishReason = FinishReason.STOP) -> GenerationResult:
         ids = self._chat.answer_ids(text)
         return GenerationResult(ids, [0.0] * len(ids), reason, 0)
-
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        return [0.0] * (len(ids) - start)
-
-    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        return 0
-
-    def end_session(self, session: Hashable) -> None:
-        """Does nothing: there is no cache."""
-
-    def close(self) -> None:
-        """Does nothing: there are no resources."""
 
 
 class ChatEngine(PlayerEngine):

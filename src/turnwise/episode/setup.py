@@ -25,7 +25,7 @@ from turnwise.episode.options import (
 from turnwise.episode.watchdog import Waits
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
-from turnwise.inference.protocol import Engine
+from turnwise.inference.base import BaseInferenceEngine
 from turnwise.reward import Reward
 from turnwise.reward.compute import RewardLimit
 from turnwise.reward.function import RewardFunction, step_rewards
@@ -48,7 +48,7 @@ _NUM_TAG_TOKENS = 12
 class EpisodeSetup:
     """What the episodes of one collector share; `make_setup` fills in the defaults."""
 
-    engine: Engine
+    engine: BaseInferenceEngine
     chat: ChatFormat
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -126,7 +126,9 @@ class EpisodeSetup:
             return await self.reward.score(trajectory, environment, timeout=timeout)
 
 
-def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: Any) -> EpisodeSetup:
+def make_setup(
+    engine: BaseInferenceEngine, options: EpisodeOptions | None = None, **more: Any
+) -> EpisodeSetup:
     """Returns the setup for these options; `more` are fields of `EpisodeOptions`, by name."""
     options = dataclasses.replace(options or EpisodeOptions(), **more)
     tools = options.tools
@@ -146,9 +148,9 @@ def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: An
     )
 
 
-def format_for(engine: Engine, enable_thinking: bool | None = None) -> ChatFormat:
+def format_for(engine: BaseInferenceEngine, enable_thinking: bool | None = None) -> ChatFormat:
     """Returns the chat format of an engine's tokenizer; plain text for one without a template."""
-    tokenizer = getattr(engine, "tokenizer", None)
+    tokenizer = engine.tokenizer
     if tokenizer is None:
         raise ConfigError("this engine has no tokenizer. Pass chat_format=ChatFormat(tokenizer).")
     if getattr(tokenizer, "chat_template", None):

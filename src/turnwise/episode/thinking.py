@@ -10,7 +10,7 @@ from typing import TypeAlias
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.turns import length_to_stop
+from turnwise.inference.worker import length_to_stop
 from turnwise.tools.thoughts import THOUGHT_ENDS, close_of
 
 Sample: TypeAlias = Callable[[GenerationRequest], Awaitable[GenerationResult]]

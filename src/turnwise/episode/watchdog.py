@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from turnwise.errors import EngineStalled
-from turnwise.inference.protocol import Engine
+from turnwise.inference.base import BaseInferenceEngine
 
 ENGINE = "the engine"
 _BEAT_SECONDS = 1.0
@@ -46,7 +46,7 @@ class EngineSilence:
     A request that times out does not end the silence: the next request continues the count.
     """
 
-    def __init__(self, engine: Engine | None = None) -> None:
+    def __init__(self, engine: BaseInferenceEngine | None = None) -> None:
         self.engine = engine
         self._since = self.clock()
         self._before = 0.0

@@ -1,4 +1,4 @@
-"""Engines that generate, behind one small protocol: token ids in, sampled ids and log-probs out.
+"""Engines that generate, behind one small class: token ids in, sampled ids and log-probs out.
 
 Engines that need more than torch and transformers are looked up when they are first used.
 """
@@ -8,16 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from turnwise.inference.base import BaseInferenceEngine, GenerationOutput
-from turnwise.inference.batches import BatchError, BatchInferenceManager
-from turnwise.inference.create import create_inference_engine
-from turnwise.inference.protocol import (
-    Engine,
+from turnwise.inference.base import (
+    BaseInferenceEngine,
     FinishReason,
+    GenerationOutput,
     GenerationRequest,
     GenerationResult,
 )
-from turnwise.inference.rollout import VLLMRolloutSPMD
+from turnwise.inference.batches import BatchError, BatchInferenceManager, VLLMRolloutSPMD
+from turnwise.inference.create import create_inference_engine
 from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_log_probs
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.inference.transformers import InferenceEngine, TransformersEngine
@@ -31,7 +30,6 @@ __all__ = [
     "BaseInferenceEngine",
     "BatchError",
     "BatchInferenceManager",
-    "Engine",
     "FinishReason",
     "GenerationOutput",
     "GenerationRequest",

@@ -1,13 +1,14 @@
-"""The base class of all engines: `generate` on strings, on top of `sample` on tokens."""
+"""What an engine is: token ids in, sampled ids and their log-probs out; on top of it strings."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, overload
 
@@ -17,7 +18,6 @@ import torch
 from turnwise.chat.control import configured_ends
 from turnwise.deadlines import result_within, run_sync
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
 
 Overflow: TypeAlias = Literal["truncate", "error"]
@@ -27,6 +27,78 @@ StaleCache: TypeAlias = Literal["keep", "recompute"]
 `recompute` computes it again with the new weights."""
 Prompts: TypeAlias = str | Sequence[str | Sequence[int]]
 """Prompts of `generate`: one text, or a list of texts or of rows of token ids."""
+
+
+class FinishReason(StrEnum):
+    """Why a turn ended."""
+
+    STOP = "stop"
+    """A stop token or a stop string."""
+    LENGTH = "length"
+    """The token limit of the request."""
+    CONTEXT = "context"
+    """The model's context is full."""
+    DEADLINE = "deadline"
+    """The timeout; the result holds what was sampled until then."""
+    ABORTED = "aborted"
+    """Cancelled; the result holds what was sampled until then."""
+
+
+@dataclass(slots=True)
+class GenerationRequest:
+    """A request to continue these tokens.
+
+    >>> GenerationRequest([5, 6, 7], max_tokens=16, seed=3).sampling.temperature
+    1.0
+    """
+
+    prompt_ids: Sequence[int]
+    """The whole context, from the first token on."""
+    max_tokens: int
+    """Maximum number of tokens to sample."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the turn; the sampled one is part of the result."""
+    stop_strings: tuple[str, ...] = ()
+    """Text that ends the turn; the tokens that completed it are part of the result."""
+    seed: int = 0
+    """Seed of the request's own random stream, which does not depend on other requests."""
+    timeout: float | None = None
+    """Seconds after which the turn ends with the tokens sampled so far."""
+    session: Hashable | None = None
+    """Key of a conversation, whose KV cache may be kept for its next turn."""
+    branch_of: tuple[Hashable, int] | None = None
+    """A session, and how many of its first tokens this prompt starts with. An engine may copy their
+    KV cache when it sees the new session for the first time."""
+    on_tokens: Callable[[Sequence[int]], None] | None = None
+    """Called in the event loop with all tokens so far while the turn is sampled. `local`,
+    `transformers`, and `vllm` in this process do so; other engines may not call it."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ConfigError("a request got no prompt tokens, expected at least one")
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens got {self.max_tokens}, expected 1 or more")
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """The sampled tokens of one request.
+
+    >>> GenerationResult([8, 2], [-0.3, -0.1], FinishReason.STOP, weight_version=0).ids
+    [8, 2]
+    """
+
+    ids: Sequence[int]
+    """The sampled tokens, the stop token included."""
+    log_probs: Sequence[float]
+    """The log-prob of each, under the distribution that it was drawn from."""
+    finish_reason: FinishReason
+    weight_version: int
+    """Version of the weights that sampled its first token: the number of the engine's updates."""
+    later_versions: tuple[tuple[int, int], ...] = ()
+    """Weight updates during the turn: the first token that the new weights sampled, and their
+    version."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +142,17 @@ class GenerationOutput(Sequence[str]):
 
 
 class BaseInferenceEngine(ABC):
-    """An engine: `sample` and `score` on tokens for episodes, `generate` on strings for people."""
+    """An engine: `sample` and `score` on tokens for episodes, `generate` on strings for people.
+
+    Requests run concurrently, and none waits for another. An engine of one's own needs `sample` and
+    `context_length`, and `update_weights` to be trained with. It is made with the path of a model,
+    `tokenizer=` and its options.
+    """
+
+    shares_model = False
+    """Whether it samples from a model that the caller has loaded, the learner's for instance."""
+    server: type[BaseInferenceEngine] | None = None
+    """The engine for a running server at a URL, where there is one."""
 
     update_timeout = 1800.0
     """Seconds for running turns to finish and new weights to load, also from a slow disk."""
@@ -104,13 +186,17 @@ class BaseInferenceEngine(ABC):
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         """Sample one turn. Cancelling the call aborts the request."""
 
-    @abstractmethod
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         """Return the log-probs of `ids[start:]`, given all earlier tokens, at temperature 1."""
+        raise ConfigError(f"{type(self).__name__} does not score texts")
 
-    @abstractmethod
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        """Load new weights; None means that shared ones have changed. Return the new version."""
+        """Load new weights; None means that shared ones have changed. Return the new version.
+
+        No turn is sampled with two versions, and no KV cache of the old weights is used again,
+        unless the engine was made to update in flight.
+        """
+        raise ConfigError(f"{type(self).__name__} takes no new weights")
 
     def load_version(self, weights: Mapping[str, torch.Tensor] | None, version: int) -> None:
         """Load weights whose version the caller counts."""
@@ -157,7 +243,6 @@ class BaseInferenceEngine(ABC):
     def free_memory(self) -> None:
         """Free what an idle engine can make again, such as copied weights; by default nothing."""
 
-    @abstractmethod
     def close(self) -> None:
         """Free the engine; may be called twice. Running requests end as aborted."""
 
@@ -200,20 +285,20 @@ class BaseInferenceEngine(ABC):
             return await asyncio.gather(*(self.sample(request) for request in requests))
 
         results = run_sync(sample_all())
+        answers = []
+        for result in results:
+            ids = list(result.ids)
+            if result.finish_reason is FinishReason.STOP and ids and ids[-1] in self._end_ids:
+                ids.pop()  # it may not be a special token, which the decoder leaves out
+            answers.append(str(self.tokenizer.decode(ids, skip_special_tokens=True)))
+        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         return GenerationOutput(
-            [self._text_of(result) for result in results],
+            answers,
             [list(result.ids) for result in results],
             [list(result.log_probs) for result in results],
             [result.finish_reason for result in results],
-            pad_id=self._pad_id,
+            pad_id=int(next((i for i in (pad, end) if i is not None), 0)),
         )
-
-    def _text_of(self, result: GenerationResult) -> str:
-        """Return the text of an answer without its end token, which may not be a special one."""
-        ids = list(result.ids)
-        if result.finish_reason is FinishReason.STOP and ids and ids[-1] in self._end_ids:
-            ids.pop()
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def compute_log_probs(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the log-prob of each response given its prompt, summed over its tokens [B].
@@ -227,17 +312,15 @@ class BaseInferenceEngine(ABC):
                 "expected as many"
             )
 
-        async def score_all() -> list[list[float]]:
-            return await asyncio.gather(
-                *(self._score_text(p, r) for p, r in zip(prompts, responses, strict=True))
-            )
+        async def score(prompt: str, response: str) -> float:
+            before = self._encode(prompt)
+            after = self.tokenizer.encode(response, add_special_tokens=False)
+            return sum(await self.score([*before, *after], len(before))) if after else 0.0
 
-        return torch.tensor([sum(scores) for scores in run_sync(score_all())])
+        async def score_all() -> list[float]:
+            return await asyncio.gather(*map(score, prompts, responses))
 
-    async def _score_text(self, prompt: str, response: str) -> list[float]:
-        before = self._encode(prompt)
-        after = self.tokenizer.encode(response, add_special_tokens=False)
-        return await self.score([*before, *after], len(before)) if after else []
+        return torch.tensor(run_sync(score_all()))
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -257,11 +340,6 @@ class BaseInferenceEngine(ABC):
         """The tokenizer's end token, and all that its generation_config.json lists."""
         end = self.tokenizer.eos_token_id
         return frozenset([*configured_ends(self.tokenizer), *([] if end is None else [end])])
-
-    @property
-    def _pad_id(self) -> int:
-        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-        return int(next((i for i in (pad, end) if i is not None), 0))
 
     def context_left(self, request: GenerationRequest) -> int:
         """Return the tokens that fit into the context after the prompt.

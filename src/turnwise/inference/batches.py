@@ -1,18 +1,27 @@
-"""Generation for long lists of prompts: a bounded number at once, failures collected."""
+"""Generation for batches of prompts: long lists, and the interface of VERL's rollouts."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from turnwise.errors import ConfigError, TurnwiseError
-from turnwise.inference.base import BaseInferenceEngine, GenerationOutput, Prompts
-from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
+from turnwise.inference.base import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    GenerationResult,
+    Prompts,
+)
+from turnwise.inference.create import create_inference_engine
+from turnwise.reward.batches import Columns, RewardBatch, is_data_proto
 
 
 class BatchError(TurnwiseError, RuntimeError):
@@ -52,17 +61,35 @@ class BatchInferenceManager:
         """Return what `engine.generate` returns for these prompts; it takes the same options.
 
         A prompt that fails does not stop the others: a `BatchError` at the end names it and holds
-        the answers. If only failures come in a row, the remaining prompts are not tried.
+        the answers.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        with _progress(len(prompts), self.batch_size) as report:
-            window = _Window(self.engine, self.batch_size, report)
+        console = Console(stderr=True)
+        with Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[num_tokens]:,} tokens"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=len(prompts) <= self.batch_size or not console.is_terminal,
+        ) as progress:
+            window = _Window(self.engine, self.batch_size, progress, len(prompts))
             # With the defaults of this engine.
             asked = inspect.signature(self.engine.generate).bind(prompts, max_tokens, **sampling)
             asked.apply_defaults()
             output = window.generate(*asked.args, **asked.kwargs)
         if window.failures:
-            raise BatchError(_explain(window, prompts), output, window.failures)
+            index, error = min(window.failures.items())
+            prompt = str(prompts[index])
+            raise BatchError(
+                f"{len(window.failures)} of {len(prompts)} prompts failed, the first is "
+                f"prompts[{index}] {prompt if len(prompt) <= 40 else prompt[:37] + '...'!r}: "
+                f"{type(error).__name__}: {error} The answers to the others are in this error's "
+                ".output, the causes in .failures.",
+                output,
+                window.failures,
+            )
         return output
 
 
@@ -70,98 +97,159 @@ class _Window(BaseInferenceEngine):
     """An engine that passes at most `size` requests at once to another, and collects failures."""
 
     def __init__(
-        self,
-        engine: BaseInferenceEngine,
-        size: int,
-        report: Callable[[GenerationResult], None],
+        self, engine: BaseInferenceEngine, size: int, progress: Progress, num_prompts: int
     ) -> None:
         super().__init__(engine.tokenizer)
         self.failures: dict[int, Exception] = {}
-        self.num_untried = 0
         self._engine = engine
-        # So many in a row mean that the engine is broken, not the prompts.
-        self._most_failures = max(size, 8)
         self._slots = asyncio.Semaphore(size)
-        self._report = report
-        self._num_seen = 0
-        self._num_failed_in_a_row = 0
-
-    async def sample(self, request: GenerationRequest) -> GenerationResult:
-        # `generate` calls in the order of the prompts, and nothing is awaited before this.
-        index, self._num_seen = self._num_seen, self._num_seen + 1
-        result = GenerationResult([], [], FinishReason.ABORTED, self._engine.weight_version)
-        async with self._slots:
-            if self._num_failed_in_a_row >= self._most_failures:
-                self.num_untried += 1
-                return result
-            try:
-                result = await self._engine.sample(request)
-                self._num_failed_in_a_row = 0
-            except Exception as error:  # reported at the end
-                self.failures[index] = error
-                self._num_failed_in_a_row += 1
-        self._report(result)
-        return result
+        self._progress = progress
+        self._bar = progress.add_task("", total=num_prompts, num_tokens=0)
+        self._num_seen = self._num_tokens = 0
 
     @property
     def context_length(self) -> int:
         return self._engine.context_length
 
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        return await self._engine.score(ids, start)
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        # `generate` calls in the order of the prompts, and nothing is awaited before this.
+        index, self._num_seen = self._num_seen, self._num_seen + 1
+        async with self._slots:
+            try:
+                result = await self._engine.sample(request)
+            except Exception as error:  # reported at the end
+                self.failures[index] = error
+                version = self._engine.weight_version
+                result = GenerationResult([], [], FinishReason.ABORTED, version)
+        self._num_tokens += len(result.ids)
+        self._progress.update(self._bar, advance=1, num_tokens=self._num_tokens)
+        return result
 
-    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        return self._engine.update_weights(weights)
+
+class VLLMRolloutSPMD:
+    """Samples responses for batches of prompts, on vLLM or any other engine.
+
+    `model_path` is a model's name, its folder, a server's URL, or an engine, which the caller
+    closes. `config` and `tokenizer` are those of `create_inference_engine`. The other options are
+    the defaults of `engine.generate` (`max_tokens`, `temperature`, `top_p`, ...).
+    """
+
+    def __init__(
+        self,
+        model_path: Any,
+        config: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
+        *,
+        backend: str = "vllm",
+        batch_size: int = 256,
+        **sampling: Any,
+    ) -> None:
+        self._owns_engine = not isinstance(model_path, BaseInferenceEngine)
+        _check_sampling(sampling)
+        self.engine: BaseInferenceEngine = model_path
+        if self._owns_engine:
+            self.engine = create_inference_engine(model_path, backend, config, tokenizer=tokenizer)
+        self.sampling = sampling
+        self._manager = BatchInferenceManager(self.engine, batch_size)
+
+    def generate_sequences(self, prompts: Any, **kwargs: Any) -> Any:
+        """Return responses to a batch of prompts; the result has the type of the batch.
+
+        A batch is a `DataProto` of VERL's, a `RewardBatch`, or a dict such as `collate_fn` makes;
+        it has `input_ids` [B, P], and `attention_mask` where they are padded. The result has
+        `prompts`, `responses` [B, T] (padded at the end), `input_ids`, `attention_mask`,
+        `position_ids`, `response_mask` and `rollout_log_probs`, and the batch's other columns.
+        Texts give a `GenerationOutput`.
+        """
+        columns = prompts if isinstance(prompts, Mapping) else getattr(prompts, "batch", None)
+        if columns is None:
+            return self.inference(prompts, **kwargs)
+        if not getattr(prompts, "meta_info", {}).get("do_sample", True):
+            kwargs.setdefault("temperature", 0.0)
+        answered = _make_columns(columns, self.inference(prompts, **kwargs))
+        if isinstance(prompts, Mapping):
+            return answered
+        data = RewardBatch(
+            Columns(answered), dict(prompts.non_tensor_batch), dict(prompts.meta_info)
+        )
+        return data.as_data_proto(type(prompts)) if is_data_proto(type(prompts)) else data
+
+    def inference(self, inputs: Any, **kwargs: Any) -> GenerationOutput:
+        """Run the model on these inputs, all at once: texts, rows of token ids, or a batch."""
+        return self.engine.generate(_prompts(inputs), **self._with(kwargs))
+
+    def batch_generation(self, batch: Any, **kwargs: Any) -> GenerationOutput:
+        """Generate for any number of inputs, `batch_size` of them at a time.
+
+        An input that fails does not stop the others; see `BatchInferenceManager`.
+        """
+        return self._manager.generate_batch(_prompts(batch), **self._with(kwargs))
 
     def close(self) -> None:
-        """Leaves the engine open: it belongs to the caller."""
+        """Close the engine that was made here. May be called twice."""
+        if self._owns_engine:
+            self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _with(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        _check_sampling(kwargs)
+        return {**self.sampling, **kwargs}
 
 
-def _explain(window: _Window, prompts: Sequence[str | Sequence[int]]) -> str:
-    index, error = min(window.failures.items())
-    prompt = prompts[index] if isinstance(prompts[index], str) else str(list(prompts[index]))
-    prompt = prompt if len(prompt) <= 40 else f"{prompt[:37]}..."
-    untried = f" The last {window.num_untried} were not tried, since no other came through."
-    return (
-        f"{len(window.failures)} of {len(prompts)} prompts failed, the first is prompts[{index}] "
-        f"{prompt!r}: {type(error).__name__}: {error}"
-        f"{untried if window.num_untried else ''} "
-        "The answers to the others are in this error's .output, the causes in .failures."
-    )
+def _check_sampling(options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(BaseInferenceEngine.generate).parameters
+    known = [name for name in parameters if name not in ("self", "prompts")]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"there is no option {name!r}. {did_you_mean(name, known)}")
 
 
-@contextlib.contextmanager
-def _progress(num_prompts: int, window: int) -> Iterator[Callable[[GenerationResult], None]]:
-    """Show a progress bar on a terminal, if the list is long."""
-    if num_prompts <= window:
-        yield lambda result: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+def _prompts(inputs: Any) -> Prompts:
+    """Return texts, or rows of token ids without padding."""
+    columns = inputs if isinstance(inputs, Mapping) else getattr(inputs, "batch", None)
+    if columns is None:
+        return inputs if isinstance(inputs, str) else [_row(one) for one in inputs]
+    names = columns.keys()
+    if "input_ids" not in names:
+        raise ConfigError(f"a batch of prompts needs input_ids, got {', '.join(map(str, names))}")
+    rows = [_row(row) for row in columns["input_ids"]]
+    if "attention_mask" not in names:
+        return rows
+    masks = [_row(row) for row in columns["attention_mask"]]
+    return [
+        [one for one, seen in zip(ids, mask, strict=True) if seen]
+        for ids, mask in zip(rows, masks, strict=True)
+    ]
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda result: None
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[num_tokens]:,} tokens"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=num_prompts, num_tokens=0)
-        num_tokens = 0
 
-        def report(result: GenerationResult) -> None:
-            nonlocal num_tokens
-            num_tokens += len(result.ids)
-            progress.update(task, advance=1, num_tokens=num_tokens)
+def _row(row: Any) -> Any:
+    return row.tolist() if hasattr(row, "tolist") else row
 
-        yield report
+
+def _make_columns(columns: Any, output: GenerationOutput) -> dict[str, Any]:
+    prompts = torch.as_tensor(columns["input_ids"])
+    seen = torch.ones_like(prompts)
+    if "attention_mask" in columns.keys():  # noqa: SIM118 - a TensorDict's too
+        seen = torch.as_tensor(columns["attention_mask"]).long()
+    responses = torch.from_numpy(output.tokens)
+    lengths = torch.tensor([[len(ids)] for ids in output.token_ids])
+    mask = (torch.arange(responses.shape[1]) < lengths).long()
+    log_probs = torch.zeros(responses.shape)
+    log_probs[mask.bool()] = torch.tensor([x for row in output.logprobs for x in row])
+    attention = torch.cat([seen, mask], 1)
+    kept = {name: column for name, column in columns.items() if name != "input_ids"}
+    return {
+        **kept,
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": torch.cat([prompts, responses], 1),
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+        "response_mask": mask,
+        "rollout_log_probs": log_probs,
+    }

@@ -10,8 +10,12 @@ from typing import Any, TypeAlias
 import torch
 
 from turnwise.chat.encoding import encode_text
-from turnwise.inference.base import BaseInferenceEngine
-from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+from turnwise.inference.base import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+)
 
 Policy: TypeAlias = Callable[[str], str] | str
 """A function from the prompt's text to the answer, or one fixed answer."""

@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 
-from turnwise.inference.base import GenerationOutput, Overflow, Prompts, check_scored
-from turnwise.inference.protocol import FinishReason
+from turnwise.inference.base import FinishReason, GenerationOutput, Overflow, Prompts, check_scored
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
-from turnwise.inference.turns import EngineTurn
-from turnwise.inference.worker import WorkerEngine
+from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models import load_model
 from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
@@ -32,6 +30,7 @@ _log = logging.getLogger(__name__)
 class ModelEngine(WorkerEngine):
     """An engine on a Hugging Face model in this process, on the device it is on."""
 
+    shares_model = True
     merges_adapters = False
 
     def __init__(

@@ -19,7 +19,7 @@ from turnwise.inference.local.kernels import sample_and_advance
 from turnwise.inference.local.runner import Runner
 from turnwise.inference.local.sampling import seed_of
 from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow
-from turnwise.inference.turns import EngineTurn
+from turnwise.inference.worker import EngineTurn
 
 
 @contextmanager

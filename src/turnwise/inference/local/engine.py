@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from turnwise.inference.base import Overflow, check_ids
+from turnwise.inference.base import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Overflow,
+    check_ids,
+)
 from turnwise.inference.local.runner import Chunk, Runner
 from turnwise.inference.local.sampling import draw_tokens
 from turnwise.inference.local.schedule import Schedule
 from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, Session
-from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.transformers import ModelEngine
-from turnwise.inference.turns import EngineTurn
+from turnwise.inference.worker import EngineTurn
 from turnwise.models.probing import is_out_of_memory
 
 _log = logging.getLogger(__name__)

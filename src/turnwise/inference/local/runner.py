@@ -28,8 +28,6 @@ from turnwise.models.probing import (
 
 _log = logging.getLogger(__name__)
 
-HINT = " Use backend='transformers'."
-
 _BUDGET = 2 * 2**30
 """Default bytes of the cache on a CPU; the system allocates pages when they are first used."""
 _FIRST_ON_GPU = 2**29
@@ -346,9 +344,7 @@ def _make_kv_cache(
 
 
 def _unsupported(model: Any, reason: object) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{type(model).__name__} does not run on the local engine: {reason}.{HINT}"
-    )
+    return UnsupportedModel(f"{type(model).__name__} does not run on the local engine: {reason}.")
 
 
 def _probe_layers(model: Any, context_length: int) -> list[AttentionCall]:

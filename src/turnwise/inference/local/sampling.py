@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
-from turnwise.inference.turns import EngineTurn
+from turnwise.inference.worker import EngineTurn
 
 
 def draw_tokens(

@@ -27,7 +27,7 @@ from turnwise.inference.local.kv_cache import KVCache
 from turnwise.inference.local.prefix_index import PrefixIndex
 from turnwise.inference.local.prompt_cache import PromptCache, prompt_key
 from turnwise.inference.local.session import Session
-from turnwise.inference.turns import EngineTurn
+from turnwise.inference.worker import EngineTurn
 
 Work = list[tuple[Session, int]]
 """Sessions, each with how many of its tokens to compute."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from turnwise.inference.turns import EngineTurn
+from turnwise.inference.worker import EngineTurn
 
 MAX_GRAPH_STEPS = 16
 """Decode steps in the longest burst on a GPU."""

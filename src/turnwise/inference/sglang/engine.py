@@ -19,10 +19,17 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from turnwise.errors import ConfigError, EngineError
-from turnwise.inference.base import BaseInferenceEngine, Overflow, check_ids, check_scored
+from turnwise.inference.base import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Overflow,
+    check_ids,
+    check_scored,
+)
 from turnwise.inference.loop_thread import START_SECONDS, LoopThread, own_processes
 from turnwise.inference.new_weights import NewWeights, Skeleton
-from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.turn import StreamedTurn
 from turnwise.inference.update_lock import UpdateLock

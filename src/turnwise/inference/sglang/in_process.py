@@ -14,6 +14,7 @@ from turnwise.inference.base import Overflow, check_engine_options
 from turnwise.inference.loop_thread import START_SECONDS
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.engine import SGLangEngine
+from turnwise.inference.sglang.server import SGLangServerEngine
 from turnwise.inference.weight_group import Transfer
 from turnwise.models import load_tokenizer, model_folder
 
@@ -25,6 +26,8 @@ class SGLangInferenceEngine(SGLangEngine):
     `enable_deterministic_inference=True` for seeds that work. On shutdown `sglang.Engine` ends
     every child process of this process, also those of others.
     """
+
+    server = SGLangServerEngine
 
     def __init__(
         self,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.inference.protocol import FinishReason
+from turnwise.inference.base import FinishReason
 from turnwise.inference.sglang.wire import Response
-from turnwise.inference.turns import SampledTurn, length_to_stop
+from turnwise.inference.worker import SampledTurn, length_to_stop
 
 
 @dataclass(eq=False)

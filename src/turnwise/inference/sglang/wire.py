@@ -19,8 +19,8 @@ import torch
 import torch.multiprocessing  # teaches the pickler to send handles of tensors
 
 from turnwise.errors import EngineError
+from turnwise.inference.base import GenerationRequest
 from turnwise.inference.cuda_ipc import gpu_ids
-from turnwise.inference.protocol import GenerationRequest
 from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.weight_group import GroupAddress, tensor_specs
 

@@ -14,17 +14,24 @@ from typing import Any
 import torch
 
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineError
-from turnwise.inference.base import BaseInferenceEngine, Overflow, check_ids, check_scored
+from turnwise.inference.base import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Overflow,
+    check_ids,
+    check_scored,
+)
 from turnwise.inference.loop_thread import START_SECONDS, LoopThread
 from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder
-from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
-from turnwise.inference.turns import SampledTurn
 from turnwise.inference.update_lock import UpdateLock
 from turnwise.inference.vllm.server import UpdatesDisabledError, VLLMServer
 from turnwise.inference.vllm.transfer import ServerTransfer
 from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
 from turnwise.inference.weight_group import Transfer
+from turnwise.inference.worker import SampledTurn
 from turnwise.models import load_tokenizer
 
 

@@ -16,12 +16,18 @@ import torch
 
 from turnwise.deadlines import result_within
 from turnwise.errors import ConfigError, import_extra
-from turnwise.inference.base import Overflow, check_ids, check_scored
+from turnwise.inference.base import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Overflow,
+    check_ids,
+    check_scored,
+)
 from turnwise.inference.cuda_ipc import export_tensors
 from turnwise.inference.loop_thread import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder, memory_folder
-from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.turns import EngineTurn
+from turnwise.inference.vllm.client import VLLMServerEngine
 from turnwise.inference.vllm.process import (
     ProcessLock,
     engine_settings,
@@ -31,7 +37,7 @@ from turnwise.inference.vllm.process import (
 )
 from turnwise.inference.vllm.receiver import RECEIVER
 from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
-from turnwise.inference.worker import WorkerEngine
+from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
 
 _LOG = logging.getLogger("turnwise")
@@ -49,6 +55,8 @@ class VLLMInferenceEngine(WorkerEngine):
     The same seed gives the same tokens up to rounding, which in vLLM depends on the batch. vLLM
     also draws from torch's global generator, so reproducible code should not use that.
     """
+
+    server = VLLMServerEngine
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.inference.protocol import GenerationRequest
+from turnwise.inference.base import GenerationRequest
 from turnwise.inference.sampling import SamplingParams
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from turnwise.errors import ConfigError, EngineError
-from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+from turnwise.inference import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+)
 from turnwise.scale.verl.targets import CPU_ROLLOUT
 
 _SEEDED = (CPU_ROLLOUT, "vllm")
 """Servers that take a seed for each request."""
 
 
-class ServerEngine:
+class ServerEngine(BaseInferenceEngine):
     """The engine of one episode.
 
     VERL stores prompt and response in tensors of fixed width: what follows the prompt has at most
@@ -25,8 +28,7 @@ class ServerEngine:
     def __init__(
         self, client: Any, backend: str, prompt_length: int, response_length: int, tokenizer: Any
     ) -> None:
-        self.tokenizer = tokenizer
-        self.weight_version = 0
+        super().__init__(tokenizer)
         self._client = client
         self._backend = backend
         self._prompt_length = prompt_length
@@ -99,18 +101,6 @@ class ServerEngine:
         if request.stop_strings:
             params["stop"] = list(request.stop_strings)
         return params
-
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        raise ConfigError("VERL's servers do not score texts")
-
-    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        raise ConfigError("VERL updates the weights of its servers itself")
-
-    def end_session(self, session: Hashable) -> None:
-        """VERL's servers free their sessions themselves."""
-
-    def close(self) -> None:
-        """VERL owns the servers."""
 
 
 def _finish_reason(
