@@ -1,6 +1,5 @@
 """The sorting game: what is read as an answer, and what it is worth."""
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.env.games.alphabet_sort import (
@@ -10,18 +9,12 @@ from turnwise.env.games.alphabet_sort import (
     similarity,
 )
 from turnwise.env.players import expert_player, play_episode
-from turnwise.types import EpisodeStatus
 
 some_names = st.lists(st.sampled_from(NAMES), unique=True, max_size=9)
 
 
 def names_in(observation: str) -> list[str]:
     return observation.rpartition(": ")[2].split(", ")
-
-
-def test_the_names_are_distinct_and_plain() -> None:
-    assert len({name.lower() for name in NAMES}) == len(NAMES) >= 200
-    assert all(name.isascii() and name.isalpha() for name in NAMES)
 
 
 def test_each_turn_adds_names_to_the_list() -> None:
@@ -36,15 +29,6 @@ def test_each_turn_adds_names_to_the_list() -> None:
         known += names_in(observation)
         assert len(set(known)) == 3 * (turn + 1)
     assert env.step(", ".join(sorted(known))) == ("Right.", 1.0, True, {"success": True})
-
-
-def test_sorting_only_the_new_names_is_wrong() -> None:
-    env = AlphabetSortEnvironment()
-    first = names_in(env.reset())
-    second = names_in(env.step(", ".join(sorted(first)))[0])
-    observation, reward, *_ = env.step(", ".join(sorted(second)))
-    assert observation.startswith("Wrong. Add: ")
-    assert reward < 1.0
 
 
 def test_only_the_last_answer_decides_success() -> None:
@@ -72,25 +56,6 @@ def test_names_are_read_in_any_layout(names: list[str], separator: str) -> None:
     assert read_names(f"Sorted: {separator.join(names).upper()}.") == names
 
 
-@settings(deadline=None, max_examples=60)
-@given(some_names)
-def test_a_name_counts_at_its_last_place(names: list[str]) -> None:
-    assert read_names(f"Given {names}, sorted {sorted(names)}") == sorted(names)
-
-
-@pytest.mark.parametrize("text", ["Zoey", "Adam2", "Adam_Zoe", "Zoë"])
-def test_part_of_a_word_is_no_name(text: str) -> None:
-    assert read_names(text) == []
-
-
-@settings(deadline=None, max_examples=100)
-@given(some_names, some_names.filter(bool))
-def test_similarity_is_one_for_the_exact_list_alone(answer: list[str], wanted: list[str]) -> None:
-    assert similarity(wanted, wanted) == 1.0
-    assert 0.0 <= similarity(answer, wanted) <= 1.0
-    assert (similarity(answer, wanted) == 1.0) == (answer == wanted)
-
-
 def test_missing_and_surplus_names_cost() -> None:
     assert similarity(["Adam"], ["Adam", "Zoe"]) == 0.5
     assert similarity(["Adam", "Boris", "Clara", "Zoe"], ["Adam", "Boris"]) == 0.5
@@ -104,9 +69,3 @@ def test_other_numbers_of_turns_and_names() -> None:
     )
     assert episode.num_turns == 5
     assert len(names_in(episode.states[-1])) == 10
-
-
-def test_fewer_steps_than_turns_cut_the_episode() -> None:
-    episode = play_episode(AlphabetSortEnvironment({"max_steps": 2}), expert_player, seed=3)
-    assert episode.num_turns == 2
-    assert episode.status is EpisodeStatus.TRUNCATED_BY_TURNS

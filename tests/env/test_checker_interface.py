@@ -139,17 +139,6 @@ class EmptyReset(Doors):
         return " "
 
 
-class NumberReset(Doors):
-    def reset(self):
-        super().reset()
-        return 3
-
-
-class ForgotReturn(Doors):
-    def step(self, action):
-        super().step(action)
-
-
 class StateDict(Doors):
     def get_state_description(self):
         return {"opened": self.opened}
@@ -163,16 +152,10 @@ class PromptNone(Doors):
 ANSWERS = [
     (GymnasiumReset, "reset", "error", r"tuple.*Gymnasium", "return observation"),
     (EmptyReset, "reset", "warning", "returned ' '", "get_state_description"),
-    (NumberReset, "reset", "error", "type int, expected str", "in words"),
     (doors_that_answer(truncated=False), "step", "error", "5 values, expected 4", "Return (obs"),
-    (ForgotReturn, "step", "error", "None, expected 4", "Return (observation"),
-    (doors_that_answer(observation=7), "step", "error", "expected str", "in words"),
     (doors_that_answer(observation="", done=False), "step", "warning", "returned.*''", "Say what"),
     (doors_that_answer(reward="much"), "step", "error", "reward of type str", "float("),
-    (doors_that_answer(reward=float("nan")), "step", "error", "nan, expected a finite", "division"),
     (doors_that_answer(reward=-np.inf), "step", "error", "-inf, expected a finite", "division"),
-    (doors_that_answer(done="no"), "step", "error", "done='no'", "a bool"),
-    (doors_that_answer(info=[]), "step", "error", "info of type list", "Return {}"),
     (StateDict, "state-description", "error", "opened.*expected a str", "return str(...)"),
     (PromptNone, "prompt-prefix", "error", "None, expected a str", "return str(...)"),
 ]

@@ -34,7 +34,7 @@ class RandomTool(Doors):
         return f"You rolled {random.randint(1, 6)}, not {self.rng.random()}."
 
     def sample_action(self, rng):
-        return '{"name": "roll", "arguments": {}}'
+        return rng.choice(["A", "B", "C", '{"name": "roll", "arguments": {}}'])
 
 
 class OwnUnseededRandom(Doors):

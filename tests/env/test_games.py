@@ -34,7 +34,7 @@ RANDOM_SUCCESS = {
     # "complete quest" is open at any time, so here the bounds differ in reward, not in success.
     "custom-game": (0.6, 0.9),
 }
-NUM_EPISODES = 150
+NUM_EPISODES = 60
 
 every_game = pytest.mark.parametrize("name", GAMES)
 every_random_game = pytest.mark.parametrize(
@@ -89,31 +89,6 @@ def test_the_random_player_plays_validly_and_seldom_succeeds(name: str) -> None:
     assert least <= num_successes / NUM_EPISODES <= most
 
 
-@every_game
-def test_the_expert_earns_more_than_the_random_player(name: str) -> None:
-    env = GAMES[name]()
-    player = random_player(0)
-    expert = sum(play_episode(env, expert_player, seed).total_reward for seed in range(50))
-    chance = sum(play_episode(env, player, seed).total_reward for seed in range(50))
-    assert expert > chance
-
-
-@every_game
-def test_the_expert_rescues_an_episode_that_began_badly(name: str) -> None:
-    env = GAMES[name]({"max_steps": 60} if name in ("guess-number", "grid-world") else None)
-    for seed in range(20):
-        rng = random.Random(seed)
-        env.seed(seed)
-        env.reset()
-        env.step("?!")
-        env.step(env.sample_action(rng))
-        info: dict[str, object] = {}
-        while not env.is_done():
-            *_, info = env.step(env.expert_action())
-        if info:  # else the random action had ended the game
-            assert info["success"]
-
-
 @every_random_game
 def test_seeds_differ(name: str) -> None:
     env = GAMES[name]()
@@ -149,18 +124,7 @@ def test_a_game_that_is_over_stays_over(name: str) -> None:
 
 
 @every_game
-def test_texts_are_short_and_plain(name: str) -> None:
-    env = GAMES[name]()
-    for seed in range(20):
-        episode = play_episode(env, random_player(seed), seed)
-        assert len(env.get_prompt_prefix()) <= 320
-        for text in [*episode.prompts[1:], *episode.observations, *episode.states]:
-            assert text.isascii()
-            assert len(text) <= 120
-
-
-@every_game
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(texts=st.lists(any_text, max_size=12), seed=st.integers(0, 99))
 def test_no_text_breaks_a_game(name: str, texts: list[str], seed: int) -> None:
     env = GAMES[name]()

@@ -173,14 +173,6 @@ def test_where_steps_cost_an_invalid_action_is_not_cheaper() -> None:
     assert idle.total_reward == -200
 
 
-def test_a_number_out_of_bounds_is_invalid_and_the_bounds_are_told() -> None:
-    env = GymnasiumEnvironment("MountainCarContinuous-v0")
-    env.reset(seed=0)
-    text, _, _, info = env.step("1.5")
-    assert info["invalid_action"]
-    assert "from -1 to 1" in text
-
-
 def test_only_actions_in_the_mask_are_offered_drawn_and_taken() -> None:
     ship = Ship(mask=[1, 0, 1])
     env = GymnasiumEnvironment(ship, action_names=["port", "ahead", "starboard"])
@@ -192,26 +184,6 @@ def test_only_actions_in_the_mask_are_offered_drawn_and_taken() -> None:
     assert "ahead is not possible now" in text
     env.step("starboard")
     assert ship.taken == [2]
-
-
-def test_taxi_says_where_everything_is_and_prices_a_useless_move_itself() -> None:
-    env = GymnasiumEnvironment("Taxi-v4")
-    first = env.reset(seed=3)
-    assert "Taxi: row 1, column 3." in first
-    assert "Passenger: at Red (row 1, column 1)." in first
-    assert "|R: |@: :G|" in first
-    assert "Possible now: south, east." in first
-    assert env.step("west")[1:3] == (-1, False)
-    assert env.step("pick up")[1:3] == (-10, False)
-    assert "row 2, column 3" in env.step("south")[0]
-
-
-def test_frozen_lake_is_drawn_and_says_whether_it_is_slippery() -> None:
-    env = GymnasiumEnvironment("FrozenLake-v1", desc=["SFH", "FFG"], is_slippery=False)
-    assert env.reset(seed=0) == "You are on ice, row 1, column 1.\n@ F H\nF F G"
-    assert env.step("down")[0] == "You are on ice, row 2, column 1.\nS F H\n@ F G"
-    assert "slippery" not in env.get_prompt_prefix()
-    assert "slippery" in GymnasiumEnvironment("FrozenLake-v1").get_prompt_prefix()
 
 
 def test_an_unknown_environment_is_told_by_its_docstring_and_spaces() -> None:

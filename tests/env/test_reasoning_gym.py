@@ -55,11 +55,6 @@ def test_the_seed_chooses_the_question_and_nothing_else_does(task):
     assert random.getstate() == before
 
 
-def test_unseeded_episodes_go_on_to_other_questions():
-    env = ReasoningGymEnvironment("leg_counting")
-    assert len({env.reset() for _ in range(5)}) == 5
-
-
 def test_nothing_but_the_question_is_told_before_the_end():
     env = ReasoningGymEnvironment("leg_counting")
     text = question(env, 4)

@@ -1,7 +1,6 @@
 """The shop: two tools, hidden prices, one purchase."""
 
 import copy
-import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from turnwise.env.games.shop import ShopEnvironment
 from turnwise.errors import ConfigError, ToolError
 from turnwise.tools import JSONActionParser, ToolCall
 
-NUM_EPISODES = 150
+NUM_EPISODES = 40
 
 
 def act(name: str, **arguments: Any) -> str:
@@ -62,42 +61,10 @@ def test_the_cheapest_with_enough_stock_is_right() -> None:
 
 def test_the_random_player_rarely_succeeds_and_is_always_valid() -> None:
     episodes = [
-        play_episode(ShopEnvironment(), random_player(seed), seed=seed) for seed in range(200)
+        play_episode(ShopEnvironment(), random_player(seed), seed=seed) for seed in range(80)
     ]
-    assert 0 < sum(episode.success for episode in episodes) < 0.15 * 200
+    assert 0 < sum(episode.success for episode in episodes) < 0.15 * 80
     assert not any(info["invalid_action"] for e in episodes for info in e.infos)
-
-
-def test_one_tool_is_not_enough() -> None:
-    def buy_only(env: BaseEnvironment, observation: str) -> str:
-        # The best that can be done blindly: the right quantity of any one choice.
-        quantity = int(observation.split()[1])
-        return act("buy", item=read_choices(observation)[0], quantity=quantity)
-
-    def look_only(env: BaseEnvironment, observation: str) -> str:
-        looked_up, colon, _ = observation.partition(": price")
-        return act("look_up", item=looked_up if colon else read_choices(observation)[0])
-
-    assert 0.2 < success_rate(buy_only) < 0.5
-    assert success_rate(look_only) == 0.0
-
-
-def test_the_expert_carries_on_from_any_point() -> None:
-    rng = random.Random(0)
-    for seed in range(60):
-        env, items = start(seed)
-        for _ in range(rng.randint(0, 4)):
-            env.step(rng.choice(["nonsense", act("look_up", item=rng.choice(items))]))
-        success = False
-        while not env.is_done():
-            _, _, _, info = env.step(env.expert_action())
-            success = info["success"]
-        assert success
-
-
-def test_the_expert_buys_in_the_last_turn() -> None:
-    episode = play_episode(ShopEnvironment({"max_steps": 2}), expert_player, seed=0)
-    assert [info["tool"] for info in episode.infos] == ["look_up", "buy"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +94,7 @@ def test_invalid_actions_are_told_and_cost_a_little(action: str, told: str) -> N
 
 
 def test_wrong_purchases_close_the_order() -> None:
-    for seed in range(30):
+    for seed in range(8):
         env, items = start(seed)
         while '"look_up"' in (action := env.expert_action()):
             env.step(action)
@@ -160,16 +127,6 @@ def test_state_tells_what_the_agent_knows() -> None:
     env.step(act("look_up", item=second))
     assert other.get_state_description() == known
     assert env.get_state_description() != known
-
-
-def test_prompt_tells_tools_and_format_in_ascii() -> None:
-    env = ShopEnvironment()
-    prompt = env.get_prompt_prefix()
-    assert prompt.isascii()
-    assert "look_up(item: string): " in prompt
-    assert "buy(item: string, quantity: integer): " in prompt
-    parsed = JSONActionParser().parse(prompt)
-    assert [call.name for call in parsed.calls] == ["look_up", "buy"]
 
 
 @pytest.mark.parametrize("params", [{"num_choices": 1}, {"num_choices": 6}, {"choices": 3}])

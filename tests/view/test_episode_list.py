@@ -111,19 +111,6 @@ def test_a_run_that_is_resumed(tmp_path):
     assert run.summary()["status"] == "finished"
 
 
-def test_a_long_run_is_not_waited_for_by_the_doctor(tmp_path, monkeypatch):
-    from turnwise.view import runs
-
-    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.0)
-    sick = {"reward": 0.0, "reward_std": 0.0, "success": 0.0}
-    folder = write_run(tmp_path / "run", dict.fromkeys(range(1, 9), ()), metrics=sick)
-    run = open_library(folder).get("run")
-    assert run.detail()["examined"] == {"steps": 0, "of": 8}
-    assert run.metrics.examine(60.0)
-    assert run.detail()["examined"] == {"steps": 8, "of": 8}
-    assert not run.metrics.examine(60.0)  # all was said
-
-
 def test_metrics_that_are_rewound(tmp_path):
     from turnwise.runs.metrics_log import MetricsLog
 

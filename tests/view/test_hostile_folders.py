@@ -284,26 +284,6 @@ def test_half_requests_end(client, monkeypatch):
                     pass
 
 
-def test_a_whole_request_has_time_for_its_answer(client, monkeypatch):
-    protocols = []
-    received = http_server.BoundedProtocol.data_received
-
-    def receive(protocol, data):
-        received(protocol, data)
-        protocols.append(protocol)
-
-    monkeypatch.setattr(http_server.BoundedProtocol, "data_received", receive)
-    with socket.create_connection(("127.0.0.1", client.port), 60) as door:
-        host = f"127.0.0.1:{client.port}"
-        door.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        data = b""
-        while b"event: runs" not in data:
-            chunk = door.recv(65536)
-            assert chunk, "the stream of events was closed"
-            data += chunk
-        assert protocols[-1]._deadline is None  # no limit runs any more
-
-
 def test_metrics_beyond_the_limit_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "MAX_BYTES", 1000)
     path = tmp_path / "metrics.jsonl"
@@ -326,15 +306,16 @@ def test_many_runs_take_few_open_files(tmp_path):
     assert library.get("run-7").key == "run-7"
 
 
-@pytest.mark.parametrize("name", ["a b", "ü", "日本", "x\ny", "a&b<c>", "~", "%2e", "'\""])
-def test_odd_names_of_folders(tmp_path, name):
-    write_run(tmp_path / name, {1: [said("Hello")]})
+def test_odd_names_of_folders(tmp_path):
+    names = ["a b", "ü", "日本", "x\ny", "a&b<c>", "~", "%2e", "'\""]
+    for name in names:
+        write_run(tmp_path / name, {1: [said("Hello")]})
     raw = os.fsencode(tmp_path) + b"/\xff\xfe"
     os.mkdir(raw)
     with open(raw + b"/run.json", "w") as file:
         file.write("{}")
     with serving(tmp_path) as client:
         keys = [run["key"] for run in client.get("/api/runs")["runs"]]
-        assert len(set(keys)) == 2
+        assert len(set(keys)) == len(names) + 1
         for key in keys:
             client.get(f"/api/runs/{key}")

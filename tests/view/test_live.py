@@ -158,10 +158,6 @@ class TestMistakes:
         assert f"there is no folder {place}, and none {tmp_path / 'rnus'}" in told
         assert "turnwise view runs" in told
 
-    def test_a_file(self, view, tmp_path):
-        (tmp_path / "file").touch()
-        assert "is a file" in view(tmp_path / "file")
-
     def test_a_port_that_is_taken(self, view, folder):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]

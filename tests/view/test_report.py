@@ -9,7 +9,6 @@ from turnwise.types import EpisodeStatus
 from turnwise.view.legible import is_odd
 from turnwise.view.report import export_run
 from turnwise.view.report_curves import charts
-from turnwise.view.report_episodes import spread
 from view.runs_to_view import said, write_run
 from view.serving import open_library
 from view.test_export import KNOWN, Page
@@ -149,12 +148,6 @@ def test_the_environments_of_a_mix_have_curves_of_their_own():
     assert len(figures) == 2
     assert "<title>chess/reward</title>" in figures[1]
     assert "greedy evaluation <b>2</b>" in figures[1]
-
-
-def test_steps_are_spread():
-    assert spread([5], 3) == [5]
-    assert spread([], 3) == []
-    assert spread(range(10), 1) == [9]
 
 
 def test_the_viewer_offers_it(client):

@@ -38,11 +38,6 @@ def test_any_bytes_are_shown_and_none_twice(tokens):
     assert "".join(texts) == expected
 
 
-def test_each_byte_of_a_broken_character_stands_on_its_own_token():
-    assert joined_bytes([b"\xf0", b"\x9f", b"A"]) == ["\\xf0", "\\x9f", "A"]
-    assert joined_bytes([b"x", b"\xe2\x82"]) == ["x", "\\xe2\\x82"]
-
-
 def test_a_tokenizer_of_bytes(tmp_path):
     texts = texts_of(TOKENIZER.backend_tokenizer, tmp_path)
     words = "<|im_start|>user\nÄ 😀<|im_end|>"
