@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,9 +32,8 @@ def write_whole(path: Path, content: bytes) -> None:
             left = left[os.write(handle, left) :]
         os.fsync(handle)
         os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(draft)
+    except BaseException:  # an interrupt leaves no draft behind either
+        remove(draft)
         raise
     finally:
         os.close(handle)
@@ -43,13 +43,18 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def _open_draft(path: Path) -> tuple[Path, int]:
     while True:
-        draft = path.with_name(f".{path.name}{_MARK}{secrets.token_hex(4)}")
+        draft = draft_path(path)
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.path.lexists(draft):
             return draft, handle
         os.close(handle)  # another process removed it before it was locked
+
+
+def draft_path(path: Path) -> Path:
+    """Return a new name for a draft of a file or a folder."""
+    return path.with_name(f".{path.name}{_MARK}{secrets.token_hex(4)}")
 
 
 def honour_umask(folder: Path) -> None:
@@ -90,18 +95,26 @@ def sync(path: Path) -> None:
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:
-    """Remove the drafts of killed writers in a folder, of one file or of all."""
-    with suppress(OSError):
-        for found in os.listdir(folder):
-            if is_draft(found) and found.startswith(f".{name}{_MARK}" if name else "."):
-                _remove_unless_held(folder / found)
+    """Remove the drafts of killed writers in a folder: of one file or folder, or of all."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for draft in names:
+        if is_draft(draft) and draft.startswith(f".{name}{_MARK}" if name else "."):
+            with suppress(OSError):  # a living writer holds the lock
+                handle = os.open(folder / draft, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(folder / draft)
+                finally:
+                    os.close(handle)
 
 
-def _remove_unless_held(draft: Path) -> None:
-    with suppress(OSError):
-        handle = os.open(draft, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(draft)
-        finally:
-            os.close(handle)
+def remove(path: Path) -> None:
+    """Remove a file or a folder, as far as that is allowed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import time
 from contextlib import suppress
 
 import pytest
@@ -274,19 +273,6 @@ class TestManyAtOnce:
             save(store, 2)
         os.close(handle)
         assert save(store, 2).step == 2
-
-    def test_what_another_host_writes_is_let_be_for_a_while(self, store):
-        save(store, 1)
-        draft = store.folder / ".step-00000002.saving-0badcafe-01234567"
-        (draft / "parts").mkdir(parents=True)
-        (draft / "parts" / "state.json").touch()
-        save(store, 2)
-        assert draft.exists()
-        long_ago = time.time() - whole_folders.STALE_S - 60
-        for path in (draft / "parts" / "state.json", draft / "parts", draft):
-            os.utime(path, (long_ago, long_ago))
-        CheckpointStore(store.folder)
-        assert not draft.exists()
 
 
 class TestPlacesOfTheUser:

@@ -7,30 +7,29 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.runs.checkpoint import (
+    FORMAT,
     Checkpoint as Checkpoint,
-    described,
+    Defect,
+    is_step,
     open_checkpoint as open_checkpoint,
+    read_manifest,
+    read_sealed_json,
     save_at,
     save_checkpoint_to as save_checkpoint_to,
+    sealed_json,
     verified,
 )
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.headline import is_number
-from turnwise.runs.manifest import (
-    FORMAT,
-    Defect,
-    is_step,
-    read_manifest,
-    read_sealed_json,
-    sealed_json,
-)
-from turnwise.runs.whole_folders import discard, in_order, write_file
+from turnwise.runs.whole_folders import discard, in_order
+from turnwise.whole_files import write_whole
 
 _LOG = logging.getLogger("turnwise")
 _STEP = re.compile(r"step-(\d{8,})")
@@ -120,22 +119,17 @@ class CheckpointStore:
 
     def save(self, step: int, write: Callable[[Path], None], meta: Mapping[str, Any]) -> Checkpoint:
         """Save the files that `write` creates in a folder, then remove old checkpoints."""
-        before = self.list()
-        expected = sum(before[-1].files.values()) if before else 0
-        path = self.folder / f"step-{step:08d}"
-        saved = save_at(path, write, meta, step, names="*", num_bytes_expected=expected)
+        saved = save_at(self.folder / f"step-{step:08d}", write, meta, step)
         self._prune(step)
         return saved
 
     def list(self) -> list[Checkpoint]:
         """Return the checkpoints that have a valid manifest, by step; files are not verified."""
-        found = []
+        checkpoints = []
         for path in self._folders().values():
-            try:
-                found.append(described(path, read_manifest(path)))
-            except (Defect, OSError):
-                continue
-        return found
+            with suppress(Defect, OSError):
+                checkpoints.append(read_manifest(path))
+        return checkpoints
 
     def newest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint; damaged ones are skipped with a warning."""
@@ -185,7 +179,7 @@ class CheckpointStore:
         known = {name: entry for name, entry in mark.items() if entry is not None}
         path = self.folder / "best.json"
         with explained(path), in_order(self.folder):
-            write_file(path, sealed_json({"format": FORMAT, **known}))
+            write_whole(path, sealed_json({"format": FORMAT, **known}))
 
     @property
     def best(self) -> BestCheckpoint | None:
