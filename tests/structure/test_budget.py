@@ -9,7 +9,7 @@ ROOT = SOURCE.parents[1]
 
 # Lines of Python in each package; `.` are the modules beside them.
 LINES = {
-    ".": 1123,
+    ".": 1136,
     "agents": 2727,
     "algo": 2648,
     "chat": 2420,
@@ -24,7 +24,7 @@ LINES = {
     "models": 1604,
     "progress": 808,
     "reward": 1287,
-    "runs": 5025,
+    "runs": 4754,
     "scale": 4294,
     "tools": 4748,
     "trainer": 6215,
