@@ -15,7 +15,7 @@ from turnwise.agents.gateway import LLM
 from turnwise.agents.requests import ChatRequest
 from turnwise.agents.session import AgentSession
 from turnwise.cli import main
-from turnwise.cli.run_settings import source_of
+from turnwise.cli.run_paths import find_source
 from turnwise.episode import CollectorOptions
 from turnwise.episode.setup import make_setup
 from turnwise.inference.scripted import ScriptedEngine
@@ -147,6 +147,6 @@ def test_a_checkpoint_is_named_by_its_step(tmp_path):
     saved = tmp_path / "checkpoints" / "step-00000007"
     saved.mkdir(parents=True)
     (saved / "state.json").write_text("{}")
-    assert source_of(str(tmp_path), "7") == source_of(str(saved), "7") == saved
+    assert find_source(str(tmp_path), "7") == find_source(str(saved), "7") == saved
     with pytest.raises(ConfigError, match="the step of a checkpoint"):
-        source_of(str(tmp_path), "8")
+        find_source(str(tmp_path), "8")

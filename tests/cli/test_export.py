@@ -95,13 +95,6 @@ def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, arguments, mes
     assert not Path("out").exists()
 
 
-def test_a_place_that_cannot_be_written_is_told(turnwise, run):
-    Path("file").write_text("")
-    ran = turnwise("export", run, "file/out")
-    assert ran.code == 2
-    assert "cannot write" in ran.err
-
-
 @pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
 def test_adapters_are_merged_into_the_weights(turnwise, run):
     lora = ("lora_rank=2", "lora_alpha=64", "lora_target_modules=[q_proj]", "use_rslora=true")

@@ -129,10 +129,3 @@ def test_a_name_that_python_cannot_import_is_refused(
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
     assert not Path(name).exists()
-
-
-def test_a_place_that_cannot_be_written_is_said(turnwise, tmp_path):
-    (tmp_path / "file").touch()
-    ran = turnwise("init", str(tmp_path / "file" / "my_env"))
-    assert ran.code == 2
-    assert ran.err.startswith("error: cannot make ")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -164,19 +162,3 @@ def test_a_mistake_is_a_message_and_no_picture(turnwise, arguments, message):
     assert message in ran.err
     assert "Traceback" not in ran.err
     assert not Path("curve.png").exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="root writes anywhere")
-def test_a_place_that_cannot_be_written_is_told(turnwise):
-    make_run("a", [1, 2])
-    ran = turnwise("plot", "runs/a", "-o", "/proc/curve.png")
-    assert ran.code == 2
-    assert "cannot write /proc/curve.png" in ran.err
-
-
-def test_without_matplotlib_the_extra_is_named(turnwise, monkeypatch):
-    make_run("a", [1, 2])
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ran = turnwise("plot", "runs/a")
-    assert ran.code == 2
-    assert "pip install 'turnwise[plot]'" in ran.err

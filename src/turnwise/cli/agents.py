@@ -95,8 +95,13 @@ class ServedModel:
     Tools are described in the prompt, and calls are text: so every server can play.
     """
 
-    def __init__(self, url: str, model: str | None) -> None:
-        """Without `model`, the only one that the server offers."""
+    def __init__(
+        self, url: str, model: str | None, *, sends_temperature: bool, max_tokens: int | None
+    ) -> None:
+        """Without `model`, the only one that the server offers.
+
+        What the user did not set is not sent: the server has its own, and may refuse others'.
+        """
         self._server = ChatServer(url, os.environ.get("OPENAI_API_KEY"), timeout=600.0)
         if model is None:
             offered = self._server.models()
@@ -108,14 +113,18 @@ class ServedModel:
             (model,) = offered
         self.model = model
         self.name = f"{model} at {url}"
+        self._sends_temperature = sends_temperature
+        self._max_tokens = max_tokens
 
     async def reply(self, messages: Sequence[Message], request: GenerationRequest) -> Answer:
         """Return the server's next message of a conversation."""
-        sampling = request.sampling
-        options: dict[str, Any] = {"max_tokens": request.max_tokens}
-        options["temperature"] = sampling.temperature
-        if sampling.top_p < 1.0:
-            options["top_p"] = sampling.top_p
+        options: dict[str, Any] = {}
+        if self._max_tokens is not None:
+            options["max_tokens"] = self._max_tokens
+        if self._sends_temperature:
+            options["temperature"] = request.sampling.temperature
+            if request.sampling.top_p < 1.0:
+                options["top_p"] = request.sampling.top_p
         answer: Answer = await call_with_deadline(
             lambda: self._server.complete(self.model, list(map(_as_sent, messages)), **options),
             timeout=request.timeout,

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, say
-from turnwise.cli.options import CheckpointOption, ParserOption, ToolOption, argument
-from turnwise.cli.run_settings import Supplied, source_of
-from turnwise.errors import ConfigError
+from turnwise.cli.settings import Overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.chat import ChatFormat
     from turnwise.cli.chat_session import ChatSession, Reply
     from turnwise.tools import ToolCall
 
@@ -28,24 +25,16 @@ HELP = (
 )
 
 
-class BackendName(StrEnum):
-    local = "local"
-    transformers = "transformers"
-    vllm = "vllm"
-    sglang = "sglang"
-    scripted = "scripted"
-
-
 def chat(
     model: Annotated[
         str,
-        argument(
+        opt.argument(
             "RUN_OR_MODEL",
             "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
             "or the URL of a server.",
         ),
     ],
-    backend: Annotated[BackendName, typer.Option(help="Inference engine.")] = BackendName.local,
+    backend: opt.BackendOption = opt.BackendName.local,
     system: Annotated[
         str | None,
         typer.Option(
@@ -56,9 +45,9 @@ def chat(
             show_default="the run's own, if any",
         ),
     ] = None,
-    tool: ToolOption = None,
-    parser: ParserOption = None,
-    checkpoint: CheckpointOption = "last",
+    tool: opt.ToolOption = None,
+    parser: opt.ParserOption = None,
+    checkpoint: opt.CheckpointOption = "last",
     temperature: Annotated[
         float | None,
         typer.Option(min=0, help="0 is greedy decoding.", show_default="0.7, or the run's own"),
@@ -77,22 +66,11 @@ def chat(
         int | None,
         typer.Option(min=0, help="Seed for reproducible sampling.", show_default="random"),
     ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Chat template: chatml, llama-2, llama-3, mistral, gemma, zephyr, plain.",
-            show_default="the tokenizer's own",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Tokenizer for a server's URL.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-    ] = False,
+    template: opt.TemplateOption = None,
+    tokenizer: opt.TokenizerOption = None,
+    dtype: opt.DtypeOption = "auto",
+    device: opt.DeviceOption = "auto",
+    trust_remote_code: opt.TrustModelCode = False,
 ) -> None:
     """Chat with the model of a run or a checkpoint, or with any other model.
 
@@ -111,82 +89,42 @@ def chat(
     turnwise chat http://localhost:8000 --backend vllm --tokenizer Qwen/Qwen3-0.6B
     echo "What is the capital of France?" | turnwise chat smollm2-135m
     """
-    from turnwise.cli.run_paths import find_run_or_refuse
-
     console = make_console()
     is_terminal = sys.stdin.isatty() and console.is_terminal
-    given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
-    config = {name: value for name, value in given.items() if value not in ("auto", False)}
-    source = source_of(model, checkpoint) or find_run_or_refuse(model)
-    supplied = Supplied(tools=tool, parser=parser, system_prompt=system)
-    supplied.allow_code()
+    overrides = Overrides(tools=tool, parser=parser, system_prompt=system)
     with contextlib.ExitStack() as closing:
         with console.status(f"loading {model}") if is_terminal else contextlib.nullcontext():
-            from turnwise.cli.chat_session import ChatSession
-            from turnwise.cli.chat_setup import ChatSetup
+            from turnwise.cli.chat_session import ChatSession, open_chat_model
+            from turnwise.inference import SamplingParams
 
-            if source is None:
-                setup = ChatSetup.of_model(model, backend.value, config, tokenizer, supplied)
-            else:
-                check_run_options("chat", model, backend, dtype, device, tokenizer)
-                setup = ChatSetup.of_run(
-                    source, checkpoint, backend.value, supplied, trust_remote_code
-                )
-            closing.enter_context(setup.engine)
-            closing.enter_context(setup.closing)
-        chat_format = format_of(
-            setup.engine.tokenizer, model, template or setup.template, setup.enable_thinking
-        )
+            opened = open_chat_model(
+                "chat",
+                model,
+                closing,
+                overrides,
+                checkpoint=checkpoint,
+                backend=backend.value,
+                template=template,
+                tokenizer=tokenizer,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+            )
         session = ChatSession(
-            setup.engine,
-            chat_format,
-            setup.system_prompt,
-            setup.sampling(temperature, top_p),
-            max_tokens or setup.max_tokens,
+            opened,
+            SamplingParams(
+                opened.temperature if temperature is None else temperature,
+                top_p=opened.top_p if top_p is None else top_p,
+            ),
+            max_tokens or opened.max_tokens,
             random.randrange(2**31) if seed is None else seed,
-            setup.tools(chat_format),
         )
         screen = ChatScreen(console, is_terminal)
-        if setup.about is not None:
-            screen.remark(setup.about)
+        if opened.about is not None and is_terminal:
+            screen.note(legible(opened.about))
+        elif opened.about is not None:
+            say(opened.about, err=True)
         _converse(session, screen)
-
-
-def check_run_options(
-    command: str,
-    model: str,
-    backend: BackendName,
-    dtype: str,
-    device: str,
-    tokenizer: str | None,
-) -> None:
-    """Raise `ConfigError` for options that a run does not take."""
-    if backend not in (BackendName.local, BackendName.transformers):
-        raise ConfigError(
-            f"--backend {backend} cannot load the checkpoint of {model}. Export it first: "
-            f"turnwise export {model} FOLDER, then turnwise {command} FOLDER --backend {backend}"
-        )
-    if (dtype, device, tokenizer) != ("auto", "auto", None):
-        raise ConfigError(
-            f"--dtype, --device and --tokenizer are for a model, and {model} is a run, which has "
-            "its own. Leave them out."
-        )
-
-
-def format_of(
-    tokenizer: Any, model: str, template: str | None, enable_thinking: bool | None = None
-) -> ChatFormat:
-    """Return the chat format of a model; `ConfigError` if it has none."""
-    from turnwise.chat import TEMPLATES, ChatFormat
-
-    if tokenizer is None:
-        raise ConfigError(f"{model} came without a tokenizer. Name one with --tokenizer.")
-    if template is None and not tokenizer.chat_template:
-        raise ConfigError(
-            f"the tokenizer of {model} has no chat template. Choose one with --template: "
-            f"{', '.join(TEMPLATES)}."
-        )
-    return ChatFormat(tokenizer, template, enable_thinking=enable_thinking)
 
 
 def _converse(session: ChatSession, screen: ChatScreen) -> None:
@@ -201,7 +139,15 @@ def _converse(session: ChatSession, screen: ChatScreen) -> None:
             session.reset()
             screen.note("New conversation.")
         elif command == "/stats":
-            screen.console.print(_stats(session))
+            replies = session.replies
+            number = sum(reply.num_tokens for reply in replies)
+            speed = _speed(number, sum(reply.seconds for reply in replies))
+            used = len(session.conversation.stream) if session.conversation else 0
+            screen.console.print(
+                f"{len(replies)} {'reply' if len(replies) == 1 else 'replies'}, {number} tokens, "
+                f"{speed}; the conversation has {used:,} of "
+                f"{session.model.engine.context_length:,} tokens"
+            )
         elif command == "/help":
             screen.console.print(HELP)
         elif command.startswith("/") and not command.startswith("//"):
@@ -210,18 +156,6 @@ def _converse(session: ChatSession, screen: ChatScreen) -> None:
             text = line.replace("//", "/", 1) if command[0] == "/" else line
             reply = session.say(text, screen.show, screen.call)
             screen.ending(reply, session)
-
-
-def _stats(session: ChatSession) -> str:
-    replies = session.replies
-    num_tokens = sum(reply.num_tokens for reply in replies)
-    seconds = sum(reply.seconds for reply in replies)
-    used = len(session.conversation.stream) if session.conversation else 0
-    return (
-        f"{len(replies)} {'reply' if len(replies) == 1 else 'replies'}, {num_tokens} tokens, "
-        f"{_speed(num_tokens, seconds)}; "
-        f"the conversation has {used:,} of {session.engine.context_length:,} tokens"
-    )
 
 
 class ChatScreen:
@@ -265,7 +199,7 @@ class ChatScreen:
         from turnwise.inference import FinishReason
 
         self.console.print()
-        length = session.engine.context_length
+        length = session.model.engine.context_length
         full = f"the context of {length:,} tokens is full, /reset starts a new conversation"
         cut = {
             FinishReason.LENGTH: "cut by --max-tokens",
@@ -279,13 +213,6 @@ class ChatScreen:
                 make_console(stderr=True).print(full)
             if reply.reason is FinishReason.ABORTED:
                 raise KeyboardInterrupt
-
-    def remark(self, text: str) -> None:
-        """Print a line about the conversation; to the standard error if the output is piped."""
-        if self.is_terminal:
-            self.note(legible(text))
-        else:
-            say(text, err=True)
 
     def note(self, text: str) -> None:
         """Print a dimmed line, only on a terminal."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.run_settings import Supplied, played_settings
+from turnwise.cli.settings import Overrides, open_settings
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,14 +22,7 @@ _MARKS = {"error": ("✗", "bold red"), "warning": ("!", "bold yellow"), "note":
 
 
 def check_env(
-    env: Annotated[
-        str,
-        opt.argument(
-            "ENV_OR_RUN",
-            "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder "
-            "of a run, for its environment with parameters, tools and dataset.",
-        ),
-    ],
+    env: Annotated[str, opt.argument("ENV_OR_RUN", opt.ENV_OR_RUN)],
     param: opt.Parameters = None,
     max_steps: opt.MaxSteps = None,
     other_env: opt.EnvironmentOption = None,
@@ -63,24 +56,24 @@ def check_env(
     turnwise check-env my_env.py:MyEnvironment --json | jq '.findings[].fix'
     """
     from turnwise.cli.common import make_console, print_json, working
-    from turnwise.cli.run_paths import find_run_or_refuse
+    from turnwise.cli.run_paths import find_source
     from turnwise.env.checker import check_env as run_checks
     from turnwise.user_code import settings_from
 
-    source = find_run_or_refuse(env)
+    source = find_source(env)
     if source is None and other_env is not None:
         raise ConfigError("--env is for a run whose own environment cannot be restored.")
     name = env if source is None else other_env
-    supplied = Supplied(
+    overrides = Overrides(
         name, param, max_steps, dataset=dataset, tools=tool, parser=parser, part=part
     )
-    supplied.allow_code()
+    overrides.allow_code()
     with (
         settings_from(source, is_trusted=trust_remote_code),
         working(f"checking {env}"),
         contextlib.ExitStack() as closing,
     ):
-        config = played_settings(source, supplied, is_checked=False)
+        config = open_settings(source, overrides, is_checked=False)
         if config.agent is not None:
             from turnwise.trainer.agents import no_environment
 
@@ -103,32 +96,27 @@ def check_env(
 
 def _components(config: ConfigStore, is_run: bool, closing: contextlib.ExitStack) -> dict[str, Any]:
     """Return the dataset, tools and parser that the environment is played with."""
+    from turnwise.env.catalog import source_by_name
+    from turnwise.tools.base import has_marked_tools
     from turnwise.tools.by_name import parser_by_name, tools_by_name
 
-    found: dict[str, Any] = {}
+    components: dict[str, Any] = {"parser": parser_by_name(config.parser)}
     if config.dataset.path is not None or config.eval_dataset.path is not None:
         from turnwise.trainer.components import UserComponents
 
-        found["dataset"] = UserComponents().filled_from(config).eval_rows
+        components["dataset"] = UserComponents().filled_from(config).eval_rows
     if config.tools:
-        found["tools"] = tools_by_name(config.tools, closing)
-    found["parser"] = parser_by_name(config.parser)
-    if is_run and config.parser == "auto" and (config.tools or _has_tools(config)):
-        from turnwise.tools import get_parser
-        from turnwise.trainer.state import load_configured_tokenizer
+        components["tools"] = tools_by_name(config.tools, closing)
+    if is_run and config.parser == "auto":
+        source = source_by_name(config.environment.name)
+        if config.tools or (isinstance(source, type) and has_marked_tools(source)):
+            from turnwise.tools import get_parser
+            from turnwise.trainer.state import load_configured_tokenizer
 
-        # The parser `auto` follows the chat template of the run's model.
-        template = load_configured_tokenizer(config).chat_template
-        found["parser"] = get_parser("auto", template=template)
-    return found
-
-
-def _has_tools(config: ConfigStore) -> bool:
-    from turnwise.env.catalog import source_by_name
-    from turnwise.tools.base import has_marked_tools
-
-    source = source_by_name(config.environment.name)
-    return isinstance(source, type) and has_marked_tools(source)
+            # The parser `auto` follows the chat template of the run's model.
+            template = load_configured_tokenizer(config).chat_template
+            components["parser"] = get_parser("auto", template=template)
+    return components
 
 
 def _show(console: Console, report: CheckReport) -> None:

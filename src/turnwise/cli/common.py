@@ -1,4 +1,4 @@
-"""Helpers that several commands share: the environment from options, and printing."""
+"""Helpers that several commands share: parameters, imports, printing."""
 
 from __future__ import annotations
 
@@ -18,23 +18,7 @@ from turnwise.legible import legible as legible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.config import EnvironmentConfig
-
 _CONTROL = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def environment_config(
-    name: str, parameters: list[str] | None, max_steps: int | None
-) -> EnvironmentConfig:
-    """Return the environment's section of the settings from the options of a command."""
-    from turnwise.config import ConfigStore
-
-    overrides = parameter_overrides(parameters)
-    if max_steps is not None:
-        overrides.append(f"environment.max_steps={max_steps}")
-    config = ConfigStore.load(overrides=overrides).environment
-    config.name = name
-    return config
 
 
 def parameter_overrides(parameters: list[str] | None) -> list[str]:
@@ -50,12 +34,12 @@ def parameter_overrides(parameters: list[str] | None) -> list[str]:
 def make_importable(name: str, folder: Path | None = None) -> None:
     """Extend `sys.path`, so that `package.module:Class` is found from a folder (None: the current
     one), and so that `file.py:Class` can import its neighbours, as `python file.py` can."""
-    place = name.rpartition(":")[0]
-    if not place:
+    module = name.rpartition(":")[0]
+    if not module:
         return
     folders = ["" if folder is None else str(folder)]
-    if place.endswith(".py"):
-        folders.append(str(Path(place).resolve().parent))
+    if module.endswith(".py"):
+        folders.append(str(Path(module).resolve().parent))
     sys.path[:0] = [path for path in folders if path not in sys.path]
 
 
@@ -95,4 +79,4 @@ def print_json(value: Any, indent: int | None = 1) -> None:
     """Print one JSON value to the standard output, with control characters escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=repr)
     # JSON escapes the first 32 control characters by itself; half a surrogate pair has no UTF-8.
-    typer.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    typer.echo(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))

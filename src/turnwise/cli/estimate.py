@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.cli.common import print_json, working
 from turnwise.config import ConfigStore
@@ -32,28 +30,6 @@ PHASES = {
     "time/update": "update",
     "time/idle": "waiting",
 }
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The estimated cost of a run in seconds, bytes and tokens."""
-
-    num_steps: int
-    step_seconds: float
-    parts: Mapping[str, float]
-    """Seconds of a step by phase."""
-    warm_start_seconds: float
-    evaluation_seconds: float
-    """Seconds of one evaluation."""
-    num_evaluations: int
-    checkpoint_seconds: float
-    checkpoint_bytes: int
-    num_checkpoints: int
-    """Checkpoints that are kept at the same time."""
-    episode_bytes: float
-    whole_seconds: float
-    memory_gib: float
-    sampled_tokens: float
 
 
 class _Times:
@@ -85,12 +61,13 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
     ):
         estimate = _measure(config, Path(folder))
     if as_json:
-        print_json(dataclasses.asdict(estimate))
+        print_json(estimate)
     else:
         console.print("\n".join(_report(config, estimate)))
 
 
-def _measure(config: ConfigStore, folder: Path) -> Estimate:
+def _measure(config: ConfigStore, folder: Path) -> dict[str, Any]:
+    """Return the estimated cost of the whole run in seconds, bytes and tokens."""
     from turnwise.trainer.lifecycle import DEFAULT_STEPS
     from turnwise.trainer.trainer import Trainer
 
@@ -120,52 +97,49 @@ def _measure(config: ConfigStore, folder: Path) -> Estimate:
     if checkpoint.save_interval is not None:
         between_saves = checkpoint.save_interval * per_epoch
     num_saves = -(-num_steps // (checkpoint.save_steps or between_saves))
+    whole = num_steps * step + warm + evaluation * num_evaluations + checkpoint_seconds * num_saves
     sampled = sum(metrics["num_sampled_tokens"] for metrics in times.steps) / NUM_STEPS
     episode_bytes = _size(folder / "trial" / "episodes") // NUM_STEPS * num_steps
-    return Estimate(
-        num_steps=num_steps,
-        step_seconds=step,
-        parts={name: last[key] for key, name in PHASES.items() if last.get(key, 0) >= 0.01 * step},
-        warm_start_seconds=warm,
-        evaluation_seconds=evaluation,
-        num_evaluations=num_evaluations,
-        checkpoint_seconds=checkpoint_seconds,
-        checkpoint_bytes=_size(saved),
-        num_checkpoints=min(checkpoint.keep_last_n + 1, num_saves + 1),
-        episode_bytes=min(episode_bytes, config.logging.episodes_gb * 2**30),
-        whole_seconds=num_steps * step
-        + warm
-        + evaluation * num_evaluations
-        + checkpoint_seconds * num_saves,
-        memory_gib=last["time/memory_gib"],
-        sampled_tokens=sampled * num_steps,
-    )
+    return {
+        "num_steps": num_steps,
+        "step_seconds": step,
+        "parts": {  # seconds of a step by phase
+            name: last[key] for key, name in PHASES.items() if last.get(key, 0) >= 0.01 * step
+        },
+        "warm_start_seconds": warm,
+        "evaluation_seconds": evaluation,  # of one evaluation
+        "num_evaluations": num_evaluations,
+        "checkpoint_seconds": checkpoint_seconds,
+        "checkpoint_bytes": _size(saved),
+        "num_checkpoints": min(checkpoint.keep_last_n + 1, num_saves + 1),  # kept at a time
+        "episode_bytes": min(episode_bytes, config.logging.episodes_gb * 2**30),
+        "whole_seconds": whole,
+        "memory_gib": last["time/memory_gib"],
+        "sampled_tokens": sampled * num_steps,
+    }
 
 
-def _report(config: ConfigStore, estimate: Estimate) -> list[str]:
+def _report(config: ConfigStore, estimate: Mapping[str, Any]) -> list[str]:
     from rich.filesize import decimal
 
-    training = config.training
-    trained = estimate.sampled_tokens * training.update_epochs
-    disk = estimate.num_checkpoints * estimate.checkpoint_bytes + estimate.episode_bytes
-    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in estimate.parts.items())
-    warm, evaluation = estimate.warm_start_seconds, estimate.evaluation_seconds
-    steps = count(estimate.num_steps, "step")
-    rows = {
-        "a step": f"{_seconds(estimate.step_seconds)}: {parts}",
-        "warm start": f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}"
-        if warm
-        else "",
-        "evaluation": f"{_seconds(evaluation)} each, {estimate.num_evaluations:,} of them"
-        if evaluation
-        else "",
-        "checkpoint": f"{_seconds(estimate.checkpoint_seconds)} each",
-        "whole run": f"{clock_time(estimate.whole_seconds)} for {steps}",
-        "memory": f"{estimate.memory_gib:.2f} GiB at most",
-        "tokens": f"{estimate.sampled_tokens:,.0f} sampled, {trained:,.0f} trained on",
-        "disk": f"{decimal(int(disk))}: {estimate.num_checkpoints} checkpoints of "
-        f"{decimal(estimate.checkpoint_bytes)}, episodes {decimal(int(estimate.episode_bytes))}",
-    }
+    training, tokens = config.training, estimate["sampled_tokens"]
+    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in estimate["parts"].items())
+    rows = {"a step": f"{_seconds(estimate['step_seconds'])}: {parts}"}
+    if warm := estimate["warm_start_seconds"]:
+        rows["warm start"] = f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}"
+    if evaluation := estimate["evaluation_seconds"]:
+        rows["evaluation"] = f"{_seconds(evaluation)} each, {estimate['num_evaluations']:,} of them"
+    rows["checkpoint"] = f"{_seconds(estimate['checkpoint_seconds'])} each"
+    steps = count(estimate["num_steps"], "step")
+    rows["whole run"] = f"{clock_time(estimate['whole_seconds'])} for {steps}"
+    rows["memory"] = f"{estimate['memory_gib']:.2f} GiB at most"
+    rows["tokens"] = f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on"
+    number, size = estimate["num_checkpoints"], estimate["checkpoint_bytes"]
+    episodes = int(estimate["episode_bytes"])
+    rows["disk"] = (
+        f"{decimal(number * size + episodes)}: {number} checkpoints of {decimal(size)}, episodes "
+        f"{decimal(episodes)}"
+    )
     model = config.model.local_path or config.model.model_name
     head = (
         f"{one_line(model)} on {one_line(config.environment_name)}, measured on {NUM_STEPS} steps"
@@ -176,7 +150,7 @@ def _report(config: ConfigStore, estimate: Estimate) -> list[str]:
             f"The measured episodes follow {MOST_WARM_START_STEPS} steps of warm start instead of "
             f"{training.warm_start_steps:,}."
         )
-    return [head, "", *(f"{name:<12}{text}" for name, text in rows.items() if text), *notes]
+    return [head, "", *(f"{name:<12}{text}" for name, text in rows.items()), *notes]
 
 
 def _size(folder: Path) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,24 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, say, working
-from turnwise.cli.run_settings import (
-    Supplied,
-    load_player,
-    restore,
-    settings_of,
-    source_of,
-    which_checkpoint,
-)
+from turnwise.cli.common import legible, make_console, print_json, say, working
+from turnwise.cli.run_paths import find_source, not_a_run, run_of, which_checkpoint
+from turnwise.cli.settings import Overrides, load_player, open_settings, read_settings
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.cli.agents import ServedModel
-    from turnwise.cli.eval_episodes import EvalRows, Plan
-    from turnwise.config import ConfigStore
+    from rich.console import Console
+
+    from turnwise.cli.eval_episodes import Part, Plan
     from turnwise.episode import EpisodeResult
     from turnwise.models import LoadedModel
-    from turnwise.trainer.components import UserComponents
 
 INTERRUPTED = 130
 
@@ -86,7 +79,9 @@ def evaluate(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Maximum tokens of one turn.", show_default="the run's own, or 64"
+            min=1,
+            help="Maximum tokens of one turn.",
+            show_default="the run's own, or 64; with --url the server's",
         ),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of tasks to play.")] = 100,
@@ -144,193 +139,137 @@ def evaluate(
     """
     from turnwise.user_code import settings_from
 
-    source = source_of(run_or_model, checkpoint)
-    caller = agent if _calls_the_model(agent, source, env) else None
-    agent = agent if caller is None else None
-    served = None
+    source = find_source(run_or_model, checkpoint)
+    caller = served = None
+    is_function = agent not in (None, "expert", "random")
+    has_environment = env is not None or (
+        is_function and source is not None and read_settings(source).agent is None
+    )
+    if is_function and not has_environment:  # it is an agent that calls the model
+        caller, agent = agent, None
     if url is not None:
-        served = _served_model(url, model, agent or caller)
+        from turnwise.cli.agents import ServedModel
+
+        if agent or caller:
+            raise ConfigError(
+                f"got --url and --agent {agent or caller}, and one of them plays. Leave out one."
+            )
+        served = ServedModel(
+            url, model, sends_temperature=greedy is not None, max_tokens=max_tokens
+        )
         agent, model = served.name, "tiny"  # whose chat template has tools as text
     is_greedy = k is None if greedy is None else greedy
-    _check_attempts(k, is_greedy, agent)
-    supplied = Supplied(
-        env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part, caller
-    )
-    supplied.allow_code(agent if served is None else None)
     if caller is None or run_or_model is None:
-        _check_names(run_or_model, source, env, caller or agent)
+        _check_players(run_or_model, source, env, caller or agent)
+    if k is not None and (agent == "expert" or (agent is None and is_greedy)):
+        raise ConfigError(
+            f"--k with {'--agent expert' if agent else '--greedy'}: {agent or 'greedy'} attempts "
+            "at a task are identical, so that pass@k would be the success at every k. Leave out "
+            "one of them."
+        )
     if split is not None and dataset:
         raise ConfigError(
             f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
             "Leave out one of them."
         )
+    overrides = Overrides(
+        environment=env,
+        param=param,
+        max_steps=max_steps,
+        reward=reward,
+        dataset=dataset,
+        tools=tool,
+        parser=parser,
+        system_prompt=system_prompt,
+        model=model,
+        part=part,
+        agent=caller,
+    )
+    overrides.allow_code(agent if served is None else None)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
-            from turnwise.cli.eval_episodes import Plan
-            from turnwise.cli.eval_report import report, report_mix, reported_headline
-
-            plan = Plan(episodes, k, is_greedy, agent, served)
-            player, config = _loaded(
-                run_or_model, source, checkpoint, supplied, agent, trust_remote_code
+            from turnwise.cli.eval_episodes import Plan, make_part
+            from turnwise.models import LoadedModel
+            from turnwise.trainer.state import (
+                find_checkpoint,
+                load_configured_tokenizer,
+                use_model,
             )
+
+            settings = source
+            if source is not None and agent is None:
+                settings = find_checkpoint(source, which_checkpoint(checkpoint)).path
+            config = open_settings(settings, overrides, takes_mix=True)
+            if agent is None:
+                assert run_or_model is not None
+                player = load_player(
+                    run_or_model, source, checkpoint, config, model, trust_remote_code
+                )
+            else:
+                if model is not None:
+                    use_model(config, model)
+                player = LoadedModel(None, load_configured_tokenizer(config))
         if max_tokens is not None:
             config.inference.max_tokens, config.limits.max_tokens_per_turn = max_tokens, None
         if seed is not None:
             config.training.seed = seed
-        chosen, parts = _play_parts(player, config, split, plan)
-    from turnwise.trainer.failures import cut_below_own_limit, described
-
-    for name, played in parts.items():
-        first = played[plan.who]
-        if (note := cut_below_own_limit(first)) is not None:
-            say(note, err=True)
-        if all(result.status.is_error for result in first):
-            where = f" of {name}" if name else ""
-            why = legible(described(first[0]))
-            raise ConfigError(f"every episode{where} failed, the first one with: {why}")
+        plan = Plan(episodes, k, is_greedy, agent, served)
+        parts = {
+            name: make_part(settings, split, name, plan)
+            for name, settings in config.parts().items()
+        }
+        for each in parts.values():
+            _play(each, player, plan)
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
         "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
-        "evaluated_on": {name: rows.words for name, rows in chosen.items()}
+        "evaluated_on": {name: each.evaluated_on for name, each in parts.items()}
         if config.environments
-        else chosen[""].words,
+        else parts[""].evaluated_on,
         "split": split,
-        "checkpoint": _which_checkpoint(source, checkpoint),
-        "in_training": reported_headline(source),
-        **({} if agent is None else {"played_by": agent}),
+        "checkpoint": _about_best(source) if checkpoint == "best" else None,
+        "in_training": _reported_headline(source),
     }
-    if config.environments is None:
-        report(facts, parts[""], chosen[""], plan, as_json, show)
-    else:
-        weights = {name: item.weight for name, item in zip(parts, config.environments, strict=True)}
-        report_mix(facts, parts, chosen, weights, plan, as_json, show)
-    if not as_json and facts["in_training"] is not None:
-        text = f"reported by the run itself: {legible(facts['in_training']['text'])}"
-        make_console().print(text, soft_wrap=True)
-
-
-def _calls_the_model(agent: str | None, source: Path | None, environment: str | None) -> bool:
-    """Return whether `--agent` is an agent that calls the model: there is no environment."""
-    from turnwise.cli.agents import SCRIPTED
-
-    if agent is None or agent in SCRIPTED or environment is not None:
-        return False
-    return source is None or settings_of(source).agent is not None
-
-
-def _served_model(url: str, model: str | None, agent: str | None) -> ServedModel:
-    """Return the model behind a URL, which plays in the place of the run's own."""
-    from turnwise.cli.agents import ServedModel
-
+    if served is not None and greedy is None:
+        facts["sampling"] = "the server's own"
     if agent is not None:
-        raise ConfigError(f"got --url and --agent {agent}, and one of them plays. Leave out one.")
-    return ServedModel(url, model)
+        facts["played_by"] = agent
+    _warn_of_failures(parts, plan)
+    weights = [item.weight for item in config.environments or ()]
+    _report(facts, parts, dict(zip(parts, weights, strict=False)), plan, as_json, show)
 
 
-def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:
-    if k is None:
-        return
-    if is_greedy and agent is None:
-        raise ConfigError(
-            "--k with --greedy: greedy attempts at a task are identical, so that pass@k would be "
-            "the greedy success at every k. Leave out --greedy, or leave out --k."
-        )
-    if agent == "expert":
-        raise ConfigError(
-            f"--k with --agent {agent}: its attempts at a task are identical. Leave out --k."
-        )
-
-
-def _check_names(
-    name: str | None, source: Path | None, environment: str | None, agent: str | None
+def _check_players(
+    name: str | None, source: Path | None, env: str | None, agent: str | None
 ) -> None:
     """Raise `ConfigError` unless the arguments say who plays what."""
-    from turnwise.cli.run_paths import not_a_run, runs_in
-
     if name is None and agent is None:
         raise ConfigError(
             "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
             "agent: turnwise eval --agent expert --env guess-number"
         )
-    if source is not None or (name is None and environment is not None):
+    if source is not None:
         return
-    is_folder_of_runs = name is not None and bool(runs_in(Path(name).expanduser()))
-    if name is not None and environment is None and (agent is not None or is_folder_of_runs):
-        raise not_a_run(name)
-    if environment is None:
-        if name is not None:
-            raise ConfigError(
-                f"{not_a_run(name)}. A model plays in an environment that you name: "
-                "--env guess-number"
-            )
+    if env is None and name is None:
         raise ConfigError(
             f"--agent {agent} does not say what to play. Name an environment: --env guess-number"
         )
-    if agent is not None:
+    if env is None:
+        hint = "" if agent else " A model plays in an environment that you name: --env guess-number"
+        raise ConfigError(f"{not_a_run(str(name))}.{hint}")
+    if name is not None and agent is not None:
         raise ConfigError(
             f"got the model {name} and --agent {agent}, and one of them plays. Leave out one; a "
             "run's folder can be named with --agent, for its environment."
         )
 
 
-def _loaded(
-    name: str | None,
-    source: Path | None,
-    checkpoint: str,
-    supplied: Supplied,
-    agent: str | None,
-    trust_remote_code: bool,
-) -> tuple[LoadedModel, ConfigStore]:
-    """Return the player (for an agent, only a tokenizer) and the settings of the episodes."""
-    from turnwise.config import ConfigStore
-    from turnwise.trainer.state import find_checkpoint
-
-    config = ConfigStore()
-    if source is not None and agent is None:
-        config = settings_of(find_checkpoint(source, which_checkpoint(checkpoint)).path)
-    elif source is not None:
-        config = settings_of(source)
-    restore(config, source, supplied, takes_mix=True)  # what is wrong here needs no model
-    if agent is None:
-        assert name is not None
-        player, trained = load_player(
-            name, source, checkpoint, config, supplied.model, trust_remote_code
-        )
-        config.model, config.inference = trained.model, trained.inference
-    else:
-        from turnwise.models import LoadedModel
-        from turnwise.trainer.state import load_configured_tokenizer, use_model
-
-        if supplied.model is not None:
-            use_model(config, supplied.model)
-        player = LoadedModel(None, load_configured_tokenizer(config))
-    return player, config
-
-
-def _play_parts(
-    player: LoadedModel, config: ConfigStore, split: SplitName | None, plan: Plan
-) -> tuple[dict[str, EvalRows], dict[str, Mapping[str, Sequence[EpisodeResult]]]]:
-    """Return the rows and the episodes by environment of a mix; without a mix its name is ""."""
-    from turnwise.cli.eval_episodes import rows_of_split
-    from turnwise.trainer.components import UserComponents
-
-    parts = {name: UserComponents().filled_from(own) for name, own in config.parts().items()}
-    chosen = {name: rows_of_split(part, split, name) for name, part in parts.items()}
-    played = {
-        name: _played(player, own, parts[name], chosen[name], plan)
-        for name, own in config.parts().items()
-    }
-    return chosen, played
-
-
-def _played(
-    player: LoadedModel, config: ConfigStore, parts: UserComponents, chosen: EvalRows, plan: Plan
-) -> Mapping[str, Sequence[EpisodeResult]]:
+def _play(part: Part, player: LoadedModel, plan: Plan) -> None:
     from rich.status import Status
 
-    from turnwise.cli.eval_episodes import play_held_out
+    from turnwise.cli.eval_episodes import play_part
     from turnwise.trainer.rollout import Interrupted
     from turnwise.trainer.stopping import StopRequest
 
@@ -342,24 +281,209 @@ def _played(
         status.update(f"{who}: {done:,} of {total:,} episodes")
 
     try:
-        with status, stop.listening(config.inference.stall_timeout):
-            played = play_held_out(player, config, parts, chosen, plan, stop, progress)
+        with status, stop.listening(part.config.inference.stall_timeout):
+            play_part(part, player, plan, stop, progress)
         if stop.is_requested:
             raise Interrupted
     except (Interrupted, KeyboardInterrupt):
         console.print("interrupted")
         raise typer.Exit(INTERRUPTED) from None
-    return played
 
 
-def _which_checkpoint(source: Path | None, checkpoint: str) -> str | None:
-    """Return which checkpoint is `best` and by which metric; None for another `--checkpoint`."""
+def _warn_of_failures(parts: Mapping[str, Part], plan: Plan) -> None:
+    from turnwise.trainer.failures import cut_below_own_limit, described
+
+    for name, part in parts.items():
+        results = part.played[plan.who]
+        if (note := cut_below_own_limit(results)) is not None:
+            say(note, err=True)
+        if all(result.status.is_error for result in results):
+            where = f" of {name}" if name else ""
+            why = legible(described(results[0]))
+            raise ConfigError(f"every episode{where} failed, the first one with: {why}")
+
+
+def _about_best(source: Path | None) -> str | None:
+    """Return which checkpoint is the best one, and by which metric."""
     from turnwise.runs.checkpoints import CheckpointStore
     from turnwise.runs.run_folder import RunFolder
 
-    if source is None or checkpoint != "best":
+    if source is None:
         return None
     best = CheckpointStore(RunFolder(source).checkpoints).best
     if best is None:
         return "the last step: no evaluation has marked a best one (training.eval_episodes)"
     return str(best)
+
+
+def _reported_headline(source: Path | None) -> dict[str, Any] | None:
+    """Return the headline that the run reported in training; None for a model without a run."""
+    from turnwise.runs.headline import headline
+    from turnwise.runs.run_folder import RunFolder
+
+    if source is None:
+        return None
+    folder = RunFolder(run_of(source))
+    try:
+        main = headline(folder.read_metrics(), folder.evaluated_on)
+    except ConfigError:  # the model can be evaluated without the file of metrics
+        return None
+    return None if main is None else main.to_dict()
+
+
+def _report(
+    facts: Mapping[str, Any],
+    parts: Mapping[str, Part],
+    weights: Mapping[str, float],
+    plan: Plan,
+    as_json: bool,
+    show: int,
+) -> None:
+    """Print the scores of each environment; of a mix, also the mean over them by their weights."""
+    from turnwise.cli.scores import attempt_scores, player_scores
+    from turnwise.trainer.episode_metrics import weighted_mean
+
+    scored: dict[str, dict[str, Any]] = {}
+    for name, part in parts.items():
+        reports = any(
+            agent.trajectory.reports_success
+            for results in part.played.values()
+            for result in results
+            for agent in result.agents
+        )
+        scored[name] = {
+            who: scores
+            for who, results in part.played.items()
+            if (scores := player_scores(results, reports, facts["seed"])) is not None
+        }
+        if plan.k is not None:
+            results = part.played[plan.who]
+            attempts = attempt_scores(results, plan.k, facts["seed"], reports)
+            if attempts is not None:
+                scored[name]["attempts"] = attempts
+    means = {
+        name: {
+            kind: scores[plan.who][kind]
+            for kind in ("success", "reward")
+            if scores[plan.who][kind] is not None
+        }
+        for name, scores in scored.items()
+    }
+    mean = weighted_mean(means, weights) if weights else {}
+    if as_json:
+        if not weights:
+            print_json({**facts, **scored[""]})
+            return
+        each = {name: {"weight": weights[name], **scored[name]} for name in parts}
+        print_json({**facts, "parts": each, "mean_by_weight": mean})
+        return
+    console = make_console()
+    for name, part in parts.items():
+        for result in part.played[plan.who][:show]:
+            _show_conversation(console, result)
+        console.print(_title({**facts, "environment": name or facts["environment"]}, part, plan))
+        _show_scores(console, scored[name], plan)
+        if weights:
+            console.print()
+    if weights:
+        words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
+        values = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
+        console.print(f"mean over the environments by weight ({words}): {values}")
+    if facts["in_training"] is not None:
+        text = f"reported by the run itself: {legible(facts['in_training']['text'])}"
+        console.print(text, soft_wrap=True)
+
+
+def _title(facts: Mapping[str, Any], part: Part, plan: Plan) -> str:
+    who = legible(str(facts["name"] or plan.agent))
+    if facts["name"] and plan.agent:
+        who = f"{legible(plan.agent)} in the environment of {who}"
+    how = "" if plan.agent is not None else f", {facts['sampling']}"
+    number, num_rows = part.num_tasks, len(part.rows or ())
+    if plan.k is not None:
+        tasks = "held-out tasks" if part.rows is None else f"tasks of {part.evaluated_on}"
+        many = f"{number:,} {tasks}, {plan.k} attempts each"
+    elif part.rows is None:
+        many = f"{number:,} held-out episodes"
+    else:
+        many = f"{number:,} episodes on {part.evaluated_on}"
+        if number == num_rows:
+            many += ", each once"
+        elif num_rows == 1:
+            many += " (the interval is over its episodes, and says nothing about other rows)"
+        elif number > num_rows:
+            many += f", each {number // num_rows:,} times (intervals are over rows)"
+    best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
+    return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
+
+
+def _show_conversation(console: Console, result: EpisodeResult) -> None:
+    """Print all messages of an episode, and how it ended."""
+    from rich.text import Text
+
+    for agent in result.agents:
+        name = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
+        console.print(Text(f"seed {result.seed}{name}", "bold"))
+        for message in agent.messages:
+            style = "bold cyan" if message["role"] == "assistant" else "dim"
+            text = legible(str(message.get("content") or "")).strip("\n")
+            console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
+        reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
+        ending = legible(result.error or result.status.value.replace("_", " "))
+        console.print(Text(f"reward {reward}, {ending}\n", "dim"))
+
+
+def _show_scores(console: Console, scores: Mapping[str, Any], plan: Plan) -> None:
+    """Print a table of all players; if there were several attempts, one of pass@k first."""
+    from rich.table import Table
+
+    first = legible(plan.agent or "model")
+    attempts = scores.get("attempts")
+    players = {who: values for who, values in scores.items() if who != "attempts"}
+    if attempts is not None:
+        players.pop(plan.who)
+        table = Table.grid(padding=(0, 3))
+        table.add_column(style="bold")
+        table.add_column(justify="right", no_wrap=True)
+        for k, estimate in (attempts["pass_at_k"] or {}).items():
+            table.add_row(f"{first} pass@{k}", _range(estimate, "3f"))
+        if attempts["mean_at_k"] is not None:
+            table.add_row(f"{first} mean@{plan.k}", _range(attempts["mean_at_k"], "3f"))
+        table.add_row(f"{first} reward", _range(attempts["reward"], "4g"))
+        console.print(table)
+        if attempts["reason"] is not None:
+            console.print(attempts["reason"], style="yellow")
+        num_short = sum(task["attempts"] < attempts["k"] for task in attempts["tasks"])
+        if num_short:
+            console.print(
+                f"{num_short:,} of {len(attempts['tasks']):,} tasks had attempts that failed with "
+                f"an error: those attempts are not counted, and pass@{plan.k} leaves these tasks "
+                "out"
+            )
+    columns = ["reward", "std", "turns", "truncated"]
+    if any(values["success"] is not None for values in players.values()):
+        columns.insert(0, "success")
+    if any(values["errors"] for values in players.values()):
+        columns.append("errors")
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="bold")
+    for _ in columns:
+        table.add_column(justify="right", no_wrap=True)
+    table.add_row("", *columns, style="dim")
+    for who, values in players.items():
+        low, high = values["success_low"] or 0, values["success_high"] or 0
+        cells = {
+            "success": f"{values['success'] or 0:.3f} ({low:.3f} to {high:.3f})",
+            "reward": f"{values['reward']:.4g} ± {values['reward_margin']:.2g}",
+            "std": f"{values['reward_std']:.3g}",
+            "turns": f"{values['turns']:.2f}",
+            "truncated": f"{values['truncated']:.1%}",
+            "errors": f"{values['errors']:.1%}",
+        }
+        table.add_row(first if who == plan.who else who, *(cells[name] for name in columns))
+    console.print(table)
+
+
+def _range(estimate: Mapping[str, float], form: str) -> str:
+    value, low, high = (f"{estimate[name]:.{form}}" for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.cli.agents import SCRIPTED, ServedModel, agent_by_name
@@ -35,62 +35,6 @@ _AGENT_CONCURRENCY = 8
 
 
 @dataclass(frozen=True)
-class EvalRows:
-    """The rows to play, and their description."""
-
-    rows: Rows | None
-    """None: there is no dataset, and episodes differ by their seeds."""
-    words: str
-    """`held-out seeds`, `16 held-out rows`, `984 training rows`."""
-
-    @property
-    def is_seeds(self) -> bool:
-        return self.rows is None
-
-    def often(self, num_episodes: int) -> str:
-        """Return how often each row is played in so many episodes, as text."""
-        num_rows = len(self.rows or ())
-        if not num_rows or num_episodes < num_rows:
-            return ""
-        if num_episodes == num_rows:
-            return ", each once"
-        if num_rows == 1:
-            return " (the interval is over its episodes, and says nothing about other rows)"
-        return f", each {num_episodes // num_rows:,} times (intervals are over rows)"
-
-
-def rows_of_split(parts: UserComponents, split: str | None, name: str = "") -> EvalRows:
-    """Return the rows of a split; without one, held-out rows, or training rows if there are none.
-
-    `name` is the environment of a mix.
-    """
-    where = f" of {name}" if name else ""
-    if split == "train":
-        if parts.train_rows is None:
-            raise ConfigError(
-                f"--split train plays the rows that were trained on, and there is no dataset{where}"
-                ": episodes differ by their seeds, and evaluations are on seeds that training "
-                "never plays. Leave out --split."
-            )
-        return _counted(parts.train_rows, "training")
-    if split == "eval" and parts.eval_rows is not None and not parts.holds_rows_out:
-        raise ConfigError(
-            f"--split eval plays held-out rows, and there are none{where}: all "
-            f"{len(parts.eval_rows):,} rows were trained on. To hold rows out, train with "
-            "eval_dataset (a file of other rows), or with training.eval_fraction (5 % by default) "
-            "and at least 64 different rows. To evaluate on other rows now: --dataset FILE; on the "
-            "rows that were trained on: --split train."
-        )
-    if parts.eval_rows is None or parts.holds_rows_out:
-        return EvalRows(parts.eval_rows, parts.evaluates_on)
-    return _counted(parts.eval_rows, "training")
-
-
-def _counted(rows: Rows, kind: str) -> EvalRows:
-    return EvalRows(rows, f"{len(rows):,} {kind} row{'' if len(rows) == 1 else 's'}")
-
-
-@dataclass(frozen=True)
 class Plan:
     """How many tasks are played, how often, and by whom."""
 
@@ -103,85 +47,113 @@ class Plan:
     served: ServedModel | None = None
     """The model behind a URL that plays, if `agent` is its name."""
 
-    def num_episodes(self, chosen: EvalRows) -> int:
-        """Return the number of tasks that are played; with `k`, each row is one task."""
-        if chosen.rows is None:
-            return self.num_tasks
-        if self.k is not None:
-            return min(self.num_tasks, len(chosen.rows))
-        return num_of_rows(self.num_tasks, len(chosen.rows))
-
-    @property
-    def num_attempts(self) -> int:
-        return self.k or 1
-
     @property
     def who(self) -> str:
         """The first player: `model` or `agent`."""
         return "model" if self.agent is None else "agent"
 
 
-def play_held_out(
-    player: LoadedModel,
-    config: ConfigStore,
-    parts: UserComponents,
-    chosen: EvalRows,
-    plan: Plan,
-    stop: StopRequest,
-    on_episode: OnEpisode,
-) -> dict[str, Sequence[EpisodeResult]]:
-    """Return the episodes by player: `model` or `agent`, then `expert` and `random` if they exist.
+@dataclass
+class Part:
+    """An environment that is evaluated: the only one of a run, or one of a mix."""
+
+    config: ConfigStore
+    components: UserComponents
+    rows: Rows | None
+    """None: there is no dataset, and episodes differ by their seeds."""
+    evaluated_on: str
+    """`held-out seeds`, `16 held-out rows`, `984 training rows`."""
+    num_tasks: int
+    played: dict[str, Sequence[EpisodeResult]] = field(default_factory=dict)
+    """The episodes by player: `model` or `agent`, then `expert` and `random` if they exist."""
+
+
+def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> Part:
+    """Return the environment of settings with the rows of a split, which are to be played.
+
+    Without a split these are held-out rows, or training rows if there are none. `name` is the
+    environment of a mix.
+    """
+    components = UserComponents().filled_from(config)
+    where = f" of {name}" if name else ""
+    rows, evaluated_on = components.eval_rows, components.evaluates_on
+    is_trained_on = rows is not None and not components.holds_rows_out
+    if split == "train":
+        rows, is_trained_on = components.train_rows, True
+        if rows is None:
+            raise ConfigError(
+                f"--split train plays the rows that were trained on, and there is no dataset{where}"
+                ": episodes differ by their seeds, and evaluations are on seeds that training "
+                "never plays. Leave out --split."
+            )
+    elif split == "eval" and is_trained_on:
+        raise ConfigError(
+            f"--split eval plays held-out rows, and there are none{where}: all "
+            f"{len(rows or ()):,} rows were trained on. To hold rows out, train with "
+            "eval_dataset (a file of other rows), or with training.eval_fraction (5 % by default) "
+            "and at least 64 different rows. To evaluate on other rows now: --dataset FILE; on the "
+            "rows that were trained on: --split train."
+        )
+    num_tasks = plan.num_tasks
+    if rows is not None:
+        if is_trained_on:
+            evaluated_on = f"{len(rows):,} training row{'' if len(rows) == 1 else 's'}"
+        # Of several attempts, each row is one task.
+        num_tasks = num_of_rows(num_tasks, len(rows))
+        if plan.k is not None:
+            num_tasks = min(plan.num_tasks, len(rows))
+    return Part(config, components, rows, evaluated_on, num_tasks)
+
+
+def play_part(
+    part: Part, player: LoadedModel, plan: Plan, stop: StopRequest, on_episode: OnEpisode
+) -> None:
+    """Play the tasks by the model or agent, and by the scripted players that the part has.
 
     For an agent, `player` has only a tokenizer, since the agent's actions become tokens too.
     """
-    tasks = held_out_tasks(plan.num_episodes(chosen), config.training.seed, chosen.rows)
+    config, components = part.config, part.components
+    tasks = held_out_tasks(part.num_tasks, config.training.seed, part.rows)
     attempts = tasks
     if plan.k is not None:
         attempts = [
-            dataclasses.replace(task, member=member)
-            for task in tasks
-            for member in range(plan.num_attempts)
+            dataclasses.replace(task, member=member) for task in tasks for member in range(plan.k)
         ]
-    with contextlib.ExitStack() as closing, engine_of(player) as engine:
-        options = parts.episode_options(config, closing)
+    with contextlib.ExitStack() as closing, engine_for(player) as engine:
+        options = components.episode_options(config, closing)
         if plan.is_greedy:
             options = dataclasses.replace(options, sampling=GREEDY)
-        source = parts.episode_source(config, closing)
+        source = components.episode_source(config, closing)
         collector = EpisodeCollector(engine, source, options)
 
-        def play_as(who: str, name: str, asked: Sequence[EpisodeTask]) -> list[EpisodeResult]:
+        def play(who: str, name: str | None, tasks: Sequence[EpisodeTask]) -> None:
+            def report(done: int, total: int) -> None:
+                on_episode(who, done, total)
+
+            if name is None:
+                part.played[who] = run_tasks(collector, tasks, stop, report)
+                return
+            served = plan.served if name == plan.agent else None
+            make = _episode_maker(collector.setup, source, name, served)
             is_scripted = name in SCRIPTED and not isinstance(source, EpisodeSource)
             many = 1 if is_scripted else _AGENT_CONCURRENCY
-            if plan.served is not None and name == plan.agent:
-                make = _served_episodes(collector.setup, source, plan.served)
-            else:
-                make = _episode_maker(collector.setup, source, name)
-            return _play_as(make, collector, asked, stop, _progress(on_episode, who), many)
+            playing = _play_all(make, collector, tasks, report, many)
+            part.played[who] = run_unless_stopped(playing, stop)
 
-        played: dict[str, Sequence[EpisodeResult]] = {}
-        if plan.agent is None:
-            progress = _progress(on_episode, "model")
-            played["model"] = run_tasks(collector, attempts, stop, progress)
-        else:
-            played["agent"] = play_as("agent", plan.agent, attempts)
-        for who in _players_of(source, tasks[0].task):
+        play(plan.who, plan.agent, attempts)
+        for who in _scripted_players(source, tasks[0].task):
             if not stop.is_requested and who != plan.agent:
-                played[who] = play_as(who, who, tasks)
-    return played
+                play(who, who, tasks)
 
 
-def engine_of(player: LoadedModel) -> BaseInferenceEngine:
+def engine_for(player: LoadedModel) -> BaseInferenceEngine:
     """Return the engine of a model; of a scripted player, one that only has the tokenizer."""
     if player.model is None:
         return ScriptedEngine(player.tokenizer)
     return create_inference_engine(player.model, tokenizer=player.tokenizer)
 
 
-def _progress(on_episode: OnEpisode, who: str) -> Callable[[int, int], None]:
-    return lambda done, total: on_episode(who, done, total)
-
-
-def _players_of(
+def _scripted_players(
     source: EnvironmentFactory | EpisodeSource, task: Mapping[str, Any] | None
 ) -> list[str]:
     """Return which scripted players can act; none if an episode cannot even be reset."""
@@ -191,66 +163,56 @@ def _players_of(
     env.task = task
     try:
         run_sync(reset_environment(env, 0))
-        can = {
-            "expert": env.expert_action() is not None,
-            "random": env.sample_action(random.Random(0)) is not None,
-        }
+        actions = {"expert": env.expert_action(), "random": env.sample_action(random.Random(0))}
     except Exception:  # the model's episodes have failed in the same way, and are reported
         return []
     finally:
         close_environment(env)
-    return [who for who, able in can.items() if able]
+    return [who for who, action in actions.items() if action is not None]
 
 
 def _episode_maker(
-    setup: EpisodeSetup, source: EnvironmentFactory | EpisodeSource, name: str
+    setup: EpisodeSetup,
+    source: EnvironmentFactory | EpisodeSource,
+    name: str,
+    served: ServedModel | None,
 ) -> Callable[[EpisodeTask], PlayableEpisode]:
-    """Return what makes the episode of a task, played by the player of this name."""
+    """Return what makes the episode of a task: played by a model behind a URL, or by this name."""
     if isinstance(source, EpisodeSource):
+        if served is not None:
+            raise ConfigError(
+                "--url plays in environments, and this is an agent with its own loop: let it call "
+                "that server itself, and score what it returns."
+            )
         if name != "expert":
             raise ConfigError(f"--agent got {name!r}, and this run's agent has no such player")
         return lambda task: source.expert_episode(setup, task)
-    agent = agent_by_name(name)
-    return lambda task: player_episode(setup, source, agent(task.seed, task.member), task)
-
-
-def _served_episodes(
-    setup: EpisodeSetup, source: EnvironmentFactory | EpisodeSource, served: ServedModel
-) -> Callable[[EpisodeTask], PlayableEpisode]:
-    """Return what makes the episode of a task, played by a model behind a URL."""
-    if isinstance(source, EpisodeSource):
-        raise ConfigError(
-            "--url plays in environments, and this is an agent with its own loop: let it call that "
-            "server itself, and score what it returns."
-        )
+    if served is None:
+        agent = agent_by_name(name)
+        return lambda task: player_episode(setup, source, agent(task.seed, task.member), task)
     # The server counts its own tokens; those of the conversation here are bytes.
     limits = dataclasses.replace(setup.limits, max_tokens=None, max_context_tokens=None)
     setup = dataclasses.replace(setup, limits=limits)
     return lambda task: chat_episode(setup, source, served.reply, task)
 
 
-def _play_as(
+async def _play_all(
     make: Callable[[EpisodeTask], PlayableEpisode],
     collector: EpisodeCollector,
     tasks: Sequence[EpisodeTask],
-    stop: StopRequest,
-    on_episode: Callable[[int, int], None],
+    report: Callable[[int, int], None],
     max_concurrency: int,
 ) -> list[EpisodeResult]:
     """Play with the same tools, limits and rewards as the model."""
     results: dict[int, EpisodeResult] = {}
+    waiting = iter(enumerate(tasks))
 
-    async def play_all() -> list[EpisodeResult]:
-        waiting = iter(enumerate(tasks))
+    async def work() -> None:
+        for number, task in waiting:  # shared by all workers
+            results[number] = await make(task).run()
+            report(len(results), len(tasks))
 
-        async def work() -> None:
-            for place, task in waiting:  # shared by all workers
-                results[place] = await make(task).run()
-                on_episode(len(results), len(tasks))
-
-        await together(work() for _ in range(min(max_concurrency, len(tasks))))
-        in_order = [results[place] for place in range(len(tasks))]
-        await collector.score_together(in_order)
-        return in_order
-
-    return run_unless_stopped(play_all(), stop)
+    await together(work() for _ in range(min(max_concurrency, len(tasks))))
+    in_order = [results[number] for number in range(len(tasks))]
+    await collector.score_together(in_order)
+    return in_order

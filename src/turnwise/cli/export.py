@@ -14,8 +14,7 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import print_json, say, working
-from turnwise.cli.run_paths import require_run, run_of
-from turnwise.cli.run_settings import source_of, which_checkpoint
+from turnwise.cli.run_paths import require_run, run_of, which_checkpoint
 from turnwise.errors import ConfigError
 
 
@@ -51,7 +50,7 @@ def export(
     if place.suffix.lower() in (".html", ".htm"):
         _export_page(run, place, episodes, as_json)
         return
-    source = source_of(run, checkpoint) or require_run(run)
+    source = require_run(run, checkpoint)
     _check_free(place)
     with working(f"loading {run}"):
         from turnwise.cli.model_card import model_card

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +39,9 @@ def init(
     """
     folder = Path(name).expanduser()
     module = _module_name(folder)
-    class_name = _class_name(module)
-    _make(folder, module, class_name)
-    made = [file.format(name=module) for file in FILES]
+    words = [word for word in module.split("_") if word]
+    class_name = "".join(word[0].upper() + word[1:] for word in words) or "MyEnv"
+    made = _make(folder, module, class_name)
     if as_json:
         environment = f"{module}.py:{class_name}"
         print_json({"folder": str(folder), "files": made, "environment": environment})
@@ -69,35 +70,22 @@ def _module_name(folder: Path) -> str:
     )
 
 
-def _class_name(module: str) -> str:
-    """
-    >>> _class_name("my_env"), _class_name("TextMaze")
-    ('MyEnv', 'TextMaze')
-    """
-    words = [word for word in module.split("_") if word]
-    return "".join(word[0].upper() + word[1:] for word in words) or "MyEnv"
-
-
-def _make(folder: Path, module: str, class_name: str) -> None:
+def _make(folder: Path, module: str, class_name: str) -> list[str]:
+    """Write the files, and return their names."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Choose another name, or move it away.")
-    texts = {
-        file.format(name=module): _filled(template, module, class_name)
-        for file, template in FILES.items()
-    }
+    templates = files("turnwise.cli") / "templates"
+    names = {"my_env": module, "MyEnv": class_name}
+    made = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file, text in texts.items():
+        for file, template in FILES.items():
+            text = (templates / template).read_text(encoding="utf-8")
+            text = re.sub("my_env|MyEnv", lambda match: names[match[0]], text)
+            made.append(file.format(name=module))
             # "x" never overwrites, not even a file that was just created.
-            with open(folder / file, "x", encoding="utf-8") as target:
+            with open(folder / made[-1], "x", encoding="utf-8") as target:
                 target.write(text)
     except OSError as error:
         raise ConfigError(f"cannot make {folder}: {error.strerror or error}") from error
-
-
-def _filled(template: str, module: str, class_name: str) -> str:
-    from importlib.resources import files
-
-    text = (files("turnwise.cli") / "templates" / template).read_text(encoding="utf-8")
-    names = {"my_env": module, "MyEnv": class_name}
-    return re.sub("my_env|MyEnv", lambda found: names[found[0]], text)
+    return made

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+
+class BackendName(StrEnum):
+    local = "local"
+    transformers = "transformers"
+    vllm = "vllm"
+    sglang = "sglang"
+    scripted = "scripted"
 
 
 def argument(metavar: str, help: str, default: bool | str = False) -> Any:
@@ -46,6 +55,10 @@ MaxSteps = Annotated[
         min=1, help="Maximum number of actions per episode.", show_default="the environment's own"
     ),
 ]
+ENV_OR_RUN = (
+    "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder of a run, "
+    "for its environment with parameters, tools and dataset."
+)
 EnvironmentOption = Annotated[str | None, _override("--env", "ENV", "Environment.")]
 RewardOption = Annotated[str | None, _override("--reward", "FILE.PY:NAME", "Reward function.")]
 DatasetOption = Annotated[
@@ -80,6 +93,25 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint", metavar="WHICH", help="best, last, a step, or a checkpoint's folder."
     ),
+]
+BackendOption = Annotated[BackendName, typer.Option("--backend", help="Inference engine.")]
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="NAME",
+        help="Chat template: chatml, llama-2, llama-3, mistral, gemma, zephyr, plain.",
+        show_default="the tokenizer's own",
+    ),
+]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="MODEL", help="Tokenizer for a server's URL."),
+]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")]
+TrustModelCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]
 ConfigPath = Annotated[
     str | None, typer.Option("--config-path", metavar="DIR", help="Folder of the YAML file.")

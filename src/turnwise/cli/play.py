@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.run_paths import find_run_or_refuse
-from turnwise.cli.run_settings import Supplied, played_settings, source_of
+from turnwise.cli.run_paths import find_source
+from turnwise.cli.settings import Overrides, open_settings
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.cli.play_loop import Played
+    from turnwise.cli.play_episodes import Played
 
 WITHOUT_MODEL = ("human", "expert", "random")
 """Players that need neither a model nor torch, and start at once."""
@@ -25,8 +25,7 @@ def play(
         str | None,
         opt.argument(
             "[ENV_OR_RUN]",
-            "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder "
-            "of a run, for its environment with parameters, tools and dataset.",
+            opt.ENV_OR_RUN,
             "the environment of the run that plays",
         ),
     ] = None,
@@ -84,26 +83,21 @@ def play(
     turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
     from turnwise.cli.common import make_console, print_json, working
+    from turnwise.cli.play_episodes import WatchedPlayer, play_scripted, watch
     from turnwise.cli.play_screen import Screen
-    from turnwise.cli.play_setup import PlayerOptions, play_scripted, watch
     from turnwise.errors import TurnwiseError
     from turnwise.user_code import settings_from
 
     if as_json and player == "human":
         raise ConfigError("--json is not for a human: name --player expert, random or a run")
-    supplied = Supplied(
-        other_env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
-    )
-    env_run = None if env is None else find_run_or_refuse(env)
-    player_run = None
-    if player not in WITHOUT_MODEL:
-        player_run = source_of(player, checkpoint) or find_run_or_refuse(player)
+    env_run = find_source(env)
+    player_run = None if player in WITHOUT_MODEL else find_source(player, checkpoint)
+    if env is None and player_run is None:
+        raise ConfigError(
+            "no environment is named. Name one (turnwise play guess-number) or a "
+            "run: turnwise play runs/mine, turnwise play --player runs/mine"
+        )
     if env is None:
-        if player_run is None:
-            raise ConfigError(
-                "no environment is named. Name one (turnwise play guess-number) or a "
-                "run: turnwise play runs/mine, turnwise play --player runs/mine"
-            )
         env_run = player_run
     elif env_run is None:
         if other_env is not None:
@@ -111,12 +105,23 @@ def play(
                 f"got the environment {env} and --env {other_env}. Name one of them; "
                 "--env is for a run whose own environment cannot be restored."
             )
-        supplied = dataclasses.replace(supplied, environment=env)
+        other_env = env
+    components = Overrides(
+        reward=reward,
+        dataset=dataset,
+        tools=tool,
+        parser=parser,
+        system_prompt=system_prompt,
+        model=model,
+        part=part,
+    )
     # Only an environment, without other components: nothing imports torch.
-    named = dataclasses.replace(supplied, environment=None, param=None, max_steps=None)
-    is_bare = env_run is None and named == Supplied()
-    agent = player if player not in WITHOUT_MODEL and player_run is None else None
-    supplied.allow_code(agent if agent is not None and ".py:" in agent else None)
+    is_bare = env_run is None and components == Overrides()
+    overrides = dataclasses.replace(
+        components, environment=other_env, param=param, max_steps=max_steps
+    )
+    is_function = player not in WITHOUT_MODEL and player_run is None and ".py:" in player
+    overrides.allow_code(player if is_function else None)
     name = env or player
     screen = Screen(make_console(quiet=as_json), name, is_brief=player != "human" and episodes > 1)
     first_seed = random.randrange(10_000) if seed is None else seed
@@ -126,16 +131,16 @@ def play(
         source = env_run or player_run
         with settings_from(source, is_trusted=trust_remote_code):
             with working(f"loading {name}"):
-                config = played_settings(source, supplied)
+                config = open_settings(source, overrides, is_checked=source is not None)
             if env_run is not None:
                 screen.name = f"{config.environment.name} of {name}"
             if player in WITHOUT_MODEL:
                 all_played = play_scripted(config, player, seeds, screen, delay, is_bare)
             else:
-                options = PlayerOptions(
+                watched = WatchedPlayer(
                     player, player_run, checkpoint, model, greedy, delay, trust_remote_code
                 )
-                all_played = watch(config, options, seeds, screen, debug)
+                all_played = watch(config, watched, seeds, screen, debug)
             for episode in all_played:
                 played.append(episode)
                 if as_json:

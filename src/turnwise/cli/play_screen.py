@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -15,13 +17,14 @@ from rich.text import Text
 from turnwise.cli.common import legible, make_console
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.report import explain
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.progress.run_state import count
+from turnwise.tools import ToolCall
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:
-    from turnwise.cli.play_loop import Moves, Played
-    from turnwise.tools import ToolCall
+    from turnwise.cli.play_episodes import Played
+    from turnwise.episode.actions import Actions
 
 HELP = (
     "? shows the state and this help, hint the expert's action, quit exits (so do Ctrl-C, Ctrl-D). "
@@ -48,8 +51,6 @@ class Screen:
         self.is_brief = is_brief
         self.trajectory = Trajectory()
         """The current episode."""
-        self.moves: Moves | None = None
-        """Interprets what a person types."""
 
     def start(self, played: Played, rules: str, observation: str, max_turns: int | None) -> None:
         self.trajectory = played.trajectory
@@ -61,28 +62,25 @@ class Screen:
         if max_turns is not None:
             facts.append(f"at most {count(max_turns, 'turn')}")
         self._print(Text.assemble((self.name, "bold"), (f"  {', '.join(facts)}", "dim")))
-        if rules:
-            self._rules(rules)
+        if rules and self.console.is_terminal:
+            text = Text(legible(rules))
+            title: Any = {"title": "system prompt", "title_align": "left", "border_style": "dim"}
+            self.console.print(Panel(text, **title))
+        elif rules:
+            self._print(Text(f"system prompt: {rules}"))
         self._print(Text(f"\n{observation}\n"))
 
-    def _rules(self, rules: str) -> None:
-        if self.console.is_terminal:
-            self.console.print(
-                Panel(
-                    Text(legible(rules)),
-                    title="system prompt",
-                    title_align="left",
-                    border_style="dim",
-                )
-            )
-        else:
-            self._print(Text(f"system prompt: {rules}"))
-
-    def ask(self, env: BaseEnvironment) -> str:
-        """Return the next action that the person types."""
+    def ask(self, env: BaseEnvironment, actions: Actions | None) -> str:
+        """Return the next action that the person types; `actions` execute tool calls."""
         with contextlib.suppress(ImportError):  # not on every system
             import readline  # noqa: F401 - its import gives `input` arrow keys and a history
-        tools = "" if self.moves is None else self.moves.tools_help()
+        tools = ""
+        if actions is not None:
+            lines = [
+                f"  /{tool.name} {_expected(tool)}  {tool.description}".rstrip()
+                for tool in actions.definitions
+            ]
+            tools = "\n".join(["tools:", *lines])
         if not self.trajectory.actions:
             if tools:
                 self._print(Text(tools, "dim"))
@@ -100,13 +98,13 @@ class Screen:
             elif word == "hint":
                 hint = env.expert_action()
                 self._print(Text(hint or "This environment has no expert.", "cyan"))
-            elif word:
+            elif word.startswith("/") and actions is not None:
                 try:
-                    call = None if self.moves is None else self.moves.call_of(word)
+                    return _tool_call(word, actions)
                 except ConfigError as error:
                     self._print(Text(f"{error} As an action: ={word}", "yellow"))
-                    continue
-                return line.removeprefix("=") if call is None else call
+            elif word:
+                return line.removeprefix("=")
 
     def action(self, action: str, *, thought: str = "", who: str = "") -> None:
         """Print a player's action, and dimmed its thought before it."""
@@ -205,3 +203,33 @@ def _verdict(trajectory: Trajectory) -> tuple[str, str]:
 
 def _number(value: float) -> str:
     return f"{value:.4g}"
+
+
+def _tool_call(line: str, actions: Actions) -> str:
+    """Return a typed `/tool name=value ...` in the model's format.
+
+    `ConfigError` for one that cannot be meant: it would be an action, and cost a turn.
+    """
+    assert actions.parser is not None
+    try:
+        name, *words = shlex.split(line[1:]) or [""]
+    except ValueError as error:
+        raise ConfigError(f"{line} cannot be read: {error}.") from None
+    tools = {tool.name: tool for tool in actions.definitions}
+    if name not in tools:
+        raise ConfigError(f"there is no tool {name!r}. {did_you_mean(name, tools)}")
+    if any("=" not in word for word in words):
+        raise ConfigError(f"got {line}, expected /{name} {_expected(tools[name])}".rstrip())
+    arguments: dict[str, Any] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        try:
+            arguments[key] = json.loads(value)
+        except ValueError:
+            arguments[key] = value
+    return actions.parser.render(ToolCall(name, arguments))
+
+
+def _expected(tool: Any) -> str:
+    """Return the arguments of a tool as a person types them."""
+    return " ".join(f"{name}=..." for name in (tool.parameters or {}).get("properties", {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -228,6 +229,18 @@ def draw(
     """Return the image file. `curves` has one curve per group for each metric."""
     matplotlib = import_extra("matplotlib", "plot")
     figures = import_extra("matplotlib.figure", "plot")
+    # All colours first, then the same with other dashes.
+    looks = itertools.cycle((colour, dashes) for dashes in _DASHES for colour in _COLOURS)
+    styles = [look for look, _ in zip(looks, groups, strict=False)]
+    notes = []  # the headline of a single run, and how the values were averaged and smoothed
+    if any(len(group.runs) > 1 for group in groups):
+        notes.append("mean over runs, band: min to max")
+    elif len(groups) == 1 and groups[0].runs[0].headline is not None:
+        notes.append(str(groups[0].runs[0].headline))
+    windows = sorted({line.window for lines in curves.values() for line in lines} - {1})
+    if windows:
+        notes.append(f"smoothed over {' or '.join(map(str, windows))} points")
+    caption = "; ".join(notes)
     with matplotlib.rc_context(), io.BytesIO() as file:
         matplotlib.rcdefaults()  # independent of the user's matplotlibrc
         matplotlib.rcParams.update(_STYLE)
@@ -237,7 +250,7 @@ def draw(
         figure = figures.Figure(figsize=(width, 2.5 * num_rows + 0.5), layout="constrained")
         for number, (metric, lines) in enumerate(curves.items(), 1):
             axes = figure.add_subplot(num_rows, num_columns, number)
-            for group, line, (colour, dashes) in zip(groups, lines, _styles(groups), strict=True):
+            for group, line, (colour, dashes) in zip(groups, lines, styles, strict=True):
                 if line.raw is not None:
                     axes.plot(line.x, line.raw, color=colour, alpha=0.25, linewidth=0.8)
                 else:
@@ -251,7 +264,6 @@ def draw(
             axes.margins(x=0.02)
             if metric == "success" or metric.endswith("/success"):  # show the whole scale
                 axes.set_ylim(-0.03, 1.03)
-        caption = _caption(groups, [line for lines in curves.values() for line in lines])
         if len(groups) > 1:
             handles, labels = figure.axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", title=caption or None)
@@ -260,22 +272,3 @@ def draw(
             figure.supxlabel(wrapped, fontsize=8, color="#444444")
         figure.savefig(file, format=file_format, metadata=_METADATA[file_format])
         return file.getvalue()
-
-
-def _styles(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """Return colour and dashes by group: all colours first, then the same with other dashes."""
-    looks = [(colour, dashes) for dashes in _DASHES for colour in _COLOURS]
-    return [looks[number % len(looks)] for number in range(len(groups))]
-
-
-def _caption(groups: Sequence[Group], curves: Sequence[Curve]) -> str:
-    """Return the headline of a single run, and how the values were averaged and smoothed."""
-    parts = []
-    if any(len(group.runs) > 1 for group in groups):
-        parts.append("mean over runs, band: min to max")
-    elif len(groups) == 1 and groups[0].runs[0].headline is not None:
-        parts.append(str(groups[0].runs[0].headline))
-    windows = sorted({curve.window for curve in curves if curve.window > 1})
-    if windows:
-        parts.append(f"smoothed over {' or '.join(map(str, windows))} points")
-    return "; ".join(parts)

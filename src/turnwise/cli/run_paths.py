@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from turnwise.errors import ConfigError
 
@@ -16,12 +17,32 @@ def find_run(name: str | Path) -> Path | None:
     return folder if _is_run(folder) or is_checkpoint(folder) else None
 
 
-def find_run_or_refuse(name: str) -> Path | None:
-    """Return the same as `find_run`; raise `ConfigError` for a folder that only contains runs."""
-    found = find_run(name)
-    if found is None and runs_in(Path(name).expanduser()):
-        raise not_a_run(name)
-    return found
+def find_source(name: str | None, checkpoint: str = "last") -> Path | None:
+    """Return the run or checkpoint whose settings and weights are used; None for anything else.
+
+    `checkpoint` is `best`, `last`, the step of a checkpoint of the run, or a checkpoint's folder.
+    Raise `ConfigError` for a folder that only contains runs.
+    """
+    run = None if name is None else find_run(name)
+    if checkpoint in ("best", "last"):
+        if run is None and name is not None and runs_in(Path(name).expanduser()):
+            raise not_a_run(name)
+        return run
+    if run is not None and checkpoint.isdecimal():
+        source = find_run(run_of(run) / "checkpoints" / f"step-{checkpoint:0>8}")
+    else:
+        source = find_run(checkpoint)
+    if source is None:
+        raise ConfigError(
+            f"--checkpoint got {checkpoint!r}, expected best, last, the step of a checkpoint, or "
+            "its folder, for example runs/mine/checkpoints/step-00000010"
+        )
+    return source
+
+
+def which_checkpoint(checkpoint: str) -> Literal["best", "last"]:
+    """Return the checkpoint of a run to load; that of a checkpoint's own folder is its last."""
+    return "best" if checkpoint == "best" else "last"
 
 
 def run_of(folder: Path) -> Path:
@@ -35,12 +56,12 @@ def run_of(folder: Path) -> Path:
     return folder
 
 
-def require_run(name: str | Path) -> Path:
-    """Return the folder of a run or of a checkpoint; `ConfigError` for anything else."""
-    found = find_run(name)
-    if found is None:
+def require_run(name: str, checkpoint: str = "last") -> Path:
+    """Return the same as `find_source`; raise `ConfigError` for what is not a run."""
+    source = find_source(name, checkpoint)
+    if source is None:
         raise not_a_run(name)
-    return found
+    return source
 
 
 def metrics_file(name: str | Path) -> Path:
@@ -80,8 +101,8 @@ def not_a_run(name: str | Path) -> ConfigError:
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder, newest first."""
     try:
-        found = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)]
-        return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+        runs = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)]
+        return sorted(runs, key=lambda path: (-path.stat().st_mtime, path.name))
     except OSError:
         return []
 
@@ -108,8 +129,8 @@ def _is_run(folder: Path) -> bool:
 def _runs_nearby(path: Path) -> str:
     """Suggest runs that the user may have meant: in the same folder, or in `runs`."""
     for folder in dict.fromkeys((path.parent, Path("runs"))):
-        if found := runs_in(folder):
-            return f"Runs in {folder}: {_listed(found)}"
+        if runs := runs_in(folder):
+            return f"Runs in {folder}: {_listed(runs)}"
     return "Start one with: turnwise train"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from turnwise.errors import ConfigError
 from turnwise.runs.headline import Z, wilson_interval
 
 if TYPE_CHECKING:
-    from turnwise.episode import AgentRecord, EpisodeResult
+    from turnwise.episode import EpisodeResult
 
 _NUM_RESAMPLES = 2000
 NO_SUCCESS = (
@@ -50,9 +50,6 @@ class Estimate:
             low, high = _resampled(values, seed)
         return cls(mean, low, high, len(values))
 
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 def standard_error(values: Sequence[float]) -> float:
     """Return the standard error of the mean of one value per task; 0 for a single task.
@@ -78,173 +75,100 @@ def _resampled(values: Sequence[float], seed: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores of one player; rates are fractions of the episodes.
+def player_scores(
+    results: Sequence[EpisodeResult], reports: bool, seed: int = 0
+) -> dict[str, Any] | None:
+    """Return the scores of one player; None if every episode failed with an error.
 
-    Success and reward are means over tasks. All episodes of a row are one task: counting each of
-    them would make the intervals too narrow.
+    Success and reward are means over tasks, with 95 % intervals. All episodes of a row are one
+    task: counting each of them would make the intervals too narrow. Rates are fractions of the
+    episodes. `reports`: whether the environment ever reports success.
     """
+    whole = [result for result in results if not result.status.is_error]
+    by_task: dict[int, list[tuple[float, bool]]] = {}
+    for result in whole:
+        for agent in result.agents:
+            if agent.reward is not None:
+                outcome = (agent.reward.total, agent.trajectory.success)
+                by_task.setdefault(result.group, []).append(outcome)
+    if not by_task:
+        return None
+    tasks = list(by_task.values())
+    every = [outcome for outcomes in tasks for outcome in outcomes]
+    if len(tasks) == 1:  # then the episodes of the only row are the observations
+        tasks = [[outcome] for outcome in every]
+    rewards = [statistics.fmean(reward for reward, _ in outcomes) for outcomes in tasks]
+    success = Estimate.over_tasks(
+        [statistics.fmean(solved for _, solved in outcomes) for outcomes in tasks], seed
+    )
+    return {
+        "episodes": len(whole),
+        "tasks": len({result.group for result in whole}),
+        "success": success.value if reports else None,
+        "success_low": success.low if reports else None,
+        "success_high": success.high if reports else None,
+        "reward": statistics.fmean(rewards),
+        "reward_std": statistics.stdev(reward for reward, _ in every) if len(every) > 1 else 0.0,
+        "reward_margin": Z * standard_error(rewards),  # half of the interval
+        "turns": sum(result.num_turns for result in whole) / len(whole),
+        "truncated": statistics.fmean(result.status.is_truncated for result in whole),
+        "errors": 1 - len(whole) / len(results),
+    }
 
-    episodes: int
-    """Episodes without an error."""
-    tasks: int
-    """The rows or seeds of these episodes, which the intervals count."""
-    success: float | None
-    """None: the environment does not report success."""
-    success_low: float | None
-    success_high: float | None
-    """The 95 % interval."""
-    reward: float
-    reward_std: float
-    """Standard deviation over episodes."""
-    reward_margin: float
-    """Half of the 95 % interval of the mean."""
-    turns: float
-    truncated: float
-    errors: float
-    """Fraction of all episodes that were requested."""
 
-    @classmethod
-    def of(cls, results: Sequence[EpisodeResult], reports: bool, seed: int = 0) -> Scores | None:
-        """Return None if every episode failed with an error.
+def attempt_scores(
+    results: Sequence[EpisodeResult], num_attempts: int, seed: int, reports: bool
+) -> dict[str, Any] | None:
+    """Return pass@k, mean@n and reward over all tasks and of each; None if every attempt failed.
 
-        `reports`: whether the environment ever reports success; `seed` is that of the bootstrap.
-        """
-        whole = [r for r in results if not r.status.is_error]
-        tasks = _by_task(whole)
-        if not tasks:
-            return None
-        every = [agent for agents in tasks for agent in agents]
-        if len(tasks) == 1:  # then the episodes of the only row are the observations
-            tasks = [[agent] for agent in every]
-        rewards = [statistics.fmean(map(_reward, agents)) for agents in tasks]
-        success = Estimate.over_tasks(
-            [statistics.fmean(a.trajectory.success for a in agents) for agents in tasks], seed
+    Attempts that failed with an error are not counted, and a pass@k leaves out tasks with fewer
+    than k others. `reports`: whether the environment ever reports success.
+    """
+    if any(len(result.agents) > 1 for result in results):
+        raise ConfigError(
+            "--k counts the tasks that one agent solves, and this environment has several "
+            "agents in an episode. Leave out --k."
         )
-        return cls(
-            episodes=len(whole),
-            tasks=len({r.group for r in whole}),
-            success=success.value if reports else None,
-            success_low=success.low if reports else None,
-            success_high=success.high if reports else None,
-            reward=statistics.fmean(rewards),
-            reward_std=statistics.stdev(map(_reward, every)) if len(every) > 1 else 0.0,
-            reward_margin=Z * standard_error(rewards),
-            turns=sum(r.num_turns for r in whole) / len(whole),
-            truncated=statistics.fmean(r.status.is_truncated for r in whole),
-            errors=1 - len(whole) / len(results),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def _by_task(results: Sequence[EpisodeResult]) -> list[list[AgentRecord]]:
-    """Return the agents that have a reward, grouped by task."""
-    tasks: dict[int, list[AgentRecord]] = {}
+    groups: dict[int, list[EpisodeResult]] = {}
     for result in results:
-        scored = [agent for agent in result.agents if agent.reward is not None]
-        if scored:
-            tasks.setdefault(result.group, []).extend(scored)
-    return list(tasks.values())
-
-
-def _reward(agent: AgentRecord) -> float:
-    assert agent.reward is not None
-    return agent.reward.total
-
-
-def reports_success(results: Sequence[EpisodeResult]) -> bool:
-    """Return whether any step reported `info["success"]`."""
-    return any(agent.trajectory.reports_success for r in results for agent in r.agents)
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    """The attempts at one task; those that failed with an error are not counted."""
-
-    task: int
-    """Its index among the held-out tasks, from 0."""
-    seed: int
-    attempts: int
-    solved: int | None
-    """None: the environment does not report success."""
-    reward: float | None
-    """The mean; None: every attempt failed with an error."""
-
-    def pass_at(self, k: int) -> float | None:
-        """Return the estimate for k attempts; None if there are too few of them."""
-        if self.solved is None or self.attempts < k:
-            return None
-        return pass_at_k(self.attempts, self.solved, k)
-
-    def to_dict(self, ks: Sequence[int]) -> dict[str, Any]:
-        found = asdict(self)
-        if self.solved is not None and self.attempts:
-            mean = self.solved / self.attempts
-            low, high = wilson_interval(mean, self.attempts)
-            found["mean"] = {"value": mean, "low": low, "high": high}
-            found["pass_at_k"] = {str(k): self.pass_at(k) for k in ks}
-        return found
-
-
-@dataclass(frozen=True)
-class AttemptScores:
-    """All tasks: pass@k for some k, mean@n, and the mean reward."""
-
-    num_attempts: int
-    tasks: Sequence[TaskScore]
-    pass_at: Mapping[int, Estimate]
-    """By k; empty where success is not reported."""
-    mean: Estimate | None
-    """The share of attempts that solved their task, averaged over tasks."""
-    reward: Estimate
-
-    @classmethod
-    def of(
-        cls, results: Sequence[EpisodeResult], num_attempts: int, seed: int, reports: bool
-    ) -> AttemptScores | None:
-        """Return None if every attempt failed with an error.
-
-        `reports`: whether the environment ever reports success.
-        """
-        if any(len(result.agents) > 1 for result in results):
-            raise ConfigError(
-                "--k counts the tasks that one agent solves, and this environment has several "
-                "agents in an episode. Leave out --k."
-            )
-        groups: dict[int, list[EpisodeResult]] = {}
-        for result in results:
-            groups.setdefault(result.group, []).append(result)
-        tasks = [_task_score(number, group, reports) for number, group in groups.items()]
-        rewards = [task.reward for task in tasks if task.reward is not None]
-        if not rewards:
-            return None
-        rates = [t.solved / t.attempts for t in tasks if t.solved is not None and t.attempts]
-        pass_at = {}
-        for k in shown_ks(num_attempts) if reports else ():
-            values = [value for task in tasks if (value := task.pass_at(k)) is not None]
-            if values:
-                pass_at[k] = Estimate.over_tasks(values, seed)
-        return cls(
-            num_attempts,
-            tasks,
-            pass_at,
-            Estimate.over_tasks(rates, seed) if rates else None,
-            Estimate.over_tasks(rewards, seed, is_rate=False),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        ks = shown_ks(self.num_attempts)
-        return {
-            "k": self.num_attempts,
-            "pass_at_k": {str(k): found.to_dict() for k, found in self.pass_at.items()} or None,
-            "mean_at_k": None if self.mean is None else self.mean.to_dict(),
-            "reward": self.reward.to_dict(),
-            "reason": None if self.pass_at else NO_SUCCESS,
-            "tasks": [task.to_dict(ks) for task in self.tasks],
+        groups.setdefault(result.group, []).append(result)
+    ks = shown_ks(num_attempts)
+    tasks: list[dict[str, Any]] = []
+    passed: dict[int, list[float]] = {k: [] for k in ks}
+    for number, attempts in groups.items():
+        whole = [r for r in attempts if not r.status.is_error and r.reward is not None]
+        rewards = [r.reward.total for r in whole if r.reward is not None]
+        solved = sum(r.trajectory.success for r in whole) if reports else None
+        task: dict[str, Any] = {
+            "task": number,
+            "seed": attempts[0].seed,
+            "attempts": len(whole),
+            "solved": solved,
+            "reward": statistics.fmean(rewards) if rewards else None,
         }
+        if solved is not None and whole:
+            mean = solved / len(whole)
+            low, high = wilson_interval(mean, len(whole))
+            task["mean"] = {"value": mean, "low": low, "high": high}
+            enough = [k for k in ks if k <= len(whole)]
+            task["pass_at_k"] = dict.fromkeys(map(str, ks))
+            for k in enough:
+                task["pass_at_k"][str(k)] = pass_at_k(len(whole), solved, k)
+                passed[k].append(task["pass_at_k"][str(k)])
+        tasks.append(task)
+    rewards = [task["reward"] for task in tasks if task["reward"] is not None]
+    if not rewards:
+        return None
+    rates = [task["mean"]["value"] for task in tasks if "mean" in task]
+    pass_at = {str(k): asdict(Estimate.over_tasks(passed[k], seed)) for k in ks if passed[k]}
+    return {
+        "k": num_attempts,
+        "pass_at_k": pass_at or None,
+        "mean_at_k": asdict(Estimate.over_tasks(rates, seed)) if rates else None,
+        "reward": asdict(Estimate.over_tasks(rewards, seed, is_rate=False)),
+        "reason": None if pass_at else NO_SUCCESS,
+        "tasks": tasks,
+    }
 
 
 def pass_at_k(num_attempts: int, num_solved: int, k: int) -> float:
@@ -264,15 +188,3 @@ def shown_ks(most: int) -> list[int]:
     """
     powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
     return powers if powers[-1] == most else [*powers, most]
-
-
-def _task_score(number: int, attempts: Sequence[EpisodeResult], reports: bool) -> TaskScore:
-    whole = [r for r in attempts if not r.status.is_error and r.reward is not None]
-    rewards = [r.reward.total for r in whole if r.reward is not None]
-    return TaskScore(
-        number,
-        attempts[0].seed,
-        len(whole),
-        sum(r.trajectory.success for r in whole) if reports else None,
-        statistics.fmean(rewards) if rewards else None,
-    )

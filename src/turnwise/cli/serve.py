@@ -18,30 +18,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.chat import BackendName, check_run_options, format_of
+from turnwise.cli import options as opt
 from turnwise.cli.common import say, working
-from turnwise.cli.options import CheckpointOption, ParserOption, argument
-from turnwise.cli.run_settings import Supplied, source_of
+from turnwise.cli.settings import Overrides
 from turnwise.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
     from turnwise.agents import LLM
     from turnwise.agents.requests import ServedRequest
     from turnwise.agents.session import AgentSession
-    from turnwise.cli.chat_setup import ChatSetup
+    from turnwise.cli.chat_session import ChatModel
 
 
 def serve(
     model: Annotated[
         str,
-        argument(
+        opt.argument(
             "RUN_OR_MODEL",
             "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
             "or the URL of a server of vLLM or SGLang.",
         ),
     ],
-    backend: Annotated[BackendName, typer.Option(help="Inference engine.")] = BackendName.local,
-    checkpoint: CheckpointOption = "last",
+    backend: opt.BackendOption = opt.BackendName.local,
+    checkpoint: opt.CheckpointOption = "last",
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine's.")
     ] = "127.0.0.1",
@@ -65,27 +64,18 @@ def serve(
             "--name", help="Model name that clients send.", show_default="the folder's name"
         ),
     ] = None,
-    parser: ParserOption = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Chat template, as of chat.", show_default="the tokenizer's own"
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Tokenizer for a server's URL.")
-    ] = None,
+    parser: opt.ParserOption = None,
+    template: opt.TemplateOption = None,
+    tokenizer: opt.TokenizerOption = None,
     max_conversations: Annotated[
         int,
         typer.Option(
             min=1, help="Conversations whose tokens and KV cache are kept; the oldest are dropped."
         ),
     ] = 128,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-    ] = False,
+    dtype: opt.DtypeOption = "auto",
+    device: opt.DeviceOption = "auto",
+    trust_remote_code: opt.TrustModelCode = False,
 ) -> None:
     """Serve a model over HTTP: chat completions and responses of OpenAI, messages of Anthropic.
 
@@ -105,7 +95,6 @@ def serve(
     for package in ("starlette", "uvicorn"):
         import_extra(package, "agents")
     key = _key(host, api_key, no_api_key)
-    source = source_of(model, checkpoint)
     from turnwise.agents import Gateway
 
     name = name or Path(model).expanduser().absolute().name
@@ -114,25 +103,27 @@ def serve(
         closing.callback(gateway.stop)
         gateway.listen()  # before the model is loaded: a port may be in use
         with working(f"loading {model}"):
-            from turnwise.cli.chat_setup import ChatSetup
+            from turnwise.cli.chat_session import open_chat_model
 
-            supplied = Supplied(parser=parser)
-            supplied.allow_code()
-            if source is None:
-                given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
-                options = {k: v for k, v in given.items() if v not in ("auto", False)}
-                setup = ChatSetup.of_model(model, backend.value, options, tokenizer, supplied)
-            else:
-                check_run_options("serve", model, backend, dtype, device, tokenizer)
-                setup = ChatSetup.of_run(
-                    source, checkpoint, backend.value, supplied, trust_remote_code, has_tools=False
-                )
-            closing.enter_context(setup.engine)
-            session = _session(setup, model, template, max_conversations)
+            opened = open_chat_model(
+                "serve",
+                model,
+                closing,
+                Overrides(parser=parser),
+                checkpoint=checkpoint,
+                backend=backend.value,
+                template=template,
+                tokenizer=tokenizer,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                has_tools=False,
+            )
+            session = _session(opened, max_conversations)
         with _until_interrupted() as interrupted:
             gateway.start()
             llm = gateway.open_at_root(session, key)
-            _introduce(llm, model, setup.step, host, is_new=api_key is None and key is not None)
+            _introduce(llm, model, opened.step, is_new=api_key is None and key is not None)
             interrupted.wait()
         say("stopping", err=True)
         asyncio.run(gateway.close(llm))
@@ -146,7 +137,11 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
         raise ConfigError("--api-key got an empty text. Leave it out for a new key.")
     if is_open:
         return None
-    if given is None and not _is_loopback(host):
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if given is None and not is_local:
         raise ConfigError(
             f"--host {host} can be reached from other machines, and there is no API key. Choose "
             "one with --api-key or the variable TURNWISE_API_KEY, or serve everyone with "
@@ -155,37 +150,29 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
     return given or f"sk-{secrets.token_urlsafe(24)}"
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _session(
-    setup: ChatSetup, model: str, template: str | None, max_conversations: int
-) -> AgentSession:
+def _session(opened: ChatModel, max_conversations: int) -> AgentSession:
     from turnwise.agents.session import AgentSession
     from turnwise.episode.options import EpisodeLimits, EpisodeOptions
     from turnwise.episode.setup import make_setup
+    from turnwise.inference import SamplingParams
 
-    is_run = setup.step is not None
+    sampling = None
+    if opened.step is not None:  # a run
+        sampling = SamplingParams(opened.temperature, top_p=opened.top_p)
     episodes = make_setup(
-        setup.engine,
+        opened.engine,
         EpisodeOptions(
-            chat_format=format_of(
-                setup.engine.tokenizer, model, template or setup.template, setup.enable_thinking
-            ),
+            chat_format=opened.format,
             # A request says how long its reply may be; otherwise the context is the limit.
             limits=EpisodeLimits(max_turns=sys.maxsize, max_tokens_per_turn=None, max_seconds=None),
-            sampling=setup.sampling(None, None) if is_run else None,
-            parser=setup.parser,
+            sampling=sampling,
+            parser=opened.parser,
         ),
     )
     return AgentSession(episodes, honours_sampling=True, max_conversations=max_conversations)
 
 
-def _introduce(llm: LLM, model: str, step: int | None, host: str, is_new: bool) -> None:
+def _introduce(llm: LLM, model: str, step: int | None, is_new: bool) -> None:
     """Print what to paste into a shell."""
     url = llm.base_url
     for everywhere in ("//0.0.0.0:", "//[::]:"):

@@ -1,7 +1,13 @@
-"""Reads the settings that a command names, and finds the code and files that they name."""
+"""The settings that a command works with: of a file or a run, and what its options override.
+
+A run folder records environment, reward, tools, parser, system prompt and dataset by name, relative
+to the folder in which the run began. If one cannot be found or imported (a class of a notebook),
+the error names the option that supplies it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
@@ -9,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnwise.cli.common import make_importable
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.cli.common import make_importable, parameter_overrides, say
+from turnwise.cli.run_paths import run_of, which_checkpoint
+from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 from turnwise.runs.named_files import Named, rewrite_names
-from turnwise.runs.places import find_folder
+from turnwise.runs.places import find_folder, find_models, places_of
 from turnwise.user_code import names_code
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
+    from turnwise.models import LoadedModel
 
 _OVERRIDE = re.compile(r"\+?[\w.]+=")
 
@@ -36,14 +44,15 @@ def split_arguments(
     if environments:
         files = [word for word in files if word not in environments]
         overrides.insert(0, f"environment.name={environments[-1]}")
-    found = find_config(config_path, config_name)
-    if len(files) + (found is not None) > 1:
-        names = ", ".join([*files, *([str(found)] if found else [])])
+    named_file = find_config(config_path, config_name)
+    if named_file is not None:
+        files.append(str(named_file))
+    if len(files) > 1:
         raise ConfigError(
-            f"got more than one configuration file: {names}. Name one; a setting is written "
-            "section.name=value, for example training.batch_size=8"
+            f"got more than one configuration file: {', '.join(files)}. Name one; a setting is "
+            "written section.name=value, for example training.batch_size=8"
         )
-    return (Path(files[0]) if files else found), overrides
+    return (Path(files[0]) if files else None), overrides
 
 
 def _names_environment(word: str) -> bool:
@@ -63,6 +72,182 @@ def _names_environment(word: str) -> bool:
     return is_misspelt or word.partition(":")[0] in ADAPTERS or names_code(word)
 
 
+@dataclass(frozen=True)
+class Overrides:
+    """What the options of a command override in the settings of a run; None keeps the run's own."""
+
+    environment: str | None = None
+    param: list[str] | None = None
+    max_steps: int | None = None
+    reward: str | None = None
+    dataset: list[str] | None = None
+    tools: list[str] | None = None
+    parser: str | None = None
+    system_prompt: str | None = None
+    model: str | None = None
+    part: str | None = None
+    agent: str | None = None
+    """An agent that calls the model over HTTP."""
+
+    def allow_code(self, player: str | None = None) -> None:
+        """Allow the code that the options and `player` name: the user typed the names."""
+        if self.agent is not None:
+            from turnwise.trainer.agents import remember_agent  # late: it imports torch
+
+            remember_agent(self.agent)
+        names = [
+            self.environment,
+            self.agent,
+            self.reward,
+            self.parser,
+            *(self.tools or []),
+            player,
+        ]
+        for name in names:
+            if name is not None:
+                name_code(name)
+
+    def put_into(self, config: ConfigStore) -> None:
+        """Write the options into the settings.
+
+        Another environment drops the run's dataset, reward and tools, which belong to the old one.
+        They are kept if it replaces an environment that cannot be restored. Another agent keeps the
+        dataset and the reward: it does the same tasks.
+        """
+        from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
+
+        self._choose_part(config)
+        is_lost = config.environments is None and config.environment.name.startswith("<")
+        if self.environment is not None and is_lost:
+            config.environment.name = self.environment
+        elif self.environment is not None:
+            config.environments = config.agent = config.expert = None
+            config.environment = EnvironmentConfig(name=self.environment)
+            config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
+            config.reward, config.tools = None, []
+        if self.agent is not None:
+            if not (config.agent or "").startswith("<"):  # the expert is the other agent's
+                config.expert = config.training.warm_start = None
+            config.agent = self.agent
+        typed = ConfigStore.load(overrides=parameter_overrides(self.param))
+        config.environment.params |= typed.environment.params
+        if self.max_steps is not None:
+            config.environment.max_steps = self.max_steps
+        for item in config.environments or ():  # an override applies to all of them
+            item.reward = None if self.reward is not None else item.reward
+            item.tools = None if self.tools else item.tools
+            item.system_prompt = None if self.system_prompt is not None else item.system_prompt
+        if self.dataset:
+            config.eval_dataset = DatasetConfig(path=self.dataset, columns=config.dataset.columns)
+            config.dataset = DatasetConfig()
+        config.tools = list(self.tools or config.tools)
+        for name in ("reward", "parser", "system_prompt"):
+            if (value := getattr(self, name)) is not None:
+                setattr(config, name, value)
+        if config.agent is not None:
+            config.validate()  # an agent takes no tools and no parameters of an environment
+
+    def _choose_part(self, config: ConfigStore) -> None:
+        """Make one environment of a mix the only one, if it is named."""
+        parts = config.parts()
+        if self.part is not None:
+            if config.environments is None or self.part not in parts:
+                known = did_you_mean(self.part, parts) if config.environments else "It has no mix."
+                raise ConfigError(f"--part got {self.part!r}, which the run does not have. {known}")
+            for field in dataclasses.fields(config):
+                setattr(config, field.name, getattr(parts[self.part], field.name))
+        elif config.environments is not None and self.environment is None:
+            options = {"dataset": self.dataset, "param": self.param, "max-steps": self.max_steps}
+            for option in (name for name, value in options.items() if value):
+                raise ConfigError(
+                    f"--{option} is for one environment, and the run has a mix: "
+                    f"{', '.join(parts)}. Name one of them: --part {next(iter(parts))}"
+                )
+
+
+def read_settings(source: Path) -> ConfigStore:
+    """Return the settings of a run or of a checkpoint, without its model."""
+    from turnwise.config import ConfigStore
+    from turnwise.runs.run_folder import RunFolder
+
+    file = source / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(
+            f"{source} has no config.yaml: the run ended before it wrote its settings"
+        )
+    config = ConfigStore.load(file)
+    find_models(config, places_of(run_of(source)))
+    if RunFolder(run_of(source)).evaluated_on == "training rows":
+        config.training.eval_fraction = None  # it has trained on all rows
+    return config
+
+
+def open_settings(
+    source: Path | None,
+    overrides: Overrides,
+    *,
+    takes_mix: bool = False,
+    is_checked: bool = True,
+) -> ConfigStore:
+    """Return the settings of a run or a checkpoint (None: the defaults) with the overrides.
+
+    A mix of environments is refused unless the command `takes_mix`. The code that the settings name
+    is found, and imported if `is_checked`; otherwise the command itself reports what fails.
+    """
+    from turnwise.config import ConfigStore
+    from turnwise.env.catalog import PROMPTS
+
+    config = ConfigStore() if source is None else read_settings(source)
+    if source is not None and config.environments is None and config.agent is None:
+        from turnwise.trainer.components import UserComponents, environment_of
+
+        # The rows of a dataset without an environment are prompts. Named before the overrides:
+        # other rows do not make it another environment.
+        if environment_of(UserComponents(), config) == PROMPTS:
+            config.environment.name = PROMPTS
+    overrides.put_into(config)
+    if config.environments is not None and not takes_mix:
+        names = ", ".join(config.parts())
+        raise ConfigError(
+            f"{source} is a run with a mix of environments, and this command plays in one of them: "
+            f"{names}. Name it: --part {next(iter(config.parts()))}"
+        )
+    run = None if source is None else run_of(source)
+    typed = [name for name, value in vars(overrides).items() if value]
+    if overrides.dataset:
+        typed.append("eval_dataset")
+    find_code(config, [] if run is None else places_of(run), run=run, typed=typed)
+    if is_checked:
+        check_code(config)
+        if run is not None:
+            _warn_of_changes(config, run, overrides)
+    return config
+
+
+def _warn_of_changes(config: ConfigStore, run: Path, overrides: Overrides) -> None:
+    """Print to the standard error which of the run's own components have changed since."""
+    from turnwise.runs.run_folder import RunFolder
+    from turnwise.trainer.components import UserComponents
+    from turnwise.trainer.recording import identity
+
+    before = RunFolder(run).status.get("identity")
+    if not isinstance(before, dict) or overrides.environment is not None:
+        return
+    changed: list[str] = []
+    for part, settings in config.parts().items():
+        ending = f" of {overrides.part or part}" if overrides.part or part else ""
+        for name, value in identity(UserComponents().filled_from(settings), settings).items():
+            known = before.get(f"{name}{ending}", before.get(name, value))
+            if known != value and not getattr(overrides, name, None):
+                changed.append(f"the {name.replace('_', ' ')}{ending}")
+    if changed:
+        say(
+            f"{' and '.join(dict.fromkeys(changed))} changed since the run in {run} began: this "
+            "command uses the present version",
+            err=True,
+        )
+
+
 def find_code(
     config: ConfigStore,
     folders: Sequence[Path],
@@ -75,7 +260,30 @@ def find_code(
     A run recorded names relative to the folder in which it began, so `folders` are searched before
     the current one. Settings that are `typed` in this command are searched for here first.
     """
-    rewrite_names(config, Finder(tuple(folders), run, tuple(typed)).find)
+
+    def find(name: Named) -> str:
+        if name.text.startswith("<"):  # not importable: an error is raised where it is used
+            return name.text
+        if name.kind == "folder":  # in which a server is started: where the run was started
+            start = next((folder for folder in folders if folder.is_dir()), Path())
+            return str(start / name.text) if folders else name.text
+        is_typed = any(name.is_of(setting) for setting in typed)
+        searched = [Path(), *folders] if is_typed else [*folders, Path()]
+        folder = find_folder(name, searched)
+        if name.kind != "code":
+            if folder is None and name.kind == "rows":
+                raise _missing(name, name.text, searched, run)
+            return _from_here(name.text, folder)
+        target = name.text
+        path, _, attribute = target.rpartition(":")
+        if path.endswith(".py"):
+            if folder is None:
+                raise _missing(name, path, searched, run)
+            target = f"{_from_here(path, folder)}:{attribute}"
+        name_code(target, None if folder == Path() else folder)
+        return target
+
+    rewrite_names(config, find)
 
 
 def name_code(target: str, folder: Path | None = None) -> None:
@@ -93,51 +301,6 @@ def name_code(target: str, folder: Path | None = None) -> None:
         make_importable(target, folder)
 
 
-def check_code(config: ConfigStore) -> None:
-    """Import the user's code and make each environment once, since a failure would repeat.
-
-    The errors are brief, without a traceback.
-    """
-    for name, part in config.parts().items():
-        try:
-            _check_part(part)
-        except ConfigError as error:
-            if not name:
-                raise
-            raise ConfigError(f"the environment {name} of the mix: {error}") from error
-
-
-def _check_part(config: ConfigStore) -> None:
-    from turnwise.env.catalog import environment_factory
-    from turnwise.env.checker.report import explain
-    from turnwise.env.driver import close_environment
-    from turnwise.reward.combine import reward_by_name
-    from turnwise.tools.by_name import parser_by_name, tools_by_name
-
-    target = config.environment_name
-    try:
-        if config.agent is None:
-            made = environment_factory(target, config.environment)()
-            # It was never reset, so its `close` may fail or hang.
-            close_environment(made, config.limits.close_timeout)
-        else:
-            from turnwise.trainer.agents import agent_of, expert_of  # late: it imports torch
-
-            expert_of(None, config, agent_of(None, config))
-        target = "the reward"
-        reward_by_name(config.reward)
-        target = "a tool"
-        tools_by_name([tool for tool in config.tools if "mcp" not in tool])
-        target = "the parser"
-        parser_by_name(config.parser)
-    except TurnwiseError:
-        raise
-    except Exception as error:
-        command = f"turnwise check-env {config.environment.name}"
-        look = f". Look closer with: {command}" if config.agent is None else ""
-        raise ConfigError(f"{target} cannot be used: {explain(error)}{look}") from error
-
-
 _OPTIONS = {
     "environment": "--env",
     "agent": "--agent",
@@ -150,74 +313,25 @@ _OPTIONS = {
 """The options that override a setting in commands that take a run."""
 
 
-@dataclass(frozen=True)
-class Finder:
-    """Finds the code and files that settings name; raises `ConfigError` for missing ones."""
-
-    folders: tuple[Path, ...]
-    """The folders of the settings; the current folder is searched after these."""
-    run: Path | None = None
-    """The run whose settings they are."""
-    typed: tuple[str, ...] = ()
-    """Settings typed in this command: searched for in the current folder first."""
-
-    def find(self, name: Named) -> str:
-        """Return the name that means the same in the current folder."""
-        if name.text.startswith("<"):  # not importable: an error is raised where it is used
-            return name.text
-        if name.kind == "folder":
-            return self._folder(name)
-        if name.kind == "code":
-            return self._code(name)
-        folder = find_folder(name, self._places(name))
-        if folder is None and name.kind == "rows":
-            raise self._missing(name, name.text)
-        return _from_here(name.text, folder)
-
-    def _places(self, name: Named) -> list[Path]:
-        is_typed = any(name.is_of(setting) for setting in self.typed)
-        return [Path(), *self.folders] if is_typed else [*self.folders, Path()]
-
-    def _code(self, name: Named) -> str:
-        folder = find_folder(name, self._places(name))
-        path, _, attribute = name.text.rpartition(":")
-        target = name.text
-        if path.endswith(".py"):
-            if folder is None:
-                raise self._missing(name, path)
-            target = f"{_from_here(path, folder)}:{attribute}"
-        name_code(target, None if folder == Path() else folder)
-        return target
-
-    def _folder(self, name: Named) -> str:
-        """Return the folder in which a server is started: where the run was started."""
-        if not self.folders:
-            return name.text
-        here = next((folder for folder in self.folders if folder.is_dir()), Path())
-        return str(here / name.text)
-
-    def _missing(self, name: Named, text: str) -> ConfigError:
-        looked = dict.fromkeys(str(folder.resolve()) for folder in self._places(name)[:3])
-        looked |= {str(Path.cwd()): None}
+def _missing(name: Named, text: str, searched: Sequence[Path], run: Path | None) -> ConfigError:
+    looked = ", ".join(dict.fromkeys(str(path.resolve()) for path in [*searched[:3], Path()]))
+    if run is None:
         problem = f"there is no file {text}, which the setting {name.setting} names"
-        if self.run is not None:
-            problem = f"{self.run} names the file {text} ({name.setting}), which is not there"
-        kind = "FILE.PY:NAME" if name.kind == "code" else "FILE"
-        supply = "" if self.run is None else f". {self._supply(name, kind)}"
-        if "dataset" in name.setting and not Path(text).suffix:
-            supply += (
-                ". A dataset of the Hugging Face hub is first saved as a file: "
-                "datasets.load_dataset(NAME, split='train').to_json('rows.jsonl')"
-            )
-        return ConfigError(f"{problem}: looked in {', '.join(looked)}{supply}")
-
-    def _supply(self, name: Named, value: str) -> str:
-        """Return the advice on how to supply what is missing."""
-        words = [word for word in name.setting.split(".") if not word.isdigit()]
-        options = [f"{_OPTIONS[word]} {value}" for word in reversed(words) if word in _OPTIONS]
-        setting = f"with turnwise train: {name.setting.removesuffix('.0')}={value}"
-        supply = f"{options[0]} ({setting})" if options else setting
-        return f"Put the project back where the run finds it, or supply it: {supply}"
+        advice = ""
+    else:
+        problem = f"{run} names the file {text} ({name.setting}), which is not there"
+        value = "FILE.PY:NAME" if name.kind == "code" else "FILE"
+        words = [word for word in reversed(name.setting.split(".")) if word in _OPTIONS]
+        supply = f"with turnwise train: {name.setting.removesuffix('.0')}={value}"
+        if words:
+            supply = f"{_OPTIONS[words[0]]} {value} ({supply})"
+        advice = f". Put the project back where the run finds it, or supply it: {supply}"
+    if "dataset" in name.setting and not Path(text).suffix:
+        advice += (
+            ". A dataset of the Hugging Face hub is first saved as a file: "
+            "datasets.load_dataset(NAME, split='train').to_json('rows.jsonl')"
+        )
+    return ConfigError(f"{problem}: looked in {looked}{advice}")
 
 
 def _from_here(text: str, folder: Path | None) -> str:
@@ -228,3 +342,70 @@ def _from_here(text: str, folder: Path | None) -> str:
     if folder is None or folder.resolve() == here.resolve():
         return text
     return str(folder / path)
+
+
+def check_code(config: ConfigStore) -> None:
+    """Import the user's code and make each environment once, since a failure would repeat.
+
+    The errors are brief, without a traceback.
+    """
+    from turnwise.env.catalog import environment_factory
+    from turnwise.env.checker.report import explain
+    from turnwise.env.driver import close_environment
+    from turnwise.reward.combine import reward_by_name
+    from turnwise.tools.by_name import parser_by_name, tools_by_name
+
+    for part, settings in config.parts().items():
+        where = f"the environment {part} of the mix: " if part else ""
+        checked = settings.environment_name
+        try:
+            if settings.agent is None:
+                environment = environment_factory(checked, settings.environment)()
+                # It was never reset, so its `close` may fail or hang.
+                close_environment(environment, settings.limits.close_timeout)
+            else:
+                from turnwise.trainer.agents import agent_of, expert_of  # late: it imports torch
+
+                expert_of(None, settings, agent_of(None, settings))
+            checked = "the reward"
+            reward_by_name(settings.reward)
+            checked = "a tool"
+            tools_by_name([tool for tool in settings.tools if "mcp" not in tool])
+            checked = "the parser"
+            parser_by_name(settings.parser)
+        except ConfigError as error:
+            if not part:
+                raise
+            raise ConfigError(f"{where}{error}") from error
+        except TurnwiseError:
+            raise
+        except Exception as error:
+            command = f"turnwise check-env {settings.environment.name}"
+            look = f". Look closer with: {command}" if settings.agent is None else ""
+            raise ConfigError(f"{where}{checked} cannot be used: {explain(error)}{look}") from error
+
+
+def load_player(
+    name: str,
+    source: Path | None,
+    checkpoint: str,
+    config: ConfigStore,
+    model: str | None,
+    trust_remote_code: bool,
+) -> LoadedModel:
+    """Return the model of a run or a checkpoint; without one, the model `name`.
+
+    `model` overrides the base model of the run's weights. The sections `model` and `inference` of
+    the settings become those of the model that plays.
+    """
+    from turnwise.trainer.state import load_configured_model, load_trained_model
+
+    if source is None:
+        config.model.model_name, config.model.local_path = name, None
+        config.model.trust_remote_code = trust_remote_code
+        return load_configured_model(config)
+    player, trained = load_trained_model(
+        source, which_checkpoint(checkpoint), trust_remote_code=trust_remote_code, model=model
+    )
+    config.model, config.inference = trained.model, trained.inference
+    return player

@@ -1,16 +1,20 @@
-"""`turnwise train`: train a model, stop it, resume it."""
+"""`turnwise train`: train a model, stop it, resume it; or replay a run, or estimate one."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from turnwise.cli.common import legible, make_console, parameter_overrides, print_file, say
-from turnwise.cli.engines import Engine, split_settings, train_with_verl, verl_trainer
 from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
@@ -21,6 +25,15 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).with_name("demo.yaml")
 INTERRUPTED = 130
 _REACHED = ("success", "reward")
+_SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
+
+
+class Engine(StrEnum):
+    """The engines of `create_trainer`."""
+
+    LOCAL = "local"
+    RAY = "ray"
+    VERL = "verl"
 
 
 def train(
@@ -98,78 +111,91 @@ def train(
     """
     if resume and fresh:
         raise ConfigError("--resume and --fresh contradict each other. Use one of them.")
-    if engine is Engine.VERL and (estimate or as_json):
+    is_verl = engine is Engine.VERL
+    if is_verl and (estimate or as_json):
         raise ConfigError("--estimate and --json are not supported with --engine verl.")
-    from turnwise.cli.settings import name_code, split_arguments
-    from turnwise.user_code import remember_use, server_use, settings_from
+    from turnwise.cli.settings import check_code, find_code, name_code, split_arguments
+    from turnwise.runs.places import places_of
+    from turnwise.user_code import is_in_run, remember_use, server_use, settings_from
 
-    words, verl_words = split_settings(arguments or [], engine)
+    words, verl_words = _split_settings(arguments or []) if is_verl else (arguments or [], [])
     file, overrides = split_arguments(words, config_path, config_name)
     overrides += parameter_overrides(param)
     if replayed is not None:
-        from turnwise.cli.replay import replayed_run
+        from turnwise.cli.run_paths import require_run, run_of
 
-        others = {"--resume": resume, "--fresh": fresh, "--estimate": estimate, "--dry-run": dry}
+        others = {f"the configuration {file}": file is not None, "--resume": resume}
+        others |= {"--fresh": fresh, "--estimate": estimate, "--dry-run": dry}
         others["--engine"] = engine is not None
-        file = replayed_run(replayed, file, others)
+        if given := [option for option, value in others.items() if value]:
+            raise ConfigError(
+                f"--replay takes the settings of {replayed}, and got {' and '.join(given)}. Leave "
+                "that out; single settings may be overridden: section.name=value."
+            )
+        file = run_of(require_run(replayed))
+    typed: list[str] = []
     for word in overrides:  # the user typed these, so they are trusted
         setting, _, value = word.partition("=")
+        typed.append(setting.strip().lstrip("+"))
         name_code(value)
-        if setting.lstrip("+") == "inference.url":
+        if typed[-1] == "inference.url":
             remember_use(server_use(value))
-    run = _run_of(file)
-    with settings_from(run, is_trusted=trust_remote_code):
+    run = file if file is not None and file.is_dir() else None
+    source = run  # the run folder that the settings are from
+    if file is not None and run is None and is_in_run(file.absolute()):
+        source = file.parent
+    with settings_from(source, is_trusted=trust_remote_code):
         config = _config(file, overrides)
         if engine in (Engine.LOCAL, Engine.RAY):
             config.ray.use_ray = engine is Engine.RAY
         if output is not None:
             config.checkpoint.output_dir = output
-        if replayed is not None and file is not None:
-            from turnwise.cli.replay import free_name, replay
-
-            place = Path(config.checkpoint.output_dir).expanduser()
-            config.checkpoint.run_name = name or free_name(file, place)
-            _find_code(config, file, overrides)
-            replay(file, config, lines, as_json)
-            return
-        if name is not None:
+        if replayed is not None and run is not None:
+            parent = Path(config.checkpoint.output_dir).expanduser()
+            config.checkpoint.run_name = name or _free_name(f"{run.resolve().name}-replay", parent)
+        elif name is not None:
             config.checkpoint.run_name = name
-        if dry and engine is not Engine.VERL and run is not None:
+        if dry and not is_verl and source is not None:
             print_file(config.to_yaml())  # read only: nothing that the run names is imported
             return
-        _find_code(config, file, overrides)
-        if dry:
-            is_verl = engine is Engine.VERL
-            resolved = verl_trainer(config, "auto", verl_words).dry_run() if is_verl else None
-            print_file(resolved or config.to_yaml())
-            return
-        if estimate:
+        folders = places_of(run) if run is not None else [Path(), file.parent] if file else []
+        find_code(config, folders, run=run, typed=typed)
+        check_code(config)  # so that errors are reported first
+        if dry and not is_verl:
+            print_file(config.to_yaml())
+        elif estimate:
             from turnwise.cli.estimate import estimate_run
 
             estimate_run(config, make_console(), as_json)
-            return
-        mode: Resume = "always" if resume else "never" if fresh else "auto"
-        if engine is Engine.VERL:
-            train_with_verl(config, mode, verl_words, make_console())
-            return
-        is_demo = file is None and not overrides
-        if is_demo and not as_json:
-            make_console().print(_about_the_demo(config))
-        given = {"config-path": config_path, "config-name": config_name, "name": name}
-        given |= {"output": output, "engine": engine}
-        options = [part for key, value in given.items() if value for part in (f"--{key}", value)]
-        options += [part for value in param or [] for part in ("-p", value)]
-        again = legible(shlex.join(["turnwise", "train", *words, *options]))
-        _train(config, mode, lines, as_json, again, is_demo)
+        elif replayed is not None and run is not None:
+            _replay(run, config, lines, as_json)
+        else:
+            mode: Resume = "always" if resume else "never" if fresh else "auto"
+            if is_verl:
+                _train_with_verl(config, mode, verl_words, dry)
+                return
+            is_demo = file is None and not overrides
+            if is_demo and not as_json:
+                make_console().print(_about_the_demo(config))
+            options = {"config-path": config_path, "config-name": config_name, "name": name}
+            options |= {"output": output, "engine": engine}
+            again = ["turnwise", "train", *words]
+            again += [word for key, text in options.items() if text for word in (f"--{key}", text)]
+            again += [word for text in param or [] for word in ("-p", text)]
+            _train(config, mode, lines, as_json, legible(shlex.join(again)), is_demo)
 
 
-def _run_of(file: Path | None) -> Path | None:
-    """Return the run folder that the settings are from, if any."""
-    from turnwise.user_code import is_in_run
+def _split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return our arguments and VERL's: settings of sections that turnwise does not have."""
+    from turnwise.config import ConfigStore
 
-    if file is None or file.is_dir():
-        return file
-    return file.parent if is_in_run(file.absolute()) else None
+    ours = {section.name for section in dataclasses.fields(ConfigStore)}
+    verl = []
+    for word in words:
+        setting = _SETTING.match(word) if "=" in word else None
+        if setting is not None and setting.group(1) not in ours:
+            verl.append(word)
+    return [word for word in words if word not in verl], verl
 
 
 def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
@@ -199,16 +225,22 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     return config
 
 
-def _find_code(config: ConfigStore, file: Path | None, overrides: Sequence[str]) -> None:
-    """Import the code that the settings name, so that errors are reported first."""
-    from turnwise.cli.settings import check_code, find_code
-    from turnwise.runs.places import places_of
+def _free_name(stem: str, parent: Path) -> str:
+    """Return the name of the folder of a replay: `mine-replay`, `mine-replay-2` ..."""
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not (parent / name).exists())
 
-    run = file if file is not None and file.is_dir() else None
-    folders = places_of(run) if run is not None else [Path(), file.parent] if file else []
-    typed = [word.partition("=")[0].strip().lstrip("+") for word in overrides]
-    find_code(config, folders, run=run, typed=typed)
-    check_code(config)
+
+@contextlib.contextmanager
+def _failures_as_exit_codes() -> Iterator[None]:
+    """Print an error of the run and exit with 1; mistakes in the request propagate, and exit 2."""
+    try:
+        yield
+    except (ConfigError, MissingExtraError):
+        raise
+    except TurnwiseError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _train(
@@ -216,31 +248,66 @@ def _train(
 ) -> None:
     from turnwise.progress import make_reporter
 
-    console = make_console(stderr=as_json)
-    with make_reporter(plain=lines, as_json=as_json) as reporter:
-        from turnwise.trainer.trainer import Trainer
+    console, trainer = make_console(stderr=as_json), None
+    try:
+        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
+            from turnwise.trainer.trainer import Trainer
 
-        trainer = Trainer(config, reporter=reporter, resume=resume)
-        try:
+            trainer = Trainer(config, reporter=reporter, resume=resume)
             with trainer:
                 trainer.fit()
-        except KeyboardInterrupt:
-            is_saved = trainer.run_folder is not None
-            outcome = INTERRUPTED
-        except (ConfigError, MissingExtraError):
+    except KeyboardInterrupt:
+        if trainer is None:
             raise
-        except TurnwiseError as error:
-            say(f"error: {error}", err=True)
-            raise typer.Exit(1) from None
-        else:
-            outcome = 0
-    if outcome == INTERRUPTED:
+        is_saved = trainer.run_folder is not None
         console.print(f"\nResume with:  {again}" if is_saved else "interrupted", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(INTERRUPTED) from None
     closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
     if is_demo:
         closing = f"\n{_learned(config, trainer.metrics_history)}\n{closing}"
     console.print(closing, soft_wrap=True)
+
+
+def _replay(run: Path, config: ConfigStore, lines: bool, as_json: bool) -> None:
+    """Train again on the recorded episodes of a run, and print how it compares."""
+    from turnwise.progress import make_reporter
+    from turnwise.trainer.replay import replay_run
+
+    try:
+        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
+            outcome = replay_run(run, config, reporter)
+    except KeyboardInterrupt:
+        say("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    text = f"\n{outcome}\nIts folder is {legible(str(outcome.folder))}"
+    make_console(stderr=as_json).print(text, soft_wrap=True)
+
+
+def _train_with_verl(
+    config: ConfigStore, resume: Resume, overrides: Sequence[str], dry: bool
+) -> None:
+    """Train with VERL, which prints its own progress; `dry` only prints its settings."""
+    from turnwise.scale.verl import CustomRayPPOTrainer
+
+    if dry:
+        trainer = CustomRayPPOTrainer(config, resume="auto", verl_overrides=overrides)
+        print_file(trainer.dry_run())
+        return
+    console = make_console()
+    trainer = CustomRayPPOTrainer(config, resume=resume, verl_overrides=overrides)
+    try:
+        with _failures_as_exit_codes(), trainer:
+            history = trainer.fit()
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; the same command resumes from VERL's last checkpoint")
+        raise typer.Exit(INTERRUPTED) from None
+    first, last = history[0], history[-1]
+    console.print(
+        f"\nreward   {first['reward']:.3g} at first, {last['reward']:.3g} at last\n"
+        f"metrics  {legible(str(trainer.run_folder))}/metrics.jsonl\n"
+        f"weights  {legible(str(trainer.save_checkpoint()))}, in VERL's own format",
+        soft_wrap=True,
+    )
 
 
 def _about_the_demo(config: ConfigStore) -> str:
@@ -276,13 +343,13 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     from turnwise.runs.run_folder import RunFolder
 
     run = shlex.quote(legible(folder))
-    of_parts = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
+    part_options = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
     commands = {f"turnwise view {run}": "read its conversations, token by token"}
     if config.agent is None:
         commands |= {
             f"turnwise eval {run}": "evaluate it, next to the expert and a random player",
-            f"turnwise play --player {run}{of_parts[0]}": "watch it play",
-            **{f"turnwise play {run}{part}": "try it yourself" for part in of_parts},
+            f"turnwise play --player {run}{part_options[0]}": "watch it play",
+            **{f"turnwise play {run}{part}": "try it yourself" for part in part_options},
         }
     else:
         commands |= {
@@ -330,7 +397,9 @@ def _reached(
             f"{name:<{width}} {brief(first)} in the first {many}, {brief(last)} in the last"
             f"{f' {tenth:,}' if tenth > 1 else ''}{last_eval}"
         )
-    found = headline(history, folder.evaluated_on)
-    lines += [] if found is None else [str(found)]
-    best = CheckpointStore(folder.checkpoints).best
-    return [*lines, *([] if best is None else [f"checkpoint of {best}"])]
+    main, best = headline(history, folder.evaluated_on), CheckpointStore(folder.checkpoints).best
+    if main is not None:
+        lines.append(str(main))
+    if best is not None:
+        lines.append(f"checkpoint of {best}")
+    return lines
