@@ -39,7 +39,7 @@ from real_shapes import SHAPES, saved
 from results import add_record_option, record
 from turnwise import BaseEnvironment, ConfigStore, Trainer, create_inference_engine
 from turnwise.errors import EngineError
-from turnwise.inference.weight_group import Transfer
+from turnwise.inference.weights import Transfer
 from turnwise.models import load_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -89,23 +89,6 @@ PROMPT_LOG_PROBS = {
         completion_tokens=1,
     ),
 }
-# Each piece of a stream holds all of it so far.
-STREAM_LINES = (
-    'data: {"text":"inction","output_ids":[7025],"meta_info":{"id":"b331","finish_reason":null,'
-    '"prompt_tokens":9,"weight_version":"default","num_retractions":0,"input_token_logprobs":[],'
-    '"output_token_logprobs":[[-10.441065788269043,7025,null]],"output_token_logprobs_length":1,'
-    '"reasoning_tokens":0,"completion_tokens":1,"cached_tokens":8,"dp_rank":null}}',
-    "",
-    'data: {"text":"inctionJack","output_ids":[7025,32160],"meta_info":{"id":"b331",'
-    '"finish_reason":{"type":"length","length":2},"prompt_tokens":9,"weight_version":"default",'
-    '"num_retractions":0,"input_token_logprobs":[],"output_token_logprobs":'
-    "[[-10.441065788269043,7025,null],[-10.674086570739746,32160,null]],"
-    '"output_token_logprobs_length":2,"reasoning_tokens":0,"completion_tokens":2,'
-    '"cached_tokens":8,"dp_rank":null}}',
-    "",
-    "data: [DONE]",
-    "",
-)
 TOO_LONG = {
     "error": {
         "message": "The input (3000 tokens) is longer than the model's context length "

@@ -281,10 +281,10 @@ class TinySGLang:
             self.model_path = str(path)
             return self._updated(flush_cache, weight_version)
 
-    def update_weights_from_tensor(self, named, *, flush_cache=True, weight_version=None):
+    def update_weights_from_tensor(self, named, *, flush_cache=True):
         with self._updating():
             self._load(dict(named))
-            return self._updated(flush_cache, weight_version)
+            return self._updated(flush_cache, None)
 
     def init_weights_update_group(self, body):
         """Join as SGLang does, through torch's own helper; the rank is that of its only worker."""
@@ -307,9 +307,7 @@ class TinySGLang:
         for name, dtype, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True):
             named[name] = torch.empty(shape, dtype=getattr(torch, dtype))
             group.broadcast([named[name]], c10d.BroadcastOptions()).wait()
-        return self.update_weights_from_tensor(
-            named, flush_cache=body["flush_cache"], weight_version=body["weight_version"]
-        )
+        return self.update_weights_from_tensor(named, flush_cache=body["flush_cache"])
 
     @contextmanager
     def _updating(self):

@@ -143,8 +143,8 @@ def _receive(handler, runtime, body):
 def _open(handler, runtime, body):
     (payload,) = body["serialized_named_tensors"]  # one for each worker
     named = _HandleUnpickler(io.BytesIO(base64.b64decode(payload, validate=True))).load()
-    options = {key: body[key] for key in ("flush_cache", "weight_version")}
-    _send_outcome(handler, *runtime.update_weights_from_tensor(named, **options))
+    outcome = runtime.update_weights_from_tensor(named, flush_cache=body["flush_cache"])
+    _send_outcome(handler, *outcome)
 
 
 def _send_outcome(handler, success, message):

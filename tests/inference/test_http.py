@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from turnwise.inference.http import JsonClient
+from turnwise.inference.served import JsonClient
 
 EVENTS = ["plain", "a\u2028b\u2029c", "d\x85e", "ü"]
 BODY = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\r\n\r\n" for event in EVENTS)

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from turnwise.inference import loop_thread
-from turnwise.inference.loop_thread import LoopThread
+from turnwise.inference import served
+from turnwise.inference.served import LoopThread
 
 
 async def nothing():
@@ -39,7 +39,7 @@ def test_what_begin_raises_is_told_also_if_end_fails_too(caplog):
 
 
 def test_a_call_that_ignores_its_cancellation_does_not_hold_up_closing(monkeypatch):
-    monkeypatch.setattr(loop_thread, "_CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr(served, "_CANCEL_SECONDS", 0.05)
     over = threading.Event()
 
     async def stubborn():
@@ -59,7 +59,7 @@ def test_a_call_that_ignores_its_cancellation_does_not_hold_up_closing(monkeypat
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_call_that_blocks_the_loop_does_not_hold_up_closing(monkeypatch, caplog, capsys):
-    monkeypatch.setattr(loop_thread, "_CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr(served, "_CLOSING_SECONDS", 0.05)
     over = threading.Event()
 
     async def block():

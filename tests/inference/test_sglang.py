@@ -18,10 +18,8 @@ from inference.sglang_cases import (
 )
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError
-from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.inference.create import create_inference_engine
-from turnwise.inference.sglang import SGLangServerEngine
 from turnwise.inference.sglang.wire import kept_log_mass
 
 FILTERS = [
@@ -177,25 +175,6 @@ class Recites:
         logits = torch.zeros(1, ids.shape[1], VOCABULARY)
         logits[0, -1, self.ids[(ids.shape[1] - 2) % len(self.ids)]] = 50.0
         return type("Output", (), {"logits": logits})
-
-
-@pytest.mark.parametrize("incremental", [False, True])
-def test_a_stream_gives_what_a_single_answer_gives(incremental):
-    with serving() as (runtime, server, engine):
-        streamed = SGLangServerEngine(server.url, tokenizer=TOKENIZER, stream=True)
-        runtime.is_incremental = incremental
-        params = SamplingParams(temperature=0.9, top_k=1)
-        with streamed:
-            for request in (
-                GenerationRequest([5, 6], 9, GREEDY),
-                GenerationRequest([5, 6], 9, params),
-            ):
-                whole, pieces = sample(engine, request), sample(streamed, request)
-                assert list(pieces.ids) == list(whole.ids)
-                assert list(pieces.log_probs) == list(whole.log_probs)
-                assert pieces.finish_reason is whole.finish_reason
-            with pytest.raises(EngineError, match="at most 32 stop strings"):
-                sample(streamed, GenerationRequest([5], 9, stop_strings=("x",) * 33))
 
 
 def test_scores_are_those_of_a_plain_forward():

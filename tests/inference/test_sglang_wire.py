@@ -20,7 +20,7 @@ from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.inference.sglang import SGLangServerEngine, wire
 
 RECORDING = Path(__file__).parents[3] / "shared" / "fixtures" / "sglang-0.5.17-wire.json"
-FACTS = wire.ServerFacts(2041, False, "pytorch", "default", ("MODEL_A",))
+FACTS = wire.ServerFacts(2041, False, "pytorch", ["MODEL_A"])
 VOCABULARY = 49152
 
 
@@ -33,8 +33,7 @@ class Replay:
         self.answers = list(answers)
 
     def generate(self, body):
-        answer = self.answers.pop(0)
-        return iter(answer) if body.get("stream") else answer
+        return self.answers.pop(0)
 
     def model_info(self):
         return {"model_path": "MODEL_A", "tokenizer_path": "MODEL_A", "weight_version": "default"}
@@ -90,15 +89,6 @@ def test_the_tokens_of_a_recorded_stop_string_are_whole_though_its_text_is_cut()
     assert list(result.ids) == [28947]
     assert result.finish_reason is FinishReason.STOP
     assert body["sampling_params"]["stop"] == ["e", "a"]
-
-
-def test_a_recorded_stream_is_read_once_not_piled_up():
-    lines = [line for line in recorded.STREAM_LINES if line.startswith("data: {")]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
-    result, body = replay(chunks, GenerationRequest(recorded.PROMPT, 2), stream=True)
-    assert body["stream"] is True
-    assert list(result.ids) == [7025, 32160]
-    assert list(result.log_probs) == [-10.441065788269043, -10.674086570739746]
 
 
 def test_recorded_prompt_log_probs_are_scores():

@@ -13,7 +13,7 @@ from contention import wait_until
 from inference.test_sglang_in_process import ServerArgs
 from turnwise.deadlines import result_within
 from turnwise.errors import DeadlineExceeded
-from turnwise.inference import loop_thread
+from turnwise.inference import served
 from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
 from turnwise.inference.vllm import VLLMServerEngine
 from turnwise.models.tiny import make_tiny_tokenizer
@@ -46,7 +46,7 @@ def test_sglang_and_its_processes_are_ended(monkeypatch, tmp_path):
         assert is_there.wait(60)
         return result_within(future, *limit)
 
-    monkeypatch.setattr(loop_thread, "result_within", begin_to_wait)
+    monkeypatch.setattr(served, "result_within", begin_to_wait)
     with pytest.raises(DeadlineExceeded, match=r"starting SGLang took longer .* start_timeout="):
         SGLangInferenceEngine(str(tmp_path), tokenizer=make_tiny_tokenizer(), start_timeout=0.1)
     assert dict(os.environ) == variables

@@ -1,6 +1,5 @@
-"""SGLang as the engine: in this process, or a server over HTTP."""
+"""SGLang: in this process (`SGLangInferenceEngine`), or as a server (`SGLangServerEngine`)."""
 
-from turnwise.inference.sglang.in_process import SGLangInferenceEngine
-from turnwise.inference.sglang.server import SGLangServerEngine
+from turnwise.inference.sglang.engine import SGLangInferenceEngine, SGLangServerEngine
 
 __all__ = ["SGLangInferenceEngine", "SGLangServerEngine"]

@@ -20,9 +20,8 @@ import torch.multiprocessing  # teaches the pickler to send handles of tensors
 
 from turnwise.errors import EngineError
 from turnwise.inference.base import GenerationRequest
-from turnwise.inference.cuda_ipc import gpu_ids
 from turnwise.inference.sampling import SamplingParams
-from turnwise.inference.weight_group import GroupAddress, tensor_specs
+from turnwise.inference.weights import GroupAddress, gpu_ids, tensor_specs
 
 _reductions = cast(Any, torch.multiprocessing).reductions
 _DEVICE = 6
@@ -80,8 +79,7 @@ class ServerFacts:
     is_deterministic: bool
     """Started with `--enable-deterministic-inference`: seeds work, min-p does not."""
     sampling_backend: str
-    weight_version: str
-    model_paths: tuple[str, ...]
+    model_paths: list[str]
     """Where its model was loaded from, the most reliable first."""
     num_workers: int = 1
     """GPUs over which the model is split."""
@@ -94,8 +92,7 @@ class ServerFacts:
                 max_input_length=info["max_req_input_len"] - 1,  # the limit itself is refused
                 is_deterministic=bool(info["enable_deterministic_inference"]),
                 sampling_backend=str(info["sampling_backend"]),
-                weight_version=str(info["weight_version"]),
-                model_paths=(str(info["model_path"]), str(info["tokenizer_path"])),
+                model_paths=[str(info["model_path"]), str(info["tokenizer_path"])],
                 num_workers=int(info.get("tp_size", 1)),
             )
         except KeyError as error:
@@ -115,12 +112,11 @@ class Response:
     """stop, length or abort."""
     matched: int | str | None
     """The stop token or the stop string."""
-    weight_version: str | None
     slack: float
     """Largest error of a log-prob, if the filters keep more tokens than were listed."""
 
 
-NO_RESPONSE = Response([], [], "abort", None, None, 0.0)
+NO_RESPONSE = Response([], [], "abort", None, 0.0)
 """For a request that was aborted before there was a response."""
 
 
@@ -184,26 +180,21 @@ def read_response(
             )
         slack = 0.0
         if tops is not None:
-            masses = [_log_mass(top, request, facts, vocab_size) for top in tops[: len(ids)]]
+            sampling = request.sampling
+            # Only flashinfer's min-p kernel renormalises after top-k, before it looks at top-p.
+            is_joint = facts.sampling_backend == "pytorch" or sampling.min_p == 0.0
+            masses = [
+                kept_log_mass([entry[0] for entry in top], sampling, vocab_size, is_joint=is_joint)
+                for top in tops[: len(ids)]
+            ]
             pairs = zip(log_probs, masses, strict=True)
-            log_probs = [min(own - mass.middle, 0.0) for own, mass in pairs]
+            log_probs = [min(log_prob - mass.middle, 0.0) for log_prob, mass in pairs]
             slack = max((mass.slack for mass in masses), default=0.0)
-        version = meta.get("weight_version")
-        return Response(ids, log_probs, finish["type"], matched, version, slack)
+        return Response(ids, log_probs, finish["type"], matched, slack)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise EngineError(
             f"this is no answer of SGLang's /generate ({error!r}): {str(answer)[:200]}"
         ) from error
-
-
-def _log_mass(
-    top: Sequence[Sequence[Any]], request: GenerationRequest, facts: ServerFacts, vocab_size: int
-) -> LogMass:
-    # Only flashinfer's min-p kernel renormalises after top-k, before it looks at top-p.
-    is_joint = facts.sampling_backend == "pytorch" or request.sampling.min_p == 0.0
-    return kept_log_mass(
-        [entry[0] for entry in top], request.sampling, vocab_size, is_joint=is_joint
-    )
 
 
 def scoring_body(ids: Sequence[int], start: int, rid: str) -> dict[str, Any]:
@@ -226,23 +217,6 @@ def read_scores(answer: Mapping[str, Any], num_scores: int) -> list[float]:
     return scores
 
 
-def join_chunks(before: Mapping[str, Any] | None, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the response so far, after another chunk of a stream.
-
-    A chunk holds everything from the start, or only what is new if the server was started with
-    `--incremental-streaming-output`.
-    """
-    meta = chunk["meta_info"]
-    entries = meta.get("output_token_logprobs", [])
-    if before is None or len(entries) >= meta["completion_tokens"]:
-        return chunk
-    keys = ("output_token_logprobs", "output_top_logprobs")
-    old = before["meta_info"]
-    joined = {key: [*old[key], *meta[key]] for key in keys if key in meta}
-    ids = [*before["output_ids"], *chunk["output_ids"]]
-    return {**chunk, "output_ids": ids, "meta_info": {**meta, **joined}}
-
-
 def group_body(address: GroupAddress) -> dict[str, Any]:
     """Return a request to join the learner's process group."""
     return {
@@ -255,9 +229,7 @@ def group_body(address: GroupAddress) -> dict[str, Any]:
     }
 
 
-def broadcast_body(
-    address: GroupAddress, weights: Mapping[str, torch.Tensor], weight_version: str
-) -> dict[str, Any]:
+def broadcast_body(address: GroupAddress, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return a request to receive these weights from the learner's process group."""
     names, dtypes, shapes = zip(*tensor_specs(weights), strict=True)
     return {
@@ -266,19 +238,15 @@ def broadcast_body(
         "shapes": list(shapes),
         "group_name": address.name,
         "flush_cache": True,
-        "weight_version": weight_version,
     }
 
 
-def tensor_body(
-    weights: Mapping[str, torch.Tensor], num_workers: int, weight_version: str
-) -> dict[str, Any]:
+def tensor_body(weights: Mapping[str, torch.Tensor], num_workers: int) -> dict[str, Any]:
     """Return a request to read weights from the memory of the learner's GPU."""
     payloads = serialized(weights, num_workers)
     return {
         "serialized_named_tensors": [base64.b64encode(each).decode() for each in payloads],
         "flush_cache": True,
-        "weight_version": weight_version,
     }
 
 

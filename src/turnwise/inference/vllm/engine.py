@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import random
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from turnwise.deadlines import result_within
@@ -21,26 +25,28 @@ from turnwise.inference.base import (
     GenerationRequest,
     GenerationResult,
     Overflow,
+    check_engine_options,
     check_ids,
     check_scored,
 )
-from turnwise.inference.cuda_ipc import export_tensors
-from turnwise.inference.loop_thread import START_SECONDS, own_processes, wait_for_start
-from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder, memory_folder
-from turnwise.inference.vllm.client import VLLMServerEngine
-from turnwise.inference.vllm.process import (
-    ProcessLock,
-    engine_settings,
-    import_vllm,
-    make_engine,
-    preserved_state,
-)
+from turnwise.inference.served import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.vllm.receiver import RECEIVER
-from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
+from turnwise.inference.vllm.server import VLLMServerEngine, sampling_arguments, scoring_arguments
+from turnwise.inference.weights import (
+    NewWeights,
+    Skeleton,
+    existing_folder,
+    export_tensors,
+    memory_folder,
+)
 from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
 
 _LOG = logging.getLogger("turnwise")
+CPU_CACHE_BYTES = 2 * 2**30
+"""KV cache on a CPU; by default vLLM would take nearly all memory of the machine."""
+_ONE_PER_PROCESS = threading.Lock()
+"""Held by the engine of this process: closing one shuts down what all of them would share."""
 
 
 class VLLMInferenceEngine(WorkerEngine):
@@ -72,14 +78,14 @@ class VLLMInferenceEngine(WorkerEngine):
         start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
-        self._is_cpu = import_vllm()
+        self._is_cpu = _import_vllm()
         self._folder, self._trust_remote_code = model_folder(model_path), trust_remote_code
         if tokenizer is None:
             tokenizer = _find_tokenizer(self._folder, trust_remote_code)
         elif isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         super().__init__(tokenizer, overflow)
-        self.settings = engine_settings(
+        self.settings = _engine_settings(
             self._is_cpu,
             {
                 "model": self._folder,
@@ -94,14 +100,14 @@ class VLLMInferenceEngine(WorkerEngine):
         )
         """The settings of vLLM's engine."""
         self._vllm: Any = None
-        self._process_lock: ProcessLock | None = None
+        self._holds_lock = False
         self._turns: dict[str, EngineTurn] = {}
         self._names = count()
         self._failure: str | None = None
         self._is_transfer_logged = False
         self._may_sleep, self._is_asleep = sleep, False
         try:
-            with preserved_state(), own_processes():
+            with _preserved_state(), own_processes():
                 start = self._in_thread(self._start, wait_for_idle=False)
                 wait_for_start(start, start_timeout, "vLLM")
         except BaseException:
@@ -181,8 +187,13 @@ class VLLMInferenceEngine(WorkerEngine):
         return self._updated(self._in_thread(take, wait_for_idle=self.in_flight is None))
 
     def _start(self) -> None:
-        self._process_lock = ProcessLock()
-        self._vllm = make_engine(self.settings)
+        if not _ONE_PER_PROCESS.acquire(blocking=False):
+            raise ConfigError(
+                "this process has a vLLM engine already, and can have one at a time. Close it, or "
+                "start vLLM as a server and use VLLMServerEngine."
+            )
+        self._holds_lock = True
+        self._vllm = _make_engine(self.settings)
         params = import_extra("vllm.sampling_params", "vllm")
         self._params_kind, self._delta = params.SamplingParams, params.RequestOutputKind.DELTA
         self._vocabulary_size = int(self._vllm.model_config.get_vocab_size())
@@ -191,8 +202,8 @@ class VLLMInferenceEngine(WorkerEngine):
         super()._work()
         if self._vllm is not None:  # in the thread that made it
             self._vllm.engine_core.shutdown()
-        if self._process_lock is not None:
-            self._process_lock.release()
+        if self._holds_lock:
+            _ONE_PER_PROCESS.release()
 
     def _active_turns(self) -> Collection[EngineTurn]:
         return self._turns.values()
@@ -348,3 +359,89 @@ def _find_tokenizer(folder: str, trust_remote_code: bool) -> Any:
     if path.is_dir() and not any(path.glob("tokenizer*")):
         return None  # transformers would return an empty one
     return load_tokenizer(folder, trust_remote_code=trust_remote_code)
+
+
+def _import_vllm() -> bool:
+    """Import vLLM with the environment that it needs; return whether it runs on a CPU."""
+    # Its scheduler runs in our engine's thread: weights reach it without a copy to another
+    # process, and a script needs no `if __name__ == "__main__"`.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    platform = import_extra("vllm.platforms", "vllm").current_platform
+    is_cpu: bool = platform.is_cpu()
+    if is_cpu:
+        # Otherwise its sampler is compiled at first use, which takes half a minute.
+        platform.simple_compile_backend = "eager"
+        # Threads bound to cores would keep ours off those cores.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    return is_cpu
+
+
+def _engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of vLLM's engine: ours, and the user's `options`."""
+    settings: dict[str, Any] = {
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        # It gets and returns token ids.
+        "skip_tokenizer_init": True,
+        # Workers in other processes read the weights from the GPU of this one.
+        "worker_extension_cls": RECEIVER,
+    }
+    if is_cpu:
+        settings |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": CPU_CACHE_BYTES,
+            # On a CPU a request with a seed fails as soon as its prompt is cut into chunks.
+            "enable_chunked_prefill": False,
+        }
+    settings |= options
+    if is_cpu and settings["dtype"] == "auto":
+        settings["dtype"] = "float32"  # as all else on a CPU; some have no bfloat16
+    # Log-probs under the distribution that is sampled from: after temperature and filters.
+    mode = settings.setdefault("logprobs_mode", "processed_logprobs")
+    if mode != "processed_logprobs":
+        raise ConfigError(
+            f"logprobs_mode got {mode!r}, expected 'processed_logprobs' or nothing: training "
+            "needs the log-probs of the distribution that was sampled from"
+        )
+    return settings
+
+
+def _make_engine(settings: Mapping[str, Any]) -> Any:
+    """Return vLLM's engine, loaded; it must be made, used and shut down in one thread."""
+    shared = cast(Any, torch.distributed)
+    if shared.is_available() and shared.is_initialized():
+        raise ConfigError(
+            "torch.distributed is already set up in this process, and vLLM sets it up for itself. "
+            "Start vLLM as a server, and use VLLMServerEngine."
+        )
+    engine_kind = import_extra("vllm.v1.engine.llm_engine", "vllm").LLMEngine
+    arguments_kind = import_extra("vllm.engine.arg_utils", "vllm").EngineArgs
+    check_engine_options("vLLM", settings, arguments_kind)
+    arguments = arguments_kind(**settings)
+    try:
+        return engine_kind.from_engine_args(arguments)
+    except Exception as error:  # a setting that cannot work, a model that it does not know, ...
+        # What it has set up would break another attempt.
+        import_extra("vllm.distributed.parallel_state", "vllm").cleanup_dist_env_and_memory()
+        raise ConfigError(f"vLLM could not start with {settings['model']!r}: {error}") from error
+
+
+@contextmanager
+def _preserved_state() -> Iterator[None]:
+    """Restore the random generators and torch's threads, which vLLM's start changes."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = cast(Any, torch.cuda)
+    gpus = cuda.get_rng_state_all() if cuda.is_initialized() else []
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads  # vLLM replaces it on a CPU
+        torch.set_num_threads(num_threads)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if gpus:
+            cuda.set_rng_state_all(gpus)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnwise.inference.cuda_ipc import gpu_ids, machine_id, open_tensors
-from turnwise.inference.weight_group import TensorSpec, WeightReceiverGroup
+from turnwise.inference.weights import (
+    TensorSpec,
+    WeightReceiverGroup,
+    gpu_ids,
+    machine_id,
+    open_tensors,
+)
 
 RECEIVER = "turnwise.inference.vllm.receiver.WeightReceiver"
 """The value of vLLM's option `worker_extension_cls`."""

@@ -1,51 +1,226 @@
-"""The HTTP calls of a vLLM server."""
+"""The engine for a vLLM server, over HTTP; and requests as vLLM's arguments, here and there."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+import os
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
+import torch
+
 from turnwise.errors import ConfigError, EngineError, did_you_mean
-from turnwise.inference.http import JsonClient
+from turnwise.inference.base import FinishReason, GenerationRequest, Overflow
+from turnwise.inference.sampling import SamplingParams
+from turnwise.inference.served import START_SECONDS, JsonClient, ServedEngine, WeightsRefused
+from turnwise.inference.vllm.receiver import RECEIVER
+from turnwise.inference.weights import (
+    Transfer,
+    WeightSender,
+    export_tensors,
+    gpu_ids,
+    machine_id,
+    run_both,
+    tensor_specs,
+)
+from turnwise.inference.worker import SampledTurn
 
-START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+"""vLLM silently raises lower temperatures, and refuses higher ones."""
+_START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 
 
-class VLLMServer:
-    """A client of one server, for use in one event loop."""
+def sampling_arguments(request: GenerationRequest, context_left: int) -> dict[str, Any]:
+    """Return the sampling parameters of a request under vLLM's names.
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    Defaults are included: a server would take missing ones from the model's generation config.
+    Only our stop tokens end a turn, so the model's own is ignored.
+    """
+    params = request.sampling
+    is_in_range = LOWEST_TEMPERATURE <= params.temperature <= HIGHEST_TEMPERATURE
+    if not params.is_greedy and not is_in_range:
+        raise ConfigError(
+            f"temperature got {params.temperature}, expected what vLLM takes: 0 (greedy), or "
+            f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE:g}"
+        )
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": request.seed % 2**63,  # −1 means "no seed" in vLLM
+        "max_tokens": min(request.max_tokens, context_left),
+        "stop_token_ids": sorted(request.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token alone
+    }
+
+
+def scoring_arguments(ids: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
+    """Return a prompt and parameters that give the log-probs of all of `ids` but the first.
+
+    vLLM always samples a token, so it refuses a prompt as long as the context. The last token is
+    therefore left out of the prompt, and its log-prob requested at the sampled position.
+    """
+    *prompt, last = ids
+    return prompt, {
+        "temperature": 0.0,  # log-probs of a greedy row are those at temperature 1
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "prompt_logprobs": 0,
+        "logprobs": 1,
+        "logprob_token_ids": [last],
+    }
+
+
+class VLLMServerEngine(ServedEngine):
+    """A vLLM server at `url`, started for instance with
+
+        VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs \\
+            --worker-extension-cls turnwise.inference.vllm.receiver.WeightReceiver
+
+    The mode makes log-probs those of the distribution that was sampled from; the variable enables
+    weight updates. With the extension, which needs turnwise on the server, tensors go by CUDA IPC
+    if the server sees the learner's GPU, and otherwise by NCCL (gloo without GPUs). Without it they
+    are written into a folder in `weights_dir`, which must be on a disk that the server can read.
+    `transfer` chooses one of "ipc", "broadcast" and "disk" itself. `model_path` is the model's
+    folder on this machine, if it differs from the server's: weights and token ids are checked
+    against its configuration. Only one engine should update a server's weights: it does not see
+    the updates of others.
+    """
+
+    name = "vLLM"
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        tokenizer: Any = None,
+        model_path: str | None = None,
+        api_key: str | None = None,
+        weights_dir: str | os.PathLike[str] | None = None,
+        transfer: Transfer = "auto",
+        update_timeout: float = 600.0,
+        trust_remote_code: bool = False,
+        overflow: Overflow = "truncate",
+        start_timeout: float | None = START_SECONDS,
+    ) -> None:
         # URLs for other clients often end in /v1.
         self._client = JsonClient(url.rstrip("/").removesuffix("/v1"), api_key)
+        self._asked_model = model
+        self.update_timeout = update_timeout
+        self._sender: WeightSender | None = None
+        self._cuts: set[asyncio.Timeout] = set()
+        """End the requests that are being sampled, when they expire."""
+        self._mode_lock = asyncio.Lock()
+        self._has_processed_log_probs: bool | None = None
+        super().__init__(
+            tokenizer,
+            overflow,
+            model_path=model_path,
+            weights_dir=weights_dir,
+            transfer=transfer,
+            trust_remote_code=trust_remote_code,
+            start_timeout=start_timeout,
+        )
 
-    @property
-    def url(self) -> str:
-        return self._client.url
+    def _connect(self) -> list[str]:
+        return self._loop.run_until_complete(self._find_model(self._asked_model))
 
-    async def find_model(self, name: str | None) -> dict[str, Any]:
-        """Return the server's description of a model, by default of its first."""
+    async def _find_model(self, name: str | None) -> list[str]:
         try:
             reply = await self._client.request("GET", "/v1/models")
         except EngineError as error:
-            raise EngineError(f"{error} Start a server with: {START}") from error
-        known: dict[str, dict[str, Any]] = {card["id"]: card for card in reply["data"]}
-        name = next(iter(known)) if name is None else name
-        if name not in known:
+            raise EngineError(f"{error} Start a server with: {_START}") from error
+        cards: dict[str, dict[str, Any]] = {card["id"]: card for card in reply["data"]}
+        self.model: str = next(iter(cards)) if name is None else name
+        """The server's name of the model."""
+        if self.model not in cards:
             raise ConfigError(
-                f"the server at {self.url} has no model {name!r}. {did_you_mean(name, known)}"
+                f"the server at {self._client.url} has no model {name!r}. "
+                f"{did_you_mean(self.model, cards)}"
             )
-        return known[name]
+        self._context_length = int(cards[self.model]["max_model_len"])
+        return [cards[self.model].get("root") or self.model]
 
-    async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a whole completion."""
-        reply = await self._client.request("POST", "/v1/completions", body)
-        (choice,) = reply["choices"]
-        return dict(choice)
+    def _disconnect(self) -> None:
+        self._loop.run_until_complete(self._client.close())
 
-    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    async def _continue(self, turn: SampledTurn, deadline: float | None) -> FinishReason | None:
+        if turn.ids and (reason := turn.finish_reason()) is not None:
+            return reason  # all had arrived when it was cut
+        cut = asyncio.timeout_at(deadline)
+        try:
+            async with cut:
+                self._cuts.add(cut)
+                await self._check_mode(turn.request)
+                return await self._stream(turn)
+        except TimeoutError:
+            is_late = deadline is not None and self._loop.time() >= deadline
+            if is_late or not cut.expired():
+                raise
+            return None
+        finally:
+            self._cuts.discard(cut)
+
+    async def _end_turns(self) -> None:
+        for cut in self._cuts:  # which aborts it on the server; its tokens so far are kept
+            cut.reschedule(self._loop.time())
+
+    async def _stream(self, turn: SampledTurn) -> FinishReason:
+        """Sample, appending tokens as they arrive: a turn that ends early keeps them."""
+        request, start = turn.request, len(turn.ids)
+        if start:  # it goes on with random numbers of its own, not with those of its first tokens
+            request = dataclasses.replace(
+                request,
+                prompt_ids=[*request.prompt_ids, *turn.ids],
+                max_tokens=request.max_tokens - start,
+                seed=random.Random(f"{request.seed} {start}").getrandbits(62),
+            )
+        body = {
+            "model": self.model,
+            "prompt": list(request.prompt_ids),
+            **sampling_arguments(request, turn.context_left - start),
+            "stop": list(request.stop_strings),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            # Only a turn that may end early needs partial results.
+            "stream_interval": 1 if request.timeout is not None or self.in_flight else 64,
+        }
+        ended = None
+        async with aclosing(self._choices(body)) as choices:
+            async for choice in choices:
+                log_probs = choice["logprobs"]["token_logprobs"] if choice["token_ids"] else []
+                for token, log_prob in zip(choice["token_ids"] or [], log_probs, strict=True):
+                    turn.ids.append(token)
+                    turn.log_probs.append(log_prob)
+                    if start and turn.finish_reason() is FinishReason.STOP:
+                        return FinishReason.STOP  # a stop string that began before the cut
+                ended = choice["finish_reason"] or ended
+        if ended == "length":
+            is_full = len(turn.ids) >= turn.request.max_tokens
+            return FinishReason.LENGTH if is_full else FinishReason.CONTEXT
+        if ended not in ("stop", "abort"):
+            raise EngineError(f"the server ended a turn for a reason of its own: {ended}")
+        return FinishReason.STOP if ended == "stop" else FinishReason.ABORTED
+
+    async def _choices(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """Yield a completion in pieces."""
         lines = self._client.post_lines("/v1/completions", {**body, "stream": True})
         async for line in lines:
@@ -54,12 +229,43 @@ class VLLMServer:
                 continue
             event = json.loads(data)
             if "error" in event:
-                raise EngineError(f"{self.url} gave up a turn: {event['error']['message']}")
+                raise EngineError(f"{self._client.url} gave up a turn: {event['error']['message']}")
             for choice in event["choices"]:
                 yield choice
 
+    async def _score(self, ids: Sequence[int], start: int) -> list[float]:
+        prompt, arguments = scoring_arguments(ids)
+        body = {"model": self.model, "prompt": prompt, **arguments}
+        body["return_tokens_as_token_ids"] = True
+        reply = await self._client.request("POST", "/v1/completions", body)
+        (choice,) = reply["choices"]
+        known = zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)
+        scores = [at[str(token)]["logprob"] for at, token in known]
+        scores.append(choice["logprobs"]["top_logprobs"][0][f"token_id:{ids[-1]}"])
+        return scores[start - 1 :]
+
+    async def _check_mode(self, request: GenerationRequest) -> None:
+        """Check that the server's log-probs include temperature and filters; that is its setting.
+
+        With top_k=1 the log-prob of the sampled token is 0 if they do.
+        """
+        sampling = request.sampling
+        if sampling.is_greedy or sampling == SamplingParams():
+            return  # equal in both modes
+        async with self._mode_lock:
+            if self._has_processed_log_probs is None:
+                probe = GenerationRequest(request.prompt_ids[:1], 1, SamplingParams(top_k=1))
+                turn = SampledTurn(probe, 1)
+                await self._stream(turn)
+                self._has_processed_log_probs = turn.log_probs[0] == 0.0
+        if not self._has_processed_log_probs:
+            raise ConfigError(
+                "the server gives log-probs before temperature and filters are applied, and "
+                "training needs those after. Start it with --logprobs-mode processed_logprobs"
+            )
+
     @asynccontextmanager
-    async def updating(self) -> AsyncIterator[None]:
+    async def _updating(self) -> AsyncIterator[None]:
         """Pause the server after all running turns, also those of other clients.
 
         At the end its cache is reset: the cached keys and values belong to the old weights.
@@ -67,7 +273,7 @@ class VLLMServer:
         try:
             await self._client.request("POST", "/pause?mode=wait")
         except EngineError as error:
-            raise UpdatesDisabledError(
+            raise WeightsRefused(
                 f"{error}. Only a server that was started with VLLM_SERVER_DEV_MODE=1 in its "
                 "environment takes new weights."
             ) from error
@@ -75,26 +281,55 @@ class VLLMServer:
             yield
             reply = await self._client.request("POST", "/reset_prefix_cache")
             if isinstance(reply, dict) and not reply.get("success", True):
-                raise EngineError(f"{self.url} keeps keys and values of the old weights")
+                raise EngineError(f"{self._client.url} keeps keys and values of the old weights")
         except BaseException:
             with suppress(EngineError):  # the first error is the one to raise
                 await self._client.request("POST", "/resume")
             raise
         await self._client.request("POST", "/resume")
 
-    async def rpc(self, method: str, **arguments: Any) -> list[Any]:
+    async def _rpc(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method of every worker; return what each returns."""
         body = {"method": method, "kwargs": arguments}
         reply = await self._client.request("POST", "/collective_rpc", body)
         return list(reply["results"]) if reply else []
 
-    async def load_weights(self, folder: Path) -> None:
-        """Load the weights of a folder; the server must be paused."""
-        await self.rpc("reload_weights", weights_path=str(folder))
+    async def _load(self, folder: str) -> None:
+        async with self._updating():
+            try:
+                await self._rpc("reload_weights", weights_path=folder)
+            except EngineError as error:
+                raise EngineError(
+                    f"{self._client.url} did not take the weights in {folder}: {error}. They must "
+                    "lie on a disk that it sees: weights_dir= says where tensors are written."
+                ) from error
 
-    async def close(self) -> None:
-        await self._client.close()
+    async def _send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        async with self._updating():
+            if self._sender is None:
+                await self._rpc("turnwise_open", handles=export_tensors(weights))
+            else:
+                receiving = self._rpc("turnwise_receive", specs=tensor_specs(weights))
+                await run_both(receiving, partial(self._sender.send, weights.values()))
 
-
-class UpdatesDisabledError(EngineError):
-    """The server does not accept weight updates; its weights are unchanged."""
+    async def _choose_transfer(self, sample: torch.Tensor) -> tuple[Transfer, str]:
+        try:
+            workers = await self._rpc("turnwise_describe")
+        except EngineError:
+            return "disk", (
+                "its workers cannot receive tensors. For CUDA IPC or NCCL start it with "
+                f"--worker-extension-cls {RECEIVER}"
+            )
+        gpu = gpu_ids()[sample.device.index] if sample.is_cuda else None
+        shares_gpu = all(w["machine"] == machine_id() and gpu in w["gpus"] for w in workers)
+        if self._asked_transfer == "ipc" or (self._asked_transfer == "auto" and shares_gpu):
+            return "ipc", "its workers see the GPU with the learner's weights"
+        backend = "nccl" if sample.is_cuda and all(w["gpus"] for w in workers) else "gloo"
+        try:
+            sender = WeightSender(self._client.url, len(workers), backend)
+            joining = self._rpc("turnwise_join", address=dataclasses.asdict(sender.address))
+            await run_both(joining, sender.connect)
+        except (EngineError, RuntimeError, OSError) as error:
+            return "disk", f"a {backend} group with its workers failed ({error})"
+        self._sender = sender
+        return "broadcast", f"{backend}, to {len(workers)} workers"

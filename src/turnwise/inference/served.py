@@ -1,0 +1,480 @@
+"""Engines in other processes: their start, the calls to them, their turns and new weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+import httpx2
+import torch
+
+from turnwise.deadlines import result_within
+from turnwise.errors import ConfigError, DeadlineExceeded, EngineError, describe_error
+from turnwise.inference.base import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Overflow,
+    check_ids,
+    check_scored,
+)
+from turnwise.inference.weights import NewWeights, Skeleton, Transfer, existing_folder
+from turnwise.inference.worker import SampledTurn
+from turnwise.models import load_tokenizer
+from turnwise.tools.server_processes import ServerProcesses
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+START_SECONDS = 900.0
+"""Time limit for loading a model and capturing graphs, which takes minutes for a large one."""
+_CLOSING_SECONDS = 60.0
+"""Time limit for closing; afterwards the daemon thread is abandoned."""
+_CANCEL_SECONDS = 5.0
+_LOG = logging.getLogger("turnwise")
+
+
+def wait_for_start(future: Future[T], seconds: float | None, what: str) -> T:
+    """Return the result of the start; raise `DeadlineExceeded` after `seconds` (None: never)."""
+    if seconds is None:
+        return future.result()
+    fix = (
+        "Its own log, above, says how far it came. If the model is large or the disk slow, give "
+        "the engine more time: start_timeout=SECONDS (in a run inference.start_timeout), or None."
+    )
+    return result_within(future, seconds, f"starting {what}", fix)
+
+
+@contextlib.contextmanager
+def own_processes() -> Iterator[None]:
+    """Terminate the processes that are started in the block if it exceeds its deadline.
+
+    They are recognised by an environment variable, which only spawned processes have; both
+    engines spawn theirs.
+    """
+    processes = ServerProcesses()
+    before = {name: os.environ.get(name) for name in processes.environment}
+    os.environ.update(processes.environment)
+    try:
+        yield
+    except DeadlineExceeded:
+        processes.terminate()
+        raise
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class LoopThread(Generic[S]):
+    """Runs coroutines from any thread and any event loop in its own loop and thread.
+
+    `begin` and `end` run in that thread before and after the loop; `start` raises what `begin`
+    raises.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], S], end: Callable[[], None]) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.is_closed = False
+        self._closing = threading.Lock()
+        self._calls: set[Future[Any]] = set()
+        self._begin, self._end = begin, end
+        self._begun: Future[S] = Future()
+        self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
+
+    def start(self, seconds: float | None = None, what: str = "the engine") -> S:
+        """Start the thread; return what `begin` returns, or raise `DeadlineExceeded`."""
+        self._thread.start()
+        try:
+            return wait_for_start(self._begun, seconds, what)
+        except BaseException:
+            self.is_closed = True  # nothing to close
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self.loop.call_soon_threadsafe(self._cancel_all)
+            raise
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine in the loop; cancelling the future cancels it."""
+        with self._closing:
+            if self.is_closed:
+                coroutine.close()
+                raise RuntimeError("this engine is closed. Make a new one.")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            self._calls.add(future)
+            future.add_done_callback(self._calls.discard)
+            return future
+
+    def close(self, shutdown: Callable[[], Coroutine[Any, Any, None]], grace: float) -> None:
+        """Run `shutdown`, which should end all calls; after `grace` seconds cancel the rest."""
+        with self._closing:
+            if self.is_closed:
+                return
+            self.is_closed = True
+        ending = asyncio.run_coroutine_threadsafe(shutdown(), self.loop)
+        with contextlib.suppress(TimeoutError):
+            ending.result(grace + _CLOSING_SECONDS)
+        wait(self._calls.copy(), grace)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_CLOSING_SECONDS)
+        if self._thread.is_alive():
+            _LOG.warning("%s: the thread does not end and is abandoned", self._thread.name)
+
+    def _cancel_all(self) -> set[asyncio.Task[Any]]:
+        tasks = asyncio.all_tasks(self.loop) - {asyncio.current_task(self.loop)}
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _end_tasks(self) -> None:
+        if tasks := self._cancel_all():  # one that ignores its cancellation is abandoned
+            await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        error: BaseException | None = None
+        try:
+            begun = self._begin()
+            if self._begun.set_running_or_notify_cancel():  # else `start` has given up
+                self._begun.set_result(begun)
+                self.loop.run_forever()
+                self.loop.run_until_complete(self._end_tasks())
+        except BaseException as failure:  # goes to `start`, also if `end` fails
+            error = failure
+        try:
+            self._end()
+        except Exception as failure:  # no caller could handle it
+            _LOG.warning("%s: ending failed: %s", self._thread.name, describe_error(failure))
+        finally:
+            self.loop.close()
+            if error is not None and self._begun.set_running_or_notify_cancel():
+                self._begun.set_exception(error)
+
+
+class UpdateLock:
+    """Many turns may sample at once; an update runs alone. For use in one event loop."""
+
+    def __init__(self) -> None:
+        self._num_sampling = 0
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._updating = asyncio.Lock()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an update waits for turns, or is running."""
+        return not self._is_open.is_set()
+
+    @contextlib.asynccontextmanager
+    async def sampling(self, deadline: float | None = None) -> AsyncIterator[None]:
+        """Sample inside the block, after the update that is running."""
+        async with asyncio.timeout_at(deadline):
+            while not self._is_open.is_set():
+                await self._is_open.wait()
+        self._num_sampling += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._num_sampling -= 1
+            if self._num_sampling == 0:
+                self._is_idle.set()
+
+    @contextlib.asynccontextmanager
+    async def exclusive(
+        self, cut: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncIterator[None]:
+        """Hold new turns back, and wait until all running ones have finished, or `cut` them."""
+        async with self._updating:
+            self._is_open.clear()
+            try:
+                if cut is not None:
+                    await cut()
+                await self._is_idle.wait()
+                yield
+            finally:
+                self._is_open.set()
+
+
+class WeightsRefused(EngineError):
+    """New weights were not taken; the old ones are in place."""
+
+
+class ServedEngine(BaseInferenceEngine):
+    """The base of engines on a vLLM or SGLang in other processes.
+
+    All traffic runs in one event loop in its own thread. So requests may come from any event loop,
+    and `update_weights` may block its caller while running turns finish.
+    """
+
+    name: str
+    abort_grace = 10.0
+    """Seconds in which the tokens of an aborted turn must arrive."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        overflow: Overflow,
+        *,
+        model_path: str | None,
+        weights_dir: str | os.PathLike[str] | None,
+        transfer: Transfer,
+        trust_remote_code: bool,
+        start_timeout: float | None,
+    ) -> None:
+        if isinstance(tokenizer, str | os.PathLike):
+            tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+        super().__init__(tokenizer, overflow)
+        self._weights_dir = weights_dir
+        self._asked_transfer = transfer
+        self._transfer: Transfer | None = None
+        self._failure: str | None = None
+        self._update_lock = UpdateLock()
+        self._thread = LoopThread(self.name.lower(), self._connect, self._disconnect)
+        self._loop = self._thread.loop
+        with own_processes():
+            model_paths = self._thread.start(start_timeout, self.name)
+        self._model_paths = [model_path] if model_path else model_paths
+        self._skeleton = Skeleton.find(self._model_paths, trust_remote_code)
+
+    # Implemented by the engines; called in the engine's thread.
+
+    @abstractmethod
+    def _connect(self) -> list[str]:
+        """Connect; return where its model may be found. The loop is not running yet."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Disconnect. The loop is not running any more."""
+
+    @abstractmethod
+    async def _continue(self, turn: SampledTurn, deadline: float | None) -> FinishReason | None:
+        """Sample the rest of a turn, until it ends or the deadline; None if an update cuts it."""
+
+    @abstractmethod
+    async def _score(self, ids: Sequence[int], start: int) -> list[float]:
+        """Return the log-probs of `ids[start:]`."""
+
+    @abstractmethod
+    async def _end_turns(self) -> None:
+        """End every request with the tokens sampled so far."""
+
+    @abstractmethod
+    async def _load(self, folder: str) -> None:
+        """Load the weights of a folder and forget cached prefixes."""
+
+    @abstractmethod
+    async def _choose_transfer(self, sample: torch.Tensor) -> tuple[Transfer, str]:
+        """Return how weights on the device of `sample` are sent, and why."""
+
+    @abstractmethod
+    async def _send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Load tensors, named as in files, without the disk, and forget cached prefixes."""
+
+    async def _take_memory(self, tag: Literal["weights", "kv_cache"]) -> None:
+        """Take the memory again that `sleep` has freed; by default none is."""
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        self._check_ids(request.prompt_ids)
+        context_left = self.context_left(request)
+        return await asyncio.wrap_future(self._thread.call(self._sample(request, context_left)))
+
+    async def _sample(self, request: GenerationRequest, context_left: int) -> GenerationResult:
+        deadline = None if request.timeout is None else self._loop.time() + request.timeout
+        decode = None if self.tokenizer is None else self.tokenizer.decode
+        turn = SampledTurn(request, context_left, decode=decode)
+        version = self.weight_version
+        reason = None if context_left else FinishReason.CONTEXT
+        try:
+            while reason is None:  # again after each update that has cut the turn
+                async with self._update_lock.sampling(deadline):
+                    self._check_works()
+                    turn.weights_changed(version, self.weight_version)
+                    version = self.weight_version
+                    reason = await self._continue(turn, deadline)
+                if reason is None and self._thread.is_closed:
+                    reason = FinishReason.ABORTED
+        except TimeoutError:
+            reason = FinishReason.DEADLINE
+        except asyncio.CancelledError:
+            if not self._thread.is_closed:
+                raise
+            reason = FinishReason.ABORTED
+        return turn.result(reason, version)
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        check_scored(ids, start, self.context_length)
+        self._check_ids(ids)
+        if start == len(ids):
+            return []
+
+        async def score() -> list[float]:
+            async with self._update_lock.sampling():
+                self._check_works()
+                return await self._score(ids, start)
+
+        return await asyncio.wrap_future(self._thread.call(score()))
+
+    def update_weights(self, weights: NewWeights) -> int:
+        """Load new weights in place, from tensors by their Hugging Face names or from a folder.
+
+        Running turns finish first, with the old weights. With `in_flight` they are cut, and go on
+        with the new weights after their tokens so far. Tensors go by the fastest way that there
+        is, and the log says which; those that are written go into `weights_dir`, which must be on
+        a disk that the server can read. If they arrive in part only, turns fail until an update
+        succeeds.
+        """
+        if weights is None:
+            raise ConfigError(
+                f"{self.name} has weights of its own, so it must be given the new ones: "
+                "update_weights(model.state_dict()), or the path of a folder that it sees"
+            )
+        if not isinstance(weights, Mapping):
+            if os.path.exists(weights):  # otherwise only the server sees it
+                weights = existing_folder(weights)
+                if self._skeleton is not None:
+                    self._skeleton.check_folder(weights)
+            return self._update(partial(self._load, os.fspath(weights)))
+        if self._skeleton is None:
+            raise ConfigError(
+                f"there is no configuration of the model in {' or '.join(self._model_paths)} here, "
+                "and tensors are checked against it. Pass model_path= to the engine, or give "
+                "update_weights a folder."
+            )
+        self._skeleton.check(weights)
+        sample = next(iter(weights.values()))
+        if self._transfer is None:
+            self._transfer, why = "disk", "chosen by the option transfer"
+            if self._asked_transfer != "disk":
+                choice = self._thread.call(self._choose_transfer(sample))
+                self._transfer, why = choice.result()
+            _LOG.info("weights reach %s by %s: %s", self.name, self._transfer, why)
+        if self._transfer == "disk":
+            with self._skeleton.written(weights, self._weights_dir) as folder:
+                return self._update(partial(self._load, str(folder)))
+        if sample.is_cuda:  # the kernels that compute them must finish first
+            torch.cuda.synchronize()
+        return self._update(partial(self._send, self._skeleton.as_files_have_them(weights)))
+
+    def _update(self, load: Callable[[], Awaitable[None]]) -> int:
+        async def update() -> int:
+            cut = self._end_turns if self.in_flight is not None else None
+            async with self._update_lock.exclusive(cut):
+                before = self._failure
+                self._failure = (
+                    f"new weights did not reach {self.name} as a whole. Call update_weights again."
+                )
+                try:
+                    await self._take_memory("weights")
+                    await load()
+                    await self._take_memory("kv_cache")
+                except WeightsRefused:
+                    self._failure = before
+                    raise
+                self._failure = None
+                self.weight_version = self._next_version
+                return self.weight_version
+
+        return self._updated(self._thread.call(update()))
+
+    def close(self) -> None:
+        self._thread.close(self._end_turns, self.abort_grace)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if self._skeleton is not None:  # otherwise only the server checks
+            check_ids(ids, self._skeleton.vocabulary_size)
+
+    def _check_works(self) -> None:
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+
+class JsonClient:
+    """A client of one server, for use in one event loop.
+
+    It limits neither the time of a response nor the number of open requests: requests have their
+    own deadlines, and the server queues them.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url got {url!r}, expected one such as 'http://localhost:30000'")
+        self.url = url.rstrip("/")
+        self._client = httpx2.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            limits=httpx2.Limits(max_connections=None),
+            timeout=httpx2.Timeout(None, connect=10.0),
+            verify=url.startswith("https"),  # otherwise no certificates are needed
+            trust_env=False,  # no proxy between us and the server
+        )
+
+    async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the response: parsed if it is JSON, otherwise as text."""
+        async with self._open(method, path, body) as response:
+            await response.aread()
+            is_json = response.headers.get("content-type", "").startswith("application/json")
+            return response.json() if is_json else response.text
+
+    async def post_lines(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
+        """Yield the lines of the response as they arrive."""
+        begun = b""
+        async with self._open("POST", path, body) as response:
+            # `aiter_lines` would also end a line at U+2028 and the like, which JSON may contain.
+            async for chunk in response.aiter_bytes():
+                *lines, begun = (begun + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode().removesuffix("\r")
+            if begun:
+                yield begun.decode()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    @contextlib.asynccontextmanager
+    async def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[httpx2.Response]:
+        where = self.url + path
+        try:
+            async with self._client.stream(method, path, json=body) as response:
+                if response.is_error:
+                    text = _error_text((await response.aread()).decode(errors="replace"))
+                    raise EngineError(f"{where} answered {response.status_code}: {text}")
+                yield response
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as e:
+            raise EngineError(f"no server answers at {self.url}: is it up, and is that it?") from e
+        except httpx2.TransportError as e:
+            raise EngineError(f"{where} broke off ({e!r}): see the server's log") from e
+
+
+def _error_text(body: str) -> str:
+    """Return the message inside a JSON error."""
+    try:
+        error = json.loads(body)
+    except ValueError:
+        return body.strip()
+    while isinstance(error, dict) and (keys := error.keys() & {"error", "message", "detail"}):
+        error = error[min(keys)]
+    return str(error)

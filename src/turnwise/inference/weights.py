@@ -1,0 +1,328 @@
+"""How new weights reach a vLLM or SGLang in other processes: checked, then sent or written.
+
+- By CUDA IPC, other processes read tensors where they are in a GPU's memory. A handle is text,
+  without pickled objects, since it may go to a server; it is valid while the tensor exists and is
+  not moved.
+- By a broadcast in a process group of their own, whose rank 0 is the learner: over NCCL between
+  GPUs and over gloo otherwise. The keys in the store are nested as in torch's process groups, so
+  that SGLang's workers can join.
+- As files in a folder that it can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import socket
+import tempfile
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
+
+import torch
+
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.models.load import without_progress_bars
+from turnwise.whole_files import honour_umask
+
+_distributed = cast(Any, torch.distributed)
+_reductions = cast(Any, torch.multiprocessing).reductions
+_TIMEOUT = timedelta(seconds=120)
+
+NewWeights: TypeAlias = Mapping[str, torch.Tensor] | str | os.PathLike[str] | None
+"""Tensors by their Hugging Face names, or a folder with safetensors files."""
+Transfer: TypeAlias = Literal["auto", "ipc", "broadcast", "disk"]
+"""How weights reach a server; auto takes the first of the others that is possible."""
+Shapes: TypeAlias = Mapping[str, Sequence[int]]
+TensorSpec: TypeAlias = tuple[str, str, list[int]]
+"""The name, dtype and shape of a tensor."""
+
+
+class Skeleton:
+    """The names and shapes of a model's weights, in memory and in files, without their values.
+
+    Both engines go on without missing weights, and a wrong name or shape breaks them, so all are
+    checked first. Names in memory and in files differ where transformers merges weights on
+    loading, such as those of experts.
+    """
+
+    def __init__(self, model_path: str, trust_remote_code: bool, **options: Any) -> None:
+        from transformers import AutoConfig
+
+        self._trust_remote_code = trust_remote_code
+        self._config: Any = AutoConfig.from_pretrained(
+            model_path, trust_remote_code=trust_remote_code, **options
+        )
+        self.vocabulary_size = int(self._config.get_text_config().vocab_size)
+
+    @classmethod
+    def find(cls, paths: Iterable[str], trust_remote_code: bool) -> Skeleton | None:
+        """Return that of the first model that is on a local disk; None if there is none."""
+        for path in paths:
+            try:
+                return cls(path, trust_remote_code, local_files_only=True)
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def check(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raise for weights that `model.load_state_dict` would refuse."""
+        expected = _shapes(self._model.state_dict())
+        for name in weights:
+            if name not in expected:
+                hint = did_you_mean(name, expected)
+                raise ConfigError(f"the model has no weight {name!r}. {hint}")
+        self._compare(_shapes(weights), expected)
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise for a folder that lacks weights, or has them in other shapes."""
+        from safetensors import safe_open
+
+        given: dict[str, Sequence[int]] = {}
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "pt") as tensors:
+                names = tensors.keys()
+                given |= {name: tensors.get_slice(name).get_shape() for name in names}
+        self._compare(given, _shapes(self.as_files_have_them(self._model.state_dict())))
+
+    def as_files_have_them(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the weights under the names of saved files, which vLLM expects."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        apart: dict[str, torch.Tensor] = revert_weight_conversion(self._model, dict(weights))
+        return apart
+
+    @contextmanager
+    def written(
+        self, weights: Mapping[str, torch.Tensor], parent: str | os.PathLike[str] | None = None
+    ) -> Iterator[Path]:
+        """Write checked weights into a temporary folder, which exists inside the block."""
+        with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=parent) as folder:
+            os.chmod(folder, 0o755)  # the server may run as another user
+            with without_progress_bars():
+                self._model.save_pretrained(folder, state_dict=dict(weights))
+            honour_umask(Path(folder))
+            yield Path(folder)
+
+    @cached_property
+    def _model(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        kind: Any = AutoModelForCausalLM
+        with torch.device("meta"):
+            return kind.from_config(self._config, trust_remote_code=self._trust_remote_code)
+
+    def _compare(
+        self, given: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]
+    ) -> None:
+        # A tied weight may be left out under its second name.
+        missing = sorted(expected.keys() - given.keys() - self._model.all_tied_weights_keys.keys())
+        if missing:
+            raise ConfigError(
+                f"{len(missing)} weights of the model are missing, the first is {missing[0]!r}. "
+                "Give all of them, as model.state_dict() or model.save_pretrained() does."
+            )
+        for name in given.keys() & expected.keys():
+            if tuple(given[name]) != tuple(expected[name]):
+                raise ConfigError(
+                    f"weight {name!r} got the shape {tuple(given[name])}, expected "
+                    f"{tuple(expected[name])}: the model that is trained is another one"
+                )
+
+
+def memory_folder(weights: Mapping[str, torch.Tensor]) -> str | None:
+    """Return a folder in shared memory with room for these weights; None if there is none."""
+    needed = sum(tensor.nbytes for tensor in weights.values())
+    folder = "/dev/shm"
+    has_room = os.path.isdir(folder) and shutil.disk_usage(folder).free > 1.1 * needed
+    return folder if has_room else None
+
+
+def existing_folder(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path).resolve()
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"new weights got the folder {str(folder)!r}, which has no safetensors files"
+        )
+    return folder
+
+
+def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, Sequence[int]]:
+    return {name: tensor.shape for name, tensor in weights.items()}
+
+
+def gpu_ids() -> list[str]:
+    """Return the hardware ids of the GPUs that this process sees, in the order of their indices."""
+    if not torch.cuda.is_available():
+        return []
+    number = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(number)]
+
+
+def machine_id() -> str:
+    """Return an id of the machine; it changes when the machine is started again."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def export_tensors(weights: Mapping[str, torch.Tensor]) -> str:
+    """Return handles of tensors on GPUs."""
+    gpus, handles = gpu_ids(), []
+    for name, tensor in weights.items():
+        _, arguments = _reductions.reduce_tensor(tensor.detach())
+        _, size, stride, offset, _, dtype, device, *storage = arguments
+        handle = {
+            "name": name,
+            "size": list(size),
+            "stride": list(stride),
+            "offset": offset,
+            "dtype": str(dtype).removeprefix("torch."),
+            "gpu": gpus[torch.device(device).index],
+            "storage": [
+                {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+                for value in storage
+            ],
+        }
+        handles.append(handle)
+    return json.dumps(handles)
+
+
+def open_tensors(handles: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of another process; they share its memory."""
+    gpus = gpu_ids()
+    for handle in json.loads(handles):
+        storage = [
+            base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
+            for value in handle["storage"]
+        ]
+        yield (
+            handle["name"],
+            _reductions.rebuild_cuda_tensor(
+                torch.Tensor,
+                torch.Size(handle["size"]),
+                tuple(handle["stride"]),
+                handle["offset"],
+                torch.TypedStorage,
+                getattr(torch, handle["dtype"]),
+                gpus.index(handle["gpu"]),
+                *storage,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class GroupAddress:
+    """Where a group meets."""
+
+    host: str
+    port: int
+    world_size: int
+    """The learner and all workers."""
+    name: str
+    backend: str
+    """nccl or gloo."""
+
+
+class WeightSender:
+    """The learner's end of a group."""
+
+    def __init__(self, url: str, num_workers: int, backend: str) -> None:
+        host, size = _address_towards(url), 1 + num_workers
+        self._store = _distributed.TCPStore(
+            host, 0, size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
+        )
+        self.address = GroupAddress(
+            host, self._store.port, size, f"turnwise-{uuid.uuid4().hex}", backend
+        )
+        self._group: Any = None
+
+    def connect(self) -> None:
+        """Wait until all workers have joined; NCCL only connects at the first broadcast."""
+        self._group = _make_group(self._store, 0, self.address)
+
+    def send(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Broadcast these tensors, in this order; returns when they may be changed again."""
+        is_nccl = self.address.backend == "nccl"
+        for tensor in tensors:
+            sent = tensor.detach() if is_nccl else tensor.detach().cpu()
+            self._group.broadcast([sent.contiguous()]).wait()
+        if is_nccl:
+            torch.cuda.synchronize()
+
+
+class WeightReceiverGroup:
+    """A worker's end of a group."""
+
+    def __init__(self, address: Mapping[str, Any], rank: int) -> None:
+        self._address = GroupAddress(**address)
+        store = _distributed.TCPStore(
+            self._address.host, self._address.port, self._address.world_size, timeout=_TIMEOUT
+        )
+        self._group = _make_group(store, rank, self._address)
+
+    def receive(self, specs: Iterable[TensorSpec]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each tensor as it arrives; only one is held at a time."""
+        device = "cuda" if self._address.backend == "nccl" else "cpu"
+        for name, dtype, shape in specs:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            self._group.broadcast([tensor]).wait()
+            yield name, tensor
+
+
+async def run_both(request: Coroutine[Any, Any, Any], own_end: Callable[[], None]) -> None:
+    """Run this end of a group in a thread while a request makes the other end take part.
+
+    The first error is raised at once: the other side would wait until its time is up.
+    """
+    tasks = [asyncio.create_task(request), asyncio.create_task(asyncio.to_thread(own_end))]
+    done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in waiting:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+def buckets(weights: Mapping[str, torch.Tensor], num_bytes: int) -> list[dict[str, torch.Tensor]]:
+    """Split weights, in their order, into parts of about so many bytes."""
+    parts: list[dict[str, torch.Tensor]] = []
+    size = num_bytes
+    for name, tensor in weights.items():
+        if size >= num_bytes:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    return parts
+
+
+def tensor_specs(weights: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
+    return [
+        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        for name, tensor in weights.items()
+    ]
+
+
+def _make_group(store: Any, rank: int, address: GroupAddress) -> Any:
+    """Return a group that torch's registry does not know: the process may have another one."""
+    is_nccl = address.backend == "nccl"
+    device = "cuda" if is_nccl else "cpu"
+    for prefix in (address.name, f"{address.name}/", f"{device}/"):
+        store = _distributed.PrefixStore(prefix, store)
+    kind = _distributed.ProcessGroupNCCL if is_nccl else _distributed.ProcessGroupGloo
+    return kind(store, rank, address.world_size, _TIMEOUT)
+
+
+def _address_towards(url: str) -> str:
+    """Return the address of this machine that the server at `url` can reach."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    with socket.create_connection((parts.hostname or "localhost", port), timeout=10.0) as link:
+        return str(link.getsockname()[0])
