@@ -38,6 +38,7 @@ class ModelEngine(WorkerEngine):
     ) -> None:
         super().__init__(tokenizer, overflow)
         self.model = model.eval()
+        self._vocabulary_size = model.get_input_embeddings().num_embeddings
         self._max_model_len = max_model_len
         self._stream: torch.cuda.Stream | None = None
         """The stream that the engine's thread computes in; None: the default one."""

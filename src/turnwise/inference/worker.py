@@ -26,6 +26,7 @@ from turnwise.inference.base import (
     GenerationRequest,
     GenerationResult,
     Overflow,
+    check_ids,
 )
 from turnwise.inference.openmp_threads import release_openmp_threads
 
@@ -195,6 +196,8 @@ class WorkerEngine(BaseInferenceEngine):
     turns have finished, and no turn is admitted before it.
     """
 
+    _vocabulary_size = 2**31
+
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         super().__init__(tokenizer, overflow)
         self._arrivals: queue.SimpleQueue[EngineTurn | EngineTask[Any] | None] = queue.SimpleQueue()
@@ -216,6 +219,7 @@ class WorkerEngine(BaseInferenceEngine):
         """Return the turns that were admitted and have not finished."""
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
+        check_ids(request.prompt_ids, self._vocabulary_size)
         future = asyncio.get_running_loop().create_future()
         decode = None if self.tokenizer is None else self.tokenizer.decode
         context_left = self.context_left(request)

@@ -17,8 +17,7 @@ import torch
 from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.kernels import sample_and_advance
 from turnwise.inference.local.runner import Runner
-from turnwise.inference.local.sampling import seed_of
-from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow
+from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, kernel_seed
 from turnwise.inference.worker import EngineTurn
 
 
@@ -121,7 +120,7 @@ class DecodeGraphs:
         if rows:
             temperatures = torch.tensor([row.turn.request.sampling.temperature for row in rows])
             state.temperatures[: len(rows)].copy_(temperatures, non_blocking=True)
-            state.seeds[: len(rows)].copy_(torch.tensor([seed_of(row.turn) for row in rows]))
+            state.seeds[: len(rows)].copy_(torch.tensor([kernel_seed(row.turn) for row in rows]))
             state.counts[: len(rows)].copy_(torch.tensor([len(row.turn.ids) for row in rows]))
 
     @torch.no_grad()

@@ -9,22 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from turnwise.inference.base import (
     FinishReason,
-    GenerationRequest,
     GenerationResult,
     Overflow,
-    check_ids,
 )
 from turnwise.inference.local.runner import Chunk, Runner
-from turnwise.inference.local.sampling import draw_tokens
-from turnwise.inference.local.schedule import Schedule
-from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, Session
+from turnwise.inference.local.schedule import Schedule, Work
+from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, Session, kernel_seed
+from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.transformers import ModelEngine
 from turnwise.inference.worker import EngineTurn
 from turnwise.models.probing import is_out_of_memory
@@ -65,7 +63,6 @@ class LocalEngine(ModelEngine):
         if own_stream and model.device.type == "cuda":
             self._stream = torch.cuda.Stream(model.device, priority=-1)  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream(model.device))
-        self._vocab_size = model.get_input_embeddings().num_embeddings
         on_cpu = model.device.type == "cpu"
         with self._on_stream():  # what it allocates is reused by work of the same stream only
             self._runner = Runner(
@@ -111,10 +108,6 @@ class LocalEngine(ModelEngine):
         """Tokens of the KV cache that sessions hold at this moment."""
         return self._runner.kv_cache.num_allocated
 
-    async def sample(self, request: GenerationRequest) -> GenerationResult:
-        check_ids(request.prompt_ids, self._vocab_size)
-        return await super().sample(request)
-
     def _on_new_weights(self) -> None:
         if self.in_flight is None:
             self._schedule.forget_all()
@@ -147,64 +140,59 @@ class LocalEngine(ModelEngine):
         reason = turn.finish_reason() or FinishReason.ABORTED
         self._finished.append((turn, error or turn.result(reason, self.weight_version)))
 
+    @torch.inference_mode()
     def _advance(self, *, may_admit: bool) -> None:
         if self._is_freed and may_admit and self._waiting:
             self._take_weights()
+        schedule = self._schedule
         try:
-            self._step(may_admit)
+            schedule.tick(self._waiting)
+            if self.model.training:
+                self.model.eval()
+            while self._ended_sessions:
+                schedule.end_session(self._ended_sessions.popleft())
+            may_admit = schedule.resume_preempted() and may_admit
+            ready = schedule.admit(self._waiting) if may_admit else []
+            try:
+                if ready:
+                    logits = schedule.prompt_cache.logits([row for _, row in ready])
+                    self._sample([session for session, _ in ready], logits)
+                if self._graphs is None or not self._decode_by_graph(self._graphs):
+                    for work in schedule.next_forwards():
+                        self._compute(work)
+            except Exception as error:  # goes to the callers; the engine continues
+                for session in list(schedule.running):
+                    schedule.end(session, error)
         finally:
             # The results of a step together, so that the next turns arrive together.
             finished, self._finished = self._finished, []
             for turn, outcome in finished:
                 turn.deliver(outcome)
 
-    @torch.inference_mode()
-    def _step(self, may_admit: bool) -> None:
-        schedule = self._schedule
-        schedule.tick(self._waiting)
-        if self.model.training:
-            self.model.eval()
-        while self._ended_sessions:
-            schedule.end_session(self._ended_sessions.popleft())
-        may_admit = schedule.resume_preempted() and may_admit
-        ready = schedule.admit(self._waiting) if may_admit else []
-        try:
-            if ready:
-                logits = schedule.prompt_cache.logits([row for _, row in ready])
-                self._sample([session for session, _ in ready], logits)
-            if self._graphs is None or not self._decode_by_graph(self._graphs):
-                for sessions, logits in self._compute():
-                    self._sample(sessions, logits)
-        except Exception as error:  # goes to the callers; the engine continues
-            for session in list(schedule.running):
-                schedule.end(session, error)
-
-    def _compute(self) -> Iterator[tuple[list[Session], torch.Tensor]]:
-        """Compute one step: yields sessions whose next token can be sampled, and their logits."""
-        schedule = self._schedule
-        for work in schedule.next_forwards():
-            chunks = [
-                Chunk(
-                    session.ids[session.num_cached : session.num_cached + num_new],
-                    session.num_cached,
-                    session.region,
-                    wants_logits=num_new == session.num_pending,
-                )
-                for session, num_new in work
-                if session.region is not None
-            ]
-            logits = self._runner.forward(chunks)
-            sampling = [session for session, num_new in work if num_new == session.num_pending]
-            for session, num_new in work:
-                schedule.computed(session, num_new)
-            for session, row in zip(sampling, logits, strict=True):
-                schedule.prompt_cache.remember(session, row)
-            if sampling:
-                yield sampling, logits
+    def _compute(self, work: Work) -> None:
+        """Compute one forward, and sample the next token of turns whose last one is in it."""
+        chunks = [
+            Chunk(
+                session.ids[session.num_cached : session.num_cached + num_new],
+                session.num_cached,
+                session.region,
+                wants_logits=num_new == session.num_pending,
+            )
+            for session, num_new in work
+            if session.region is not None
+        ]
+        logits = self._runner.forward(chunks)
+        sampling = [session for session, num_new in work if num_new == session.num_pending]
+        for session, num_new in work:
+            self._schedule.computed(session, num_new)
+        for session, row in zip(sampling, logits, strict=True):
+            self._schedule.prompt_cache.remember(session, row)
+        if sampling:
+            self._sample(sampling, logits)
 
     def _sample(self, sessions: Sequence[Session], logits: torch.Tensor) -> None:
         turns = [session.turn for session in sessions if session.turn is not None]
-        ids, chosen = draw_tokens(logits, turns)
+        ids, chosen = _draw_tokens(logits, turns)
         drawn = zip(sessions, turns, ids.tolist(), chosen.tolist(), strict=True)
         for session, turn, token, log_prob in drawn:
             turn.append_tokens([token], [log_prob])
@@ -281,3 +269,45 @@ def _prefill_tokens(model: Any) -> int:
         return 16384
     num_parameters = int(sum(parameter.numel() for parameter in model.parameters()))
     return max(1024, min(4096, 2_000_000_000 // num_parameters))
+
+
+def _draw_tokens(
+    logits: torch.Tensor, turns: Sequence[EngineTurn]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample one token for each turn from logits [B, V]: (ids [B], their log-probs [B]).
+
+    Each turn has its own random stream, which does not depend on the other turns.
+    """
+    params = [turn.request.sampling for turn in turns]
+    if not logits.is_cuda:
+        uniforms = [turn.rng.random() for turn in turns]
+        return choose_tokens(sampling_log_probs(logits, params), params, uniforms)
+    # The kernel sums float32 and bfloat16 in different orders. So only filtered rows, whose filters
+    # need float32, are converted; the bits of the others must not depend on them.
+    filtered = [i for i, p in enumerate(params) if p.is_filtered]
+    if not filtered:
+        return _launch(logits, [p.temperature for p in params], turns)
+    plain = [i for i, p in enumerate(params) if not p.is_filtered]
+    # Log-probs after temperature and filters are logits at temperature 1.
+    chosen = sampling_log_probs(logits[filtered], [params[i] for i in filtered])
+    drawn = _launch(chosen, [1.0] * len(filtered), [turns[i] for i in filtered])
+    if not plain:
+        return drawn
+    others = _launch(
+        logits[plain], [params[i].temperature for i in plain], [turns[i] for i in plain]
+    )
+    order = torch.tensor([*filtered, *plain]).argsort().to(logits.device)
+    ids, log_probs = (torch.cat(pair)[order] for pair in zip(drawn, others, strict=True))
+    return ids, log_probs
+
+
+def _launch(
+    logits: torch.Tensor, temperatures: Sequence[float], turns: Sequence[EngineTurn]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the kernel; its random numbers depend on seed and token index, as in a graph."""
+    from turnwise.inference.local.kernels import sample_rows
+
+    numbers = torch.tensor([[kernel_seed(turn), len(turn.ids)] for turn in turns])
+    seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)
+    scales = torch.tensor(temperatures).to(logits.device, non_blocking=True)
+    return sample_rows(logits, scales, seeds, counts.int())

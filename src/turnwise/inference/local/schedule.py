@@ -24,9 +24,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from turnwise.errors import ConfigError
 from turnwise.inference.local.kv_cache import KVCache
-from turnwise.inference.local.prefix_index import PrefixIndex
-from turnwise.inference.local.prompt_cache import PromptCache, prompt_key
-from turnwise.inference.local.session import Session
+from turnwise.inference.local.session import PrefixIndex, PromptCache, Session, prompt_key
 from turnwise.inference.worker import EngineTurn
 
 Work = list[tuple[Session, int]]

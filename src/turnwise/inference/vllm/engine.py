@@ -125,7 +125,6 @@ class VLLMInferenceEngine(WorkerEngine):
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         self._check_works()
-        check_ids(request.prompt_ids, self._vocabulary_size)
         if request.stop_strings and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer. Pass tokenizer=.")
         sampling_arguments(request, 1)  # raises what vLLM would refuse later
