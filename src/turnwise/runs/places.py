@@ -73,37 +73,22 @@ def find_models(config: ConfigStore, folders: Sequence[Path]) -> None:
 def with_recorded_names(
     config: ConfigStore, before: ConfigStore, run: Path
 ) -> tuple[ConfigStore, Path]:
-    """Return settings under the names that the run recorded, and the base directory of the names.
+    """Return the settings of a resumed run under the names of its base directory, and that folder.
 
-    A name stays as it was recorded if it still means the same file. Others are named relative to
-    the same base directory. Where none of the recorded names leads to a file that is used now, the
-    project is elsewhere: then the names are those of now, and the present folder is their base.
+    If none of the files that are used now is in it, the project is elsewhere: then the names stay
+    as they are, and the present folder is their base.
     """
-    here, known_bases = Path.cwd(), _base_directories(run)
-    recorded = {name.setting: name for name in names_of(before)}
-    used = {name.setting: path for name in names_of(config) if (path := _file_now(name, here))}
-    relative = {
-        setting: name
-        for setting, name in recorded.items()
-        if setting in used and not Path(name.text).expanduser().is_absolute()
-    }
-    bases = [
-        folder
-        for folder in known_bases
-        if any(_file_in(name, folder) == used[setting] for setting, name in relative.items())
-        or (not relative and folder.is_dir())
-    ]
-    base = bases[0] if bases else here
+    here = Path.cwd()
+    files = {name.setting: path for name in names_of(config) if (path := _file_now(name, here))}
+    base = here
+    for folder in reversed(_base_directories(run)):
+        is_used = any(path.is_relative_to(folder.resolve()) for path in files.values())
+        if folder.is_dir() and (is_used or not files):
+            base = folder
 
-    def renamed(name: Named) -> str:
-        path, known = used.get(name.setting), recorded.get(name.setting)
-        if path is None:
-            return name.text
-        if known is not None:
-            folder = find_folder(known, [base, *places_of(run)])
-            if folder is not None and _file_in(known, folder) == path:
-                return known.text
-        if base == here or _module(name) is not None:
+    def from_base(name: Named) -> str:
+        path = files.get(name.setting)
+        if path is None or base == here or _module(name) is not None:
             return name.text
         if name.kind == "folder" and path == base.resolve():
             return ""
@@ -111,14 +96,14 @@ def with_recorded_names(
         text = str(path.relative_to(base.resolve()) if inside else path)
         return f"{text}:{name.text.rpartition(':')[2]}" if name.kind == "code" else text
 
-    changed = copy.deepcopy(config)
-    rewrite_names(changed, renamed)
+    renamed = copy.deepcopy(config)
+    rewrite_names(renamed, from_base)
     output = base / Path(before.checkpoint.output_dir).expanduser()
     if output.resolve() == run.resolve().parent:
-        changed.checkpoint.output_dir = before.checkpoint.output_dir
+        renamed.checkpoint.output_dir = before.checkpoint.output_dir
     if before.checkpoint.run_name in (None, run.resolve().name):
-        changed.checkpoint.run_name = before.checkpoint.run_name
-    return changed, base
+        renamed.checkpoint.run_name = before.checkpoint.run_name
+    return renamed, base
 
 
 def _file_now(name: Named, here: Path) -> Path | None:

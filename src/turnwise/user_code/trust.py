@@ -19,6 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from turnwise.errors import ConfigError
+from turnwise.whole_files import write_whole
 
 _MAX_REMEMBERED = 2000
 
@@ -151,10 +152,8 @@ def _remember(location: str) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
         lines = [json.dumps(entry) for entry in [*known, location][-_MAX_REMEMBERED:]]
-        draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(draft, file)
+        write_whole(file, ("\n".join(lines) + "\n").encode())
 
 
 def _read() -> list[str]:
