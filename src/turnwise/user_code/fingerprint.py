@@ -1,18 +1,19 @@
 """A hash of what code does: it changes with the code, not with comments or layout.
 
-The hash covers the definition and everything of the user's that it reaches by name: functions,
-classes and constants of the same module, of other files of the project, and values that a closure
-or an instance holds. Code of installed packages counts by its name alone; their versions are
-recorded elsewhere.
+The hash covers the compiled definition and everything of the user's that it reaches by name:
+functions, classes and constants of the same module, of other files of the project, and values that
+a closure or an instance holds. Code of installed packages counts by its name alone; their versions
+are recorded elsewhere.
 """
 
 from __future__ import annotations
 
-import ast
+import dis
 import functools
 import hashlib
 import inspect
 import linecache
+import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ class _Walk:
         self._open: set[int] = set()
         """Containers whose items are being added, so that one that contains itself ends."""
 
-    def add(self, value: object) -> None:
+    def add(self, value: Any) -> None:
         if len(self._seen) >= _MOST_OBJECTS:
             return
         if isinstance(value, _PLAIN):
@@ -65,15 +66,21 @@ class _Walk:
         elif isinstance(value, ModuleType):
             self.lines.append(f"module {value.__name__}")
             if not is_foreign(getattr(value, "__file__", None)):
-                self.lines.append(ast.dump(_parsed(_source(str(value.__file__)))))
+                self._add_all(item for _, item in sorted(_definitions(value).items()))
         elif isinstance(value, type):
             self.lines.append(f"class {label}")
-            self._add_class(value)
-        elif inspect.ismethod(value):
-            self._add_all([value.__func__, value.__self__])
+            if not is_foreign(_file_of_class(value)):
+                self._add_class(value)
         elif isinstance(value, FunctionType):
             self.lines.append(f"function {label}")
-            self._add_function(value)
+            if not is_foreign(value.__code__.co_filename):
+                self._add_function(value)
+        elif inspect.ismethod(value):
+            self._add_all([value.__func__, value.__self__])
+        elif isinstance(value, property):
+            self._add_all([value.fget, value.fset])
+        elif hasattr(value, "__wrapped__"):  # a static method, a cached function
+            self.add(value.__wrapped__)
         elif inspect.isroutine(value):
             self.lines.append(f"built-in {label}")
         else:
@@ -87,48 +94,45 @@ class _Walk:
             self.add(value)
 
     def _add_class(self, cls: type) -> None:
-        file, functions = _file_of_class(cls), _functions(cls)
-        if file is None or is_foreign(file):
-            return
-        node = _definition_node(file, cls.__qualname__)
-        if node is None:  # made by a call, such as `type(...)`: its bases and methods count
-            self._add_all([*cls.__bases__, *functions])
-            return
-        module = getattr(inspect.getmodule(cls), "__dict__", {})
-        self._add_node(node, functions[0].__globals__ if functions else module)
-        for function in functions:
-            self._add_closure(function)
+        self._add_all(cls.__bases__)
+        self.lines += sorted(vars(cls).get("__annotations__", ()))  # the fields of a dataclass
+        for field in vars(cls).get("__dataclass_fields__", {}).values():
+            self.add(field.default_factory)
+        for name, item in sorted(vars(cls).items()):
+            if not name.startswith("__") or isinstance(item, FunctionType):
+                self.lines.append(f"attribute {name}")
+                self.add(item)
 
     def _add_function(self, function: FunctionType) -> None:
-        file = function.__code__.co_filename
-        if is_foreign(file):
-            return
-        node = _definition_node(file, function.__qualname__)
-        if node is not None:
-            self._add_node(node, function.__globals__)
-        else:  # a lambda, or code without a file
-            text, names = _code(function.__code__)
-            self.lines.append(text)
-            self._add_all(
-                function.__globals__[name] for name in sorted(names) if name in function.__globals__
-            )
+        names = function.__globals__
+        for name in sorted(self._add_code(function.__code__)):
+            if name in names:
+                self.lines.append(f"name {name}")
+                self.add(names[name])
         self._add_all([function.__defaults__, function.__kwdefaults__])
-        self._add_closure(function)
-
-    def _add_node(self, node: ast.AST, names: Mapping[str, Any]) -> None:
-        """Add a definition, and follow the global names that it uses."""
-        self.lines.append(ast.dump(node))
-        used = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-        for name in sorted(used & names.keys()):
-            self.lines.append(f"name {name}")
-            self.add(names[name])
-
-    def _add_closure(self, function: FunctionType) -> None:
         for cell in function.__closure__ or ():
             try:
                 self.add(cell.cell_contents)
             except ValueError:  # not filled yet
                 continue
+
+    def _add_code(self, code: CodeType) -> set[str]:
+        """Add what the code does, also that inside of it, and return the global names it uses.
+
+        A docstring is no instruction, and lines of the source are left out.
+        """
+        names = set()
+        self.lines.append(f"takes {code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}")
+        for instruction in dis.get_instructions(code):
+            value = instruction.argval
+            self.lines.append(instruction.opname)
+            if isinstance(value, CodeType):
+                names |= self._add_code(value)
+            else:
+                self.add(value)
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                names.add(value)
+        return names
 
 
 def _items(value: Any) -> Iterable[object]:
@@ -139,28 +143,24 @@ def _items(value: Any) -> Iterable[object]:
     return list(value)
 
 
-def _functions(cls: type) -> list[FunctionType]:
-    """Return the functions that the class defines itself."""
-    functions = []
-    for attribute in vars(cls).values():
-        function: Any = attribute.fget if isinstance(attribute, property) else attribute
-        if isinstance(function, staticmethod | classmethod):
-            function = function.__func__
-        function = inspect.unwrap(function) if callable(function) else function
-        if isinstance(function, FunctionType) and function.__module__ == cls.__module__:
-            functions.append(function)
-    return functions
+def _definitions(module: ModuleType) -> dict[str, object]:
+    """Return what a module defines itself: functions, classes and constants."""
+    return {
+        name: item
+        for name, item in vars(module).items()
+        if getattr(item, "__module__", None) == module.__name__
+        or (isinstance(item, _PLAIN) and not name.startswith("__"))
+    }
 
 
 def _file_of_class(cls: type) -> str | None:
     # A class of a notebook has no file, but its methods have one in `linecache`.
-    functions = _functions(cls)
-    if functions:
-        return functions[0].__code__.co_filename
-    try:
-        return inspect.getsourcefile(cls)
-    except (TypeError, OSError):  # built in, or typed at a prompt
-        return None
+    for item in vars(cls).values():
+        function = inspect.unwrap(item) if callable(item) else item
+        is_own = isinstance(function, FunctionType) and function.__module__ == cls.__module__
+        if is_own and function.__code__.co_filename != "<string>":  # which a dataclass generates
+            return str(function.__code__.co_filename)
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
 def is_foreign(file: str | None) -> bool:
@@ -181,46 +181,3 @@ def is_installed(path: Path) -> bool:
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [Path(sysconfig.get_path(kind)).resolve() for kind in kinds]
     return any(path.resolve().is_relative_to(folder) for folder in folders)
-
-
-def _definition_node(file: str, qualname: str) -> ast.AST | None:
-    """Return the definition of `Outer.inner` in a file, the last one if there are several."""
-    node: ast.AST | None = _parsed(_source(file))
-    for name in qualname.replace(".<locals>", "").split("."):
-        waiting, node = list(ast.iter_child_nodes(node)) if node else [], None
-        while waiting:
-            inner = waiting.pop(0)
-            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                node = inner if inner.name == name else node
-            else:  # an `if` or `try` around a definition
-                waiting += ast.iter_child_nodes(inner)
-    return node
-
-
-def _source(file: str) -> str:
-    linecache.checkcache(file)  # a file may have changed since
-    return "".join(linecache.getlines(file))
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(source: str) -> ast.Module:
-    """Return the syntax tree without docstrings; an empty one if it is no Python."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
-    for node in ast.walk(tree):
-        match getattr(node, "body", None):
-            case [ast.Expr(value=ast.Constant(value=str())), *_] as body:
-                body[:] = body[1:] or [ast.Pass()]
-    return tree
-
-
-def _code(code: CodeType) -> tuple[str, set[str]]:
-    """Return the text of compiled code, with the code inside of it, and the names that it uses."""
-    names, consts = set(code.co_names), []
-    for item in code.co_consts:
-        text, inner = _code(item) if isinstance(item, CodeType) else (repr(item), set())
-        consts.append(text)
-        names |= inner
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {consts}", names
