@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
+
 from trainer.runs import Listener
 from trainer.worlds import Echo
-from turnwise import ConfigStore
+from turnwise import ConfigError, ConfigStore
 from turnwise.scale.verl.files import METRICS_LOG
 from turnwise.scale.verl.trainer import CustomRayPPOTrainer
 
@@ -55,3 +57,12 @@ def test_none_is_silent_and_an_object_is_told_the_steps(tmp_path, capfd, monkeyp
     trained(tmp_path, monkeypatch, reporter=listener)
     assert listener.steps == list(range(1, 13))
     assert listener.outcomes == ["finished"]
+
+
+def test_what_our_trainer_refuses_is_refused_before_there_is_a_folder(tmp_path):
+    config = ConfigStore()
+    config.checkpoint.output_dir = str(tmp_path)
+    trainer = WithoutVerl(config, dataset=[{"prompt": "Say something."}], reporter=None)
+    with pytest.raises(ConfigError, match="have no 'answer', and there is no reward function"):
+        trainer.fit()
+    assert list(tmp_path.iterdir()) == []

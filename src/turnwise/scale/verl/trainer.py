@@ -29,6 +29,7 @@ from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, st
 from turnwise.scale.verl.settings import refuse_mix, to_verl_config
 from turnwise.scale.verl.targets import OWN_SECTION
 from turnwise.tools import Tool, ToolRegistry
+from turnwise.trainer.assembly import check_run
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 
@@ -173,6 +174,10 @@ class CustomRayPPOTrainer:
         self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None
     ) -> list[Metrics]:
         """Train; the metrics of every step. Called again, it trains for as long once more."""
+        inference = self.config.inference
+        if inference.backend == "local":  # VERL samples with vLLM then
+            inference = dataclasses.replace(inference, backend="vllm")
+        check_run(dataclasses.replace(self.config, inference=inference), self._user)
         per_epoch = num_iters_per_epoch or self._steps_per_epoch()
         training = self.config.training
         num_steps = self.step + (num_epochs or training.num_epochs) * per_epoch
