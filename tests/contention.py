@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -46,6 +47,21 @@ def wait_until(condition, seconds=60):
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+def peak_megabytes():
+    """The most memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def child_processes():
+    """Ids of the processes that this one has started, uncollected dead ones included."""
+    children = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
+                children.add(name)
+    return children
 
 
 @contextlib.contextmanager

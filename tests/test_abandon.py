@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import contextvars
 import logging
 import subprocess
 import sys
@@ -85,26 +84,6 @@ def test_a_call_that_ignores_its_cancellation_is_abandoned(function, caplog):
     assert f"{__file__}:" in record.message
 
 
-def test_it_never_runs_again():
-    turns = []
-
-    async def counts():
-        while True:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-            turns.append(1)
-
-    async def main():
-        with pytest.raises(DeadlineExceeded):
-            await call(counts)
-        num_before = len(turns)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert len(turns) == num_before > 0
-
-    run_sync(main())
-
-
 def test_finally_blocks_of_an_abandoned_call_run():
     ran = []
 
@@ -169,40 +148,6 @@ def test_a_timeout_of_the_codes_own_is_its_own_business():
             return "done"
 
     assert run_sync(call(slow_to_obey, timeout=60)) == "done"
-
-
-def test_values_and_errors_pass_through():
-    """The calls of an episode share a task and a context."""
-    name = contextvars.ContextVar("name")
-    tasks = set()
-
-    async def fails_later():
-        await asyncio.sleep(0)
-        raise KeyError("no")
-
-    async def works():
-        tasks.add(asyncio.current_task())
-        assert len(tasks) == 1
-        if name.get(None) is None:
-            name.set("set in the first call")
-        with pytest.raises(KeyError):
-            await asyncio.create_task(fails_later())
-        assert await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0.001, 2)) == [1, 2]
-        assert await asyncio.shield(asyncio.create_task(asyncio.sleep(0, 3))) == 3
-        assert await asyncio.to_thread(lambda: 4) == 4
-        cancelled = asyncio.create_task(asyncio.sleep(3600))
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        return name.get()
-
-    async def main():
-        async with episode_task():
-            for _ in range(2):
-                assert await call(works, timeout=60) == "set in the first call"
-        assert no_tasks_left()
-
-    run_sync(main())
 
 
 def test_an_outer_deadline_abandons_what_an_inner_call_waits_for():

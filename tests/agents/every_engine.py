@@ -5,12 +5,12 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 from urllib.parse import urlsplit
 
 import torch
 
 from agents.serving import QUESTION, TOOL, ask, joined, serving
+from contention import wait_until
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions, EpisodeLimits
 from turnwise.episode.setup import make_setup
@@ -146,16 +146,8 @@ def check_hang_up(engine, session, llm, held, is_aborted=lambda: True):
     """A request whose client hung up is aborted in the engine, and leaves nothing behind."""
     hang_up(llm, held.called)
     assert engine.cancelled.wait(SECONDS)
-    wait_until(is_aborted)
+    assert wait_until(is_aborted)
     held.release.set()
     assert ask(llm, CHAT, body(QUESTION, max_tokens=3))[0] == 200
     assert held.num_calls < 100, "the engine sampled on for a client that was gone"
     assert len(session.tree.turns) == len(session.engine_sessions) == 1
-
-
-def wait_until(holds):
-    """Wait for something that another thread is about to do."""
-    ends = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.005)

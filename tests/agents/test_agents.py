@@ -1,6 +1,5 @@
 """Agents' episodes: functions and commands, their rewards, and what they do wrong."""
 
-import dataclasses
 import json
 import pickle
 import sys
@@ -213,27 +212,3 @@ def test_a_failure_inside_of_a_library_has_the_lines_of_the_agent():
     (result,) = play(unreachable)
     assert result.status is EpisodeStatus.AGENT_ERROR
     assert "in unreachable" in result.traceback
-
-
-def test_a_client_with_another_key_or_url_is_told_which_ones_to_use():
-    def other_key(task, llm):
-        call(dataclasses.replace(llm, api_key="sk-mine"), QUESTION)
-
-    def no_version(task, llm):
-        call(dataclasses.replace(llm, base_url=llm.anthropic_url), QUESTION)
-
-    def answered(agent):
-        said = []
-
-        def caught(task, llm):
-            try:
-                agent(task, llm)
-            except urllib.error.HTTPError as error:
-                said.append(json.load(error)["error"]["message"])
-            return 0.0
-
-        play(caught)
-        return said
-
-    assert "llm.api_key" in answered(other_key)[0]
-    assert "llm.base_url" in answered(no_version)[0]

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig
 
-from agents.every_engine import Held, check_exact, check_hang_up, converse, recorded, wait_until
+from agents.every_engine import Held, check_exact, check_hang_up, converse, recorded
 from chat.families import make_format
+from contention import wait_until
 from inference.sglang_runtime import TinySGLang
 from inference.sglang_server import SGLangServer
 from inference.tiny_models import SHAPE
@@ -72,4 +73,4 @@ def test_sglang_aborts_the_request_of_a_client_that_hangs_up():
     ):
         held = Held(runtime, "_next_logits")
         check_hang_up(engine, session, llm, held, lambda: server.asked("/abort_request"))
-        wait_until(lambda: not runtime._runs)
+        assert wait_until(lambda: not runtime._runs)

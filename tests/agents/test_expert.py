@@ -139,23 +139,6 @@ def test_agents_that_never_call_the_model_are_reported(tmp_path):
     assert any("Pass llm.base_url, llm.api_key and llm.model" in text for text in reporter.texts)
 
 
-def test_a_reward_that_is_always_0_is_reported_with_what_helps_an_agent(tmp_path):
-    reporter = Said()
-    training = {"batch_size": 4, "num_epochs": 1, "steps_per_epoch": 2}
-    config = {"training": training, "checkpoint": {"output_dir": str(tmp_path)}}
-
-    def never_right(task, llm):
-        forks(task, llm)
-        return 0.0
-
-    with Trainer(config, agent=never_right, reporter=reporter) as trainer:
-        trainer.fit()
-    (said,) = [text for text in reporter.texts if text.startswith("the reward was 0 in each of")]
-    assert "turnwise view" in said
-    assert "training.warm_start: expert" in said
-    assert "turnwise play" not in said
-
-
 def test_a_warm_start_needs_an_expert():
     config = {"training": {"warm_start": "expert"}}
     with pytest.raises(ConfigError, match="an agent has no such player"):

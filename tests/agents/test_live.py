@@ -5,18 +5,13 @@ import json
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given, strategies as st
 
 from agents.serving import CALL, QUESTION, TOOL, ask, joined, read_events, serving
 from beside_agents.live_engine import ANSWER, THOUGHT, live
-from turnwise.agents.live import LiveText
-from turnwise.agents.requests import ChatReply, Sent
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions
 from turnwise.episode.setup import make_setup
 from turnwise.inference import create_inference_engine
-from turnwise.tools import answer_of
-from turnwise.tools.thoughts import thought_of
 
 CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/messages"
 
@@ -173,35 +168,3 @@ def test_in_training_a_reply_is_sampled_whole():
         _, events = ask(llm, CHAT, asked(stream=True))
         assert joined(events)["content"] == ANSWER
         assert len(deltas(events)) == 3
-
-
-TAGS = ["<think>", "</think>", "[THINK]"]
-PIECES = [*TAGS, "<th", "ink>", "wait", " ", "\n", "é", "STOP", "ST", "<|"]
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=12), st.booleans(), st.booleans())
-def test_nothing_that_was_sent_changes(pieces, in_thought, may_call):
-    sent, stops = Sent(), ("STOP",)
-    text = LiveText(
-        "".join,
-        sent.add,
-        num_prompt_tokens=1,
-        in_thought=in_thought,
-        may_call=may_call,
-        stops=stops,
-    )
-    for number in range(1, len(pieces) + 1):
-        text.add(pieces[:number])
-    final = "".join(pieces).partition("STOP")[0]
-    content, thought = (
-        answer_of(final, in_thought=in_thought),
-        thought_of(final, in_thought=in_thought),
-    )
-    reply = ChatReply({"content": content, "reasoning_content": thought}, "stop", 1, 1)
-    rest = sent.rest_of(reply)
-    is_plain = final.lstrip().startswith(("<think>", "[THINK]")) or in_thought
-    num_tags = sum(final.count(tag) for tag in TAGS)
-    if num_tags == 0 or (num_tags <= 2 and is_plain and final.count("[THINK]") == 0):
-        assert (sent.thought + rest[0], sent.text + rest[1]) == (thought, content)
-    if may_call:
-        assert not sent.text

@@ -124,14 +124,6 @@ def test_without_a_dataset_the_task_is_a_seed_and_reward_fn_scores_the_result(tm
     assert history[-1]["reward"] > 0
 
 
-def test_the_settings_say_what_becomes_of_thoughts(tmp_path):
-    for setting, policy in (("keep", "keep"), ("as_template", "as_sent"), (None, "as_sent")):
-        config = settings(tmp_path)
-        config["inference"]["thoughts"] = setting
-        with Trainer(config, agent=chatty, dataset=ROWS, reporter=None) as trainer:
-            assert trainer.components.collector.source.thoughts == policy
-
-
 def test_changed_code_begins_another_run(tmp_path):
     def began(problem):
         file = tmp_path / "mine.py"

@@ -91,13 +91,6 @@ def test_parts_of_a_users_file_arrive_where_the_file_is_not(tmp_path: Path) -> N
     assert parts.reward_fn(SimpleNamespace(total_reward=2)) == 6
 
 
-def test_packed_parts_mean_nothing_to_the_config_that_carries_them() -> None:
-    from omegaconf import OmegaConf
-
-    text = pack(parts_with(Echo))
-    assert OmegaConf.create({"parts": text}).parts == text
-
-
 def test_what_cannot_travel_is_said_with_the_cure() -> None:
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"cannot be sent to VERL's workers.*reset\(\)"):

@@ -102,17 +102,6 @@ def test_episodes_with_branches_are_found(guest):
     expect(guest.at(".row[data-id]").first).to_contain_text("3 branches")
 
 
-@pytest.mark.parametrize("place", [EPISODE, TOKENS])
-def test_the_page_fits_a_phone(browser, agents, place):
-    context = browser.new_context(viewport={"width": 375, "height": 700})
-    guest = Visitor(context, agents.port)
-    guest.open(place)
-    expect(guest.at(".branch-map")).to_be_visible()
-    assert guest.page.evaluate("document.documentElement.scrollWidth") <= 375
-    guest.check()
-    context.close()
-
-
 def test_a_key_goes_to_the_next_branch(guest):
     guest.open(EPISODE)
     shown_turns(guest, 1, 2, 3, 4, 6)

@@ -38,12 +38,6 @@ def test_what_failed_says_why(visitor):
     expect(visitor.at(".conversation-title .chip")).to_have_text("environment error")
 
 
-def test_a_real_run_can_be_read(visitor):
-    visitor.open("run/real/episodes")
-    expect(rows(visitor).first).to_be_visible()
-    expect(visitor.at(".turn")).not_to_have_count(0)
-
-
 @pytest.mark.parametrize(
     ("asked", "number"),
     [

@@ -18,12 +18,6 @@ def test_curves_of_a_real_run_are_drawn(visitor):
     assert drawn
 
 
-def test_the_run_says_how_it_stands(visitor):
-    visitor.open("run/real/learn")
-    expect(visitor.at(".tiles")).to_contain_text("2 of 2")
-    expect(visitor.at(".live")).to_contain_text("finished")
-
-
 def test_without_an_address_the_newest_run_is_shown(visitor):
     visitor.open()
     expect(visitor.page).to_have_url(re.compile("#/run/[a-z]+/learn"))

@@ -119,35 +119,6 @@ def test_a_page_fits(visitor, place, there):
     assert visitor.page.evaluate(MEASURE) == []
 
 
-def test_results_are_seen_without_scrolling(visitor):
-    visitor.open("runs")
-    headline = visitor.at("[data-run=sums] .cell-headline")
-    expect(headline).to_be_visible()
-    box = headline.bounding_box()
-    assert box["x"] + box["width"] <= PHONE["width"]
-
-
-def test_a_comparison_is_as_high_as_what_it_shows(visitor):
-    visitor.open(f"run/sums/learn?with={LONG}")
-    expect(visitor.at(".compare-scroll")).to_be_visible()
-    heights = "box => [box.scrollHeight, box.clientHeight]"
-    content, shown = visitor.at(".compare-scroll").evaluate(heights)
-    assert content <= shown + 1
-
-
-def test_one_task_says_who_speaks(visitor):
-    visitor.open("run/sums/seed/301")
-    speakers = visitor.at(".seed-cell .say .role")
-    expect(speakers.first).to_have_text("environment")
-    assert "model" in speakers.all_text_contents()
-
-
-def test_an_axis_of_zeros_begins_at_zero(visitor):
-    visitor.open("runs")
-    padded = "import('/assets/js/curves.js').then((curves) => curves.padded(0, 0, false))"
-    assert visitor.page.evaluate(padded) == [0, 1]
-
-
 def test_one_task_and_the_menus_fit(visitor):
     visitor.open("run/sums/episodes/train-3-1")
     visitor.at("[data-action=task]").click()

@@ -24,13 +24,6 @@ def test_keys_choose_the_view_and_keep_the_episode(visitor):
     expect(visitor.at(".conversation-head h1")).to_have_text("train-2-1")
 
 
-def test_search_from_any_view(visitor):
-    visitor.open("run/tools/learn")
-    expect(visitor.at(".chart").first).to_be_visible()
-    visitor.press("/")
-    expect(visitor.at(".search")).to_be_focused()
-
-
 def test_help_opens_and_closes(visitor):
     visitor.open("run/tools/learn")
     expect(visitor.at(".tabs a")).to_have_count(5)
@@ -89,16 +82,6 @@ def test_a_wrong_filter_is_told(visitor):
     visitor.expected = ("400",)
     visitor.open("run/tools/episodes?min_turns=many")
     expect(visitor.at(".list .is-error")).to_contain_text("expected a whole number")
-
-
-def test_no_view_is_wider_than_the_window(visitor):
-    for width in (1366, 800, 480):
-        visitor.page.set_viewport_size({"width": width, "height": 768})
-        for place in ("learn", "episodes/train-2-3", "tokens/train-2-3", "time/2"):
-            visitor.open(f"run/tools/{place}")
-            expect(visitor.at(".tabs a[aria-current]")).to_have_count(1)
-            wide = visitor.page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= width, (place, width)
 
 
 def test_everything_comes_from_the_viewer(visitor):

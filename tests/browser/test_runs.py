@@ -12,7 +12,6 @@ from turnwise.runs.headline import headline
 from view.serving import open_library, serving
 
 KINDS = ("greedy", "sampled")
-PHONE = {"width": 390, "height": 800}
 # What charts write, as they write it: where each label ends, and how wide the canvas is.
 WATCH_LABELS = """
 window.labels = [];
@@ -280,38 +279,6 @@ def assert_labels_are_whole(visitor):
         if end > width + 0.5 or start < -0.5
     ]
     assert not cut
-
-
-def test_nothing_is_cut_or_overlaps_on_a_phone(visitor):
-    visitor.page.set_viewport_size(PHONE)
-    for place in (
-        "runs?runs=plain,larger",
-        "run/plain/learn",
-        "run/plain/learn?with=larger,changed",
-    ):
-        visitor.open(place)
-        expect(visitor.at(".runs-table, .chart canvas").first).to_be_visible()
-        page = visitor.page
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-        bar = ".top > .brand, .run-choice > button, .tabs > a, .top .icon-button"
-        boxes = [one.bounding_box() for one in visitor.at(bar).all()]
-        assert all(box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"] for box in boxes)
-        assert not [pair for pair in pairs(boxes) if overlap(*pair)]
-    visitor.open("runs")
-    visitor.page.get_by_label("Edit tags and note of plain").click()
-    box = visitor.at("dialog").bounding_box()
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= PHONE["width"]
-
-
-def pairs(boxes):
-    return [(a, b) for place, a in enumerate(boxes) for b in boxes[:place]]
-
-
-def overlap(a, b):
-    across = min(a["x"] + a["width"], b["x"] + b["width"]) - max(a["x"], b["x"])
-    down = min(a["y"] + a["height"], b["y"] + b["height"]) - max(a["y"], b["y"])
-    return across > 1 and down > 1
 
 
 def test_an_asynchronous_run_shows_how_old_its_samples_are_and_what_waits(visitor):

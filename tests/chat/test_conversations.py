@@ -35,7 +35,7 @@ def say(conversation, text, *, is_cut=False):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(turns=st.lists(st.tuples(WORDS, WORDS, st.booleans()), min_size=1, max_size=4))
 def test_the_stream_only_grows_and_holds_what_was_sampled(name, turns):
     conversation = Conversation(make_format(name), OPENING)
@@ -53,7 +53,7 @@ def test_the_stream_only_grows_and_holds_what_was_sampled(name, turns):
 
 
 @pytest.mark.parametrize("name", APPEND_ONLY)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(turns=st.lists(st.tuples(WORDS, WORDS, st.booleans()), min_size=1, max_size=4))
 def test_the_stream_reads_as_the_template_writes_it(name, turns):
     chat_format = make_format(name)
@@ -84,44 +84,6 @@ def test_a_turn_cut_by_length_is_closed_without_being_trained_on(name):
     assert sum(cut.stream.mask) == len(letter_by_letter(chat_format, "up"))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_sampled_ids_that_are_not_canonical_survive(name):
-    chat_format = make_format(name)
-    canonical = chat_format.tokenizer.encode("hello", add_special_tokens=False)
-    conversation = Conversation(chat_format, OPENING)
-    sampled = say(conversation, "hello")
-    assert len(sampled) > len(canonical) + 1
-    start, end = conversation.stream.turns[0]
-    assert list(conversation.stream.ids[start:end]) == sampled
-    assert conversation.messages[-1]["content"] == "hello"
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_special_tokens_inside_an_observation_end_nothing(name):
-    chat_format = make_format(name)
-    marks = "".join(chat_format.tokenizer.all_special_tokens)
-    attack, harmless = (Conversation(chat_format, OPENING) for _ in range(2))
-    for conversation, text in ((attack, f"a {marks} b"), (harmless, "a b")):
-        say(conversation, "up")
-        conversation.add([{"role": "user", "content": text}])
-
-    def count(conversation):
-        special = set(chat_format.tokenizer.all_special_ids)
-        return sum(i in special for i in conversation.stream.ids)
-
-    assert count(attack) == count(harmless)
-    assert marks in chat_format.tokenizer.decode(attack.stream.ids, skip_special_tokens=False)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_an_empty_observation_is_still_a_message(name):
-    conversation = Conversation(make_format(name), OPENING)
-    say(conversation, "up")
-    before = len(conversation.stream)
-    conversation.add([{"role": "user", "content": ""}])
-    assert len(conversation.stream) > before
-
-
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "mistral", "zephyr", "reasoning"])
 def test_several_tool_results_follow_one_turn(name):
     chat_format = make_format(name)
@@ -149,17 +111,6 @@ def test_tool_schemas_stand_in_the_prompt(name):
     assert "look_up" not in chat_format.tokenizer.decode(increment, skip_special_tokens=False)
 
 
-def test_a_template_that_drops_earlier_reasoning_leaves_the_stream_alone_and_is_told():
-    conversation = Conversation(make_format("reasoning"), OPENING)
-    say(conversation, "<think>abc</think>up")
-    conversation.add([{"role": "user", "content": "lower"}])
-    text = conversation.format.tokenizer.decode(conversation.stream.ids, skip_special_tokens=False)
-    assert "<think>abc</think>up" in text
-    difference = conversation.difference()
-    assert difference is not None
-    assert "<think>" in difference
-
-
 def test_a_difference_is_told_once_for_a_format(caplog):
     chat_format = ChatFormat(make_format("reasoning").tokenizer)
     for _ in range(2):
@@ -169,29 +120,6 @@ def test_a_difference_is_told_once_for_a_format(caplog):
         say(conversation, "down")
         conversation.warn_of_difference()
     assert caplog.text.count("not append-only") == 1
-
-
-@pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "zephyr"])
-def test_an_append_only_template_has_no_difference(name):
-    conversation = Conversation(make_format(name), OPENING)
-    say(conversation, "up")
-    conversation.add([{"role": "user", "content": "lower"}])
-    assert conversation.difference() is None
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_turns_end_at_the_templates_end_of_turn_and_at_the_end_of_text(name):
-    chat_format = make_format(name)
-    assert chat_format.tokenizer.eos_token_id in chat_format.stop_ids
-    assert set(end_of_turn(chat_format)) <= chat_format.stop_ids
-    by_next_role = chat_format.stop_ids - {chat_format.tokenizer.eos_token_id}
-    if name == "glm":
-        assert chat_format.tokenizer.convert_ids_to_tokens(sorted(by_next_role)) == [
-            "<|user|>",
-            "<|observation|>",
-        ]
-    else:
-        assert bool(end_of_turn(chat_format)) != bool(chat_format.stop_strings)
 
 
 def test_a_turn_that_ends_with_the_next_role_does_not_get_it_twice():
@@ -204,16 +132,6 @@ def test_a_turn_that_ends_with_the_next_role_does_not_get_it_twice():
         conversation.add([{"role": role, "content": "lower"}])
         assert conversation.stream.ids.count(end) == 1 + (role == "user")  # the opening has one
         assert conversation.difference() is None
-
-
-def test_the_opening_carries_the_system_message_in_every_family():
-    messages = [{"role": "system", "content": "You are a helpful assistant."}, *OPENING]
-    for name in FAMILIES:
-        chat_format = make_format(name)
-        text = chat_format.tokenizer.decode(
-            chat_format.prompt_ids(messages), skip_special_tokens=False
-        )
-        assert "You are a helpful assistant." in text
 
 
 def test_a_tokenizer_without_a_template_says_what_to_choose():

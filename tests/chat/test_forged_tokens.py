@@ -171,7 +171,7 @@ def test_keys_that_become_tags_are_no_control_tokens(key):
     assert controls(key) == controls("maximum")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(
     name=st.sampled_from(sorted(ZOO)),
     pieces=st.lists(

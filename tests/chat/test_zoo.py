@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from transformers import AutoTokenizer
 
 from chat.zoo import ZOO, zoo_format, zoo_tokenizer
@@ -146,32 +145,6 @@ def test_tool_results_are_messages_where_there_are_any(name):
     if layout.results_rerender and name not in {"chatglm2", "vicuna"}:
         is_other = conversation.difference() is not None
         assert is_other == bool(layout.drifts)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "deepseek-r1"])
-def test_a_template_that_drops_thoughts_is_told_also_with_tools(name, caplog):
-    chat = ChatFormat(zoo_tokenizer(name))
-    for _ in range(2):
-        conversation = converse(name, ["tool", "user"], tools=[TOOL])
-        conversation.format = chat
-        conversation.warn_of_difference()
-    assert caplog.text.count("not append-only") == 1
-    assert "</think>" in caplog.text
-
-
-def test_rounds_are_counted():
-    chat = zoo_format("chatglm2")
-    conversation = converse("chatglm2", ["user"] * 4)
-    text = chat.tokenizer.decode(conversation.stream.ids, skip_special_tokens=False)
-    assert [f"[Round {n}]" in text for n in range(1, 7)] == [True] * 5 + [False]
-    assert text.index("[Round 4]") < text.index("[Round 5]")
-
-
-def test_no_increment_begins_with_a_space_of_the_tokenizer():
-    for name in ("zephyr-metaspace", "vicuna-metaspace", "yi"):
-        conversation = converse(name, ["user", "user"])
-        for _, end in conversation.stream.turns[:-1]:
-            assert show(conversation.format, conversation.stream.ids)[end] != "▁"
 
 
 def test_ends_are_read_from_a_saved_model_folder(tmp_path):

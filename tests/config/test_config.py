@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import string
 
 import pytest
 import yaml
@@ -12,7 +11,6 @@ from turnwise import ConfigError, ConfigStore, EnvironmentConfig, EpisodeLimits
 from turnwise.config import LimitsConfig, RewardItem, find_config, setting_types
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-NAMES = st.text(string.ascii_letters + string.digits + "_-/. ", min_size=1, max_size=20)
 JSON_LIKE = st.recursive(
     st.none()
     | st.booleans()
@@ -49,16 +47,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path_factory, config):
     path = tmp_path_factory.mktemp("config") / "config.yaml"
     config.save(path)
     assert ConfigStore.load(path) == config
-
-
-@settings(deadline=None, max_examples=50)
-@given(TEXT)
-def test_text_that_looks_like_something_else_stays_text(tmp_path_factory, text):
-    config = ConfigStore()
-    config.environment.params = {"value": text, "number": 3e-5}
-    path = tmp_path_factory.mktemp("config") / "config.yaml"
-    config.save(path)
-    assert ConfigStore.load(path).environment.params == {"value": text, "number": 3e-5}
 
 
 @pytest.mark.parametrize("text", ["3e-5", "1e3", "1_000", ".5", "null", "no", "~", "0x1F", ""])
@@ -119,25 +107,6 @@ def test_settings_outside_the_sections_are_read_and_written(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("parser: 3", ["parser", "3", "auto"]),
-        ("tools: calculator", ["tools", "'calculator'", "Tools of the agent"]),
-        ("reward: [{weigth: 1}]", ["reward"]),
-        ("limits: {step_timeout: 0}", ["limits.step_timeout", "0", "greater than 0"]),
-        ("dataset: {pth: a}", ["dataset.pth", "path"]),
-        ("toolz: []", ["toolz", "tools"]),
-    ],
-)
-def test_bad_values_outside_the_sections_are_named(tmp_path, text, words):
-    (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        ConfigStore.load(tmp_path / "c.yaml")
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_the_fields_that_the_documents_name_exist():
     named = {
         "model": "model_name dtype device tensor_parallel_size local_path trust_remote_code",
@@ -192,14 +161,9 @@ def test_overrides_come_after_the_file(tmp_path):
         ("trainin.gamma=1", ["trainin", "training"]),
         ("training.learning_rate=fast", ["training.learning_rate", "'fast'", "number"]),
         ("training.learning_rate=-1", ["training.learning_rate", "-1", "greater than 0"]),
-        ("training.learning_rate=.nan", ["training.learning_rate", "finite"]),
         ("model.dtype=fp32", ["model.dtype", "'fp32'", "'float32'"]),
         ("training.batch_size=2.5", ["training.batch_size", "2.5", "integer"]),
-        ("training.batch_size=1000000000000", ["training.batch_size", "1000000"]),
-        ("model.trust_remote_code=maybe", ["model.trust_remote_code", "'maybe'"]),
         ("learning_rate=1", ["learning_rate=1", "section.name=value"]),
-        ("training.gamma", ["training.gamma", "section.name=value"]),
-        ("training.gamma.deep=1", ["training.gamma"]),
     ],
 )
 def test_a_bad_override_names_the_field_what_it_got_and_what_it_takes(override, words):

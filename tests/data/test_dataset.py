@@ -107,12 +107,6 @@ class TestLimits:
         # The next character, of four bytes at most, would have been too much.
         assert len(item["input_ids"]) > limit - 4 or len(item["input_ids"]) == num_bytes
 
-    def test_cutting_is_told_once(self, caplog):
-        PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="left")
-        assert [r.getMessage() for r in caplog.records] == [
-            "2 of 4 prompts are longer than max_prompt_length=9 and cut on the left."
-        ]
-
     def test_a_text_is_cut_beside_its_system_prompt(self):
         row = {"prompt": "begin " + "x" * 100 + " end", "system": "Be brief."}
         (item,) = PromptDataset([row], tokenizer(), max_prompt_length=90, truncation="left")
@@ -125,10 +119,6 @@ class TestLimits:
             PromptDataset(
                 [{"prompt": MESSAGES}], tokenizer(), max_prompt_length=10, truncation="left"
             )
-
-    def test_a_limit_without_room_is_told(self):
-        with pytest.raises(ConfigError, match="no room for a single character"):
-            PromptDataset(["🍵🍵"], tokenizer(), max_prompt_length=3, truncation="right")
 
     def test_a_limit_needs_a_tokenizer(self):
         with pytest.raises(ConfigError, match="a tokenizer to count by"):
@@ -191,13 +181,6 @@ class TestSubclasses:
             "Squares got no tokenizer and uses that of the built-in model 'tiny'. "[:60]
         ]
         assert "input_ids" not in PromptDataset(["a"])[0]
-
-    def test_one_that_forgets_to_is_told(self):
-        class Forgetful(PromptDataset):
-            pass
-
-        with pytest.raises(ConfigError, match="Forgetful was given no source and has no"):
-            len(Forgetful())
 
 
 class TestBatches:
@@ -294,32 +277,6 @@ class TestInitialPrompts:
         closed.clear()
         assert "expected_action" not in dataset[1]
         assert len(closed) == 1
-
-    def test_errors_of_the_environment_come_through(self):
-        class Broken(GuessNumberEnvironment):
-            def reset(self):
-                raise TypeError("its own")
-
-        with pytest.raises(TypeError, match="its own"):
-            CustomEnvDataset(Broken)
-        with pytest.raises(ConfigError, match="guess-number"):
-            CustomEnvDataset("guess-numbr")
-        with pytest.raises(ConfigError, match="size got 0"):
-            CustomEnvDataset("guess-number", size=0)
-
-    def test_long_openings_can_be_left_out(self):
-        sizes = [len(item["prompt"]) for item in CustomEnvDataset("alphabet-sort", size=20)]
-        limit = sorted(sizes)[10]
-        dataset = CustomEnvDataset(
-            "alphabet-sort",
-            size=20,
-            tokenizer=tokenizer(),
-            max_prompt_length=limit,
-            truncation="drop",
-        )
-        kept = [seed for seed, size in enumerate(sizes) if size <= limit]
-        assert [item["seed"] for item in dataset] == kept
-        assert len(kept) < 20
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,6 @@ def environment(**row):
     return env
 
 
-def test_a_text_with_and_without_a_system_prompt():
-    assert prompt_of({"prompt": "Hi."}) == Prompt("Hi.")
-    assert prompt_of({"prompt": "Hi.", "system": "Be brief."}) == Prompt("Hi.", "Be brief.")
-    assert prompt_of({"prompt": "Hi.", "system": None}) == Prompt("Hi.")
-
-
-def test_messages_are_taken_apart():
-    messages = said("system", "user", "assistant", "user")
-    prompt = Prompt.of(messages)
-    assert (prompt.text, prompt.system) == ("user 3", "system 0")
-    assert list(prompt.history) == messages[1:3]
-
-
 @given(
     st.booleans(),
     st.lists(st.sampled_from(["user", "assistant"])),

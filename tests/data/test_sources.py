@@ -96,11 +96,6 @@ def test_rows_of_others_are_read_when_they_are_asked_for():
     assert table.num_read == 2  # the first, to know the columns, and the one
 
 
-def test_a_dataset_of_a_dataset():
-    inner = PromptDataset(ROWS)
-    assert list(PromptDataset(inner)) == ROWS
-
-
 def test_a_hugging_face_dataset(tmp_path):
     datasets = pytest.importorskip("datasets")
     split = datasets.Dataset.from_list([{"prompt": MESSAGES, "n": n} for n in range(3)])
@@ -141,18 +136,12 @@ def test_what_json_holds_comes_back(tmp_path_factory, rows):
     [
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": \n', r"a\.jsonl, line 2 is not JSON: .*column"),
         ("a.jsonl", '{"prompt": "x"}\n\n{"promt": "y"}\n', r"line 3 has no 'prompt'.*prompt_key"),
-        ("a.jsonl", "[1]\n", r"line 1 is \[1\] \(list\), expected a text or a dict"),
         ("a.jsonl", '{"prompt": 3}\n', r"line 1: a prompt is 3 \(int\), expected a text or a list"),
-        ("a.jsonl", '{"prompt": " "}\n', "line 1: the prompt is empty"),
-        ("a.jsonl", '{"prompt": []}\n', "line 1: the messages of a prompt"),
         ("a.jsonl", "", r"a\.jsonl is empty"),
-        ("a.jsonl", "\n\n", r"no rows in .*a\.jsonl"),
         ("a.jsonl", "[" * 100_000, "line 1 is nested too deeply"),
-        ("a.json", "[]", r"no rows in .*a\.json"),
         ("a.json", '{"data": []}', r"a\.json holds a dict, .*expected a list of rows"),
         ("a.json", '{"prompt": "x"}\n{"prompt": "y"}', r"at line 2, column 1.*name it a\.jsonl"),
         ("a.json", '[{"prompt": "x"},\n{"prompt" "y"}]', r"a\.json is not JSON: .*at line 2"),
-        ("a.json", '[{"prompt": "x"}, 4]', r"a\.json, row 1 is 4 \(int\)"),
         ("a.csv", "prompt\nx", r"a\.csv' is not a file of a supported type: \.jsonl"),
     ],
 )
@@ -173,13 +162,10 @@ def test_a_file_that_is_not_utf8_is_told(tmp_path):
     [
         ("missing.jsonl", r"there is no file missing\.jsonl"),
         ("What is 6 x 7?", r"A single prompt goes into a list"),
-        ([], "no rows in the list"),
         (["fine", {"question": "y"}], "row 1 of the list has no 'prompt'"),
-        (["fine", None], r"row 1 of the list is None \(NoneType\)"),
         ({"prompt": ["a", "b"]}, r"a dict of 'prompt', expected rows"),
         ((text for text in ["a"]), r"list\(source\)"),
         (7, r"7 \(int\), expected a file"),
-        (Table([]), "no rows in"),
         (Table([{"question": "y"}]), "row 0 of the Table has no 'prompt'"),
         (Table({"prompt": ["a"]}), r"row 0 of the Table .*table\.to_dict\('records'\)"),
     ],

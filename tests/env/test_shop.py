@@ -114,21 +114,6 @@ def test_the_checker_finds_nothing() -> None:
     assert check_env("shop").findings == []
 
 
-def test_state_tells_what_the_agent_knows() -> None:
-    env, (first, second, _) = start()
-    unknown = env.get_state_description()
-    assert unknown.count("unknown") == 3
-    env.step(act("look_up", item=first))
-    known = env.get_state_description()
-    assert known.count("unknown") == 2
-    env.step(act("look_up", item=first.upper()))
-    assert env.get_state_description() == known
-    other = copy.deepcopy(env)
-    env.step(act("look_up", item=second))
-    assert other.get_state_description() == known
-    assert env.get_state_description() != known
-
-
 @pytest.mark.parametrize("params", [{"num_choices": 1}, {"num_choices": 6}, {"choices": 3}])
 def test_bad_parameters_are_refused(params: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="num_choices"):

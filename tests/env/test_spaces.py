@@ -87,18 +87,6 @@ def test_every_action_is_read_back_exactly(space: Any, seed: int) -> None:
         assert space.contains(read)
 
 
-@settings(deadline=None, max_examples=50)
-@given(
-    st.lists(
-        st.text(string.ascii_letters, min_size=1, max_size=6), min_size=1, unique_by=str.casefold
-    )
-)
-def test_every_name_is_read_back(names: list[str]) -> None:
-    space = spaces.Discrete(len(names), start=-3)
-    for value in range(-3, len(names) - 3):
-        assert parse_action(space, render_action(space, value, names), names) == value
-
-
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner),

@@ -4,7 +4,7 @@ import pytest
 
 from turnwise.config import ConfigStore
 from turnwise.env.games.custom import CustomGameEnvironment
-from turnwise.env.games.simple import SimpleGameEnvironment, read_command
+from turnwise.env.games.simple import SimpleGameEnvironment
 from turnwise.env.players import play_episode
 from turnwise.types import EpisodeStatus
 
@@ -56,20 +56,6 @@ def test_what_cannot_be_done_in_the_room_is_explained(
     assert env.step(action) == (observation, -0.1, False, {"invalid_action": True})
 
 
-@pytest.mark.parametrize(
-    ("text", "command"),
-    [
-        ("Take the LAMP, quickly!", ("take", "lamp")),
-        ("The bow is useless, so I attack the troll with my sword.", ("attack", "sword")),
-        ("take bow, then attack with bow", ("attack", "bow")),
-        ("mistake, bowl", (None, None)),
-        ("sword, take!", ("take", None)),
-    ],
-)
-def test_the_last_command_counts(text: str, command: tuple[str | None, str | None]) -> None:
-    assert read_command(text) == command
-
-
 def test_the_adventure_as_documented() -> None:
     env = CustomGameEnvironment({"max_steps": 5})
     assert env.max_steps == 5
@@ -88,16 +74,6 @@ def test_the_adventure_as_documented() -> None:
         "Position: (0, 1). Score: 10. Inventory: sword. Enemy: defeated. Steps remaining: 0."
     )
     assert env.done
-
-
-@pytest.mark.parametrize(
-    ("direction", "position"),
-    [("north", (0, 1)), ("south", (0, -1)), ("east", (1, 0)), ("west", (-1, 0))],
-)
-def test_the_four_directions(direction: str, position: tuple[int, int]) -> None:
-    env = CustomGameEnvironment()
-    env.step(f"I will Move  {direction.upper()}, I think.")
-    assert env.position == position
 
 
 @pytest.mark.parametrize("action", ["pick up the potion", "attack the enemy"])

@@ -93,7 +93,7 @@ def test_the_local_engine_gives_the_same_bytes_whatever_the_timing():
     for world, concurrency in ((Counting, 2), (Awaited, 64), (InThreads, 5)):
         with LocalEngine(model(), tokenizer(), max_batch_size=8) as engine:
             collection = collect(
-                engine, world, 4, group_size=3, limits=SHORT, max_concurrency=concurrency
+                engine, world, 3, group_size=2, limits=SHORT, max_concurrency=concurrency
             )
             runs.append(contents(collection))
     assert runs[0] == runs[1] == runs[2]

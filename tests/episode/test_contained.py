@@ -104,7 +104,7 @@ def awaited(function):
     return call
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     place=st.sampled_from(PLACES),
     error=st.sampled_from(ERRORS),

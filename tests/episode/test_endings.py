@@ -1,12 +1,12 @@
 """Every way in which an episode can end has its status, and the data that goes with it."""
 
 import asyncio
-import resource
 import sys
 import threading
 
 import pytest
 
+from contention import peak_megabytes
 from episode.worlds import Broken, Counting, InThreads, Recording, tokenizer
 from turnwise import (
     ChatFormat,
@@ -85,18 +85,14 @@ def test_an_observation_of_megabytes_is_not_encoded(where):
         def step(self, action):
             return text, 1.0, False, {}
 
-    memory = _peak_megabytes()
+    memory = peak_megabytes()
     limits = EpisodeLimits(max_tokens=5000, max_observation=None)
     result = run_episode(Recording(), Flooding, limits=limits)
     assert result.status is EpisodeStatus.TRUNCATED_BY_TOKENS
     assert "characters do not fit into 5000 tokens" in result.error
     assert result.num_turns == (where == "step")
     assert len(result.stream) < 5000
-    assert _peak_megabytes() - memory < 300
-
-
-def _peak_megabytes():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    assert peak_megabytes() - memory < 300
 
 
 def test_out_of_time():

@@ -66,17 +66,6 @@ def test_through_the_collector_with_a_reward_for_each_player():
         assert len({agent.stream.ids[0] for agent in result.agents}) == 1
 
 
-def test_rewards_that_are_no_numbers_are_the_environments_mistake():
-    class Generous(TicTacToe):
-        def step(self, action):
-            observation, reward, done, info = super().step(action)
-            return observation, reward, done, {**info, "rewards": {"x": "much"}}
-
-    result = run_episode(Recording(lambda text: "0"), Generous)
-    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
-    assert "much" in result.error
-
-
 def test_a_player_who_does_not_exist_is_the_environments_mistake():
     class Confused(TicTacToe):
         def step(self, action):

@@ -110,30 +110,6 @@ def test_each_try_has_the_row_again():
     assert len({number for number, _ in seen}) == 3
 
 
-def test_an_episode_that_failed_keeps_its_row():
-    class Broken(Counting):
-        def reset(self):
-            raise ConnectionError("away")
-
-    (result,) = play(Broken, tasks(ROWS[:1]), num_retries=0)
-    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
-    assert result.trajectory.task == ROWS[0]
-
-
-def test_without_a_row_an_attribute_of_that_name_is_the_environments_own():
-    class Named(Counting):
-        def __init__(self, config=None):
-            super().__init__(config)
-            self.task = "count"
-
-        def reset(self):
-            return f"{self.task}: {super().reset()}"
-
-    (result,) = play(Named, [EpisodeTask(seed=1)])
-    assert result.messages[1]["content"].startswith("count: ")
-    assert result.trajectory.task is None
-
-
 EARLIER = [
     {"role": "user", "content": "Say one."},
     {"role": "assistant", "content": "One."},

@@ -95,10 +95,9 @@ def test_a_stop_string_is_seen_across_the_end_of_the_budget():
         _, text, _ = reply(engine, None)
         assert len(text) > 16
         for start, end in ((0, 9), (6, 10), (9, 16)):  # the budget ends in some token between
-            for budget in range(2, 12):
-                assert reply(engine, budget, text[start:end]) == reply(
-                    engine, None, text[start:end]
-                )
+            expected = reply(engine, None, text[start:end])
+            for budget in range(2, 12, 3):
+                assert reply(engine, budget, text[start:end]) == expected
 
 
 def test_the_budget_leaves_tokens_for_the_answer():

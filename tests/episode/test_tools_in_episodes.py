@@ -233,6 +233,17 @@ def test_an_environments_own_tools_join_the_others():
     assert by_flag.status is EpisodeStatus.DONE
 
 
+def test_an_environment_that_breaks_in_a_tool_is_an_environments_error():
+    class Bad(Counting):
+        def step(self, action):
+            raise ValueError("broken world")
+
+    turn = call("environment_step", action="x")
+    result = run_episode(say(turn), Bad, tools=[EnvironmentStepTool()])
+    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
+    assert "broken world" in result.error
+
+
 def test_a_tool_that_outlasts_the_episodes_patience_is_a_tools_error():
     import asyncio
 

@@ -2,17 +2,16 @@
 nothing is left behind."""
 
 import asyncio
-import contextlib
 import gc
 import os
 import random
 import sys
 import threading
-import time
 from collections import Counter
 
 import pytest
 
+from contention import child_processes, wait_until
 from episode.worlds import Counting, Recording
 from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, tool
 from turnwise.tools import JSONActionParser, ToolCall
@@ -149,12 +148,7 @@ def make_engine():
 
 def left_over():
     """Live threads, open files, children that nobody collected."""
-    children = set()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
-                children.add(name)
-    return threading.active_count(), len(os.listdir("/proc/self/fd")), children
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), child_processes()
 
 
 def has_no_more_than(before):
@@ -162,12 +156,6 @@ def has_no_more_than(before):
     gc.collect()
     threads, files, children = left_over()
     return threads <= before[0] and files <= before[1] and children <= before[2]
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -16,7 +16,7 @@ from trainer.training_child import Child, finish
 from turnwise.deadlines import running
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer import stopping
-from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
+from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
 PROMISED_SECONDS = 300
 """Half of what user code blocks for: no busy machine takes so long to stop."""
@@ -247,54 +247,6 @@ class TestKilled:
 
 
 class TestRequest:
-    def test_what_is_under_way_is_called_off(self, monkeypatch):
-        monkeypatch.setattr(stopping, "_CLEANUP_SECONDS", 60.0)
-        stop = StopRequest(lambda text: None)
-        cleaned = []
-
-        async def work():
-            threading.Thread(target=stop.request).start()
-            try:
-                await asyncio.sleep(60)
-            finally:
-                cleaned.append(True)
-
-        with pytest.raises(Interrupted):
-            run_unless_stopped(work(), stop)
-        assert cleaned == [True]
-
-    def test_what_does_not_clean_up_in_time_is_left(self, monkeypatch):
-        monkeypatch.setattr(stopping, "_CLEANUP_SECONDS", 0.05)
-        stop = StopRequest(lambda text: None)
-
-        async def work():
-            threading.Timer(0.01, stop.request).start()
-            try:
-                await asyncio.sleep(60)
-            finally:
-                await asyncio.sleep(60)
-
-        with pytest.raises(Interrupted):
-            run_unless_stopped(work(), stop)
-
-    def test_a_request_before_the_work_begins(self):
-        stop = StopRequest(lambda text: None)
-        stop.request()
-        with pytest.raises(Interrupted):
-            run_unless_stopped(asyncio.sleep(60), stop)
-
-    def test_results_and_errors_pass(self):
-        async def answer():
-            return 3
-
-        async def fail():
-            raise LookupError("mine")
-
-        stop = StopRequest(lambda text: None)
-        assert run_unless_stopped(answer(), stop) == 3
-        with pytest.raises(LookupError, match="mine"):
-            run_unless_stopped(fail(), stop)
-
     def test_what_follows_runs_in_the_same_thread_and_loop(self):
         """An HTTP client or a database connection of the user's belongs to one loop."""
 

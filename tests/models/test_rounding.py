@@ -40,7 +40,7 @@ def reference(value, dtype, key, index):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     value=st.floats(-1e4, 1e4, width=32).filter(lambda x: x == 0 or abs(x) > 2**-24),
     key=st.integers(0, 2**31 - 1),

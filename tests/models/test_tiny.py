@@ -7,8 +7,7 @@ from hypothesis import given, strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from every_case import every_case
-from turnwise.chat import ChatFormat, Conversation
-from turnwise.models.tiny import CONTEXT_LENGTH, make_tiny, make_tiny_tokenizer
+from turnwise.models.tiny import make_tiny, make_tiny_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
 
@@ -49,13 +48,6 @@ def test_the_seed_decides_the_weights_and_nothing_else_is_touched():
     assert not all(torch.equal(a, c) for a, _, c in pairs)
 
 
-def test_its_size_is_as_documented():
-    model, tokenizer = make_tiny()
-    assert 5e5 < sum(parameter.numel() for parameter in model.parameters()) < 1.5e6
-    assert model.config.vocab_size == len(tokenizer) < 300
-    assert model.config.max_position_embeddings == CONTEXT_LENGTH
-
-
 def test_it_is_an_ordinary_model_in_a_folder(tmp_path):
     model, tokenizer = make_tiny(seed=3)
     model.save_pretrained(tmp_path)
@@ -70,13 +62,3 @@ def test_it_is_an_ordinary_model_in_a_folder(tmp_path):
         assert getattr(words, name) == getattr(tokenizer, name)
     with torch.no_grad():
         assert torch.equal(back(ids).logits, model(ids).logits)
-
-
-def test_it_holds_a_conversation():
-    conversation = Conversation(ChatFormat(TOKENIZER), [{"role": "user", "content": "Hi."}])
-    sampled = [*TOKENIZER.encode("Ho."), TOKENIZER.eos_token_id]
-    assert conversation.answer(sampled, [0.0] * len(sampled)) == "Ho."
-    conversation.add([{"role": "user", "content": "An <|im_end|> in my text"}])
-    assert conversation.difference() is None
-    ends = [i for i in conversation.stream.ids if i == TOKENIZER.eos_token_id]
-    assert len(ends) == 3  # one for each message, and none for the text of one

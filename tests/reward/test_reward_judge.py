@@ -92,7 +92,7 @@ def test_a_malformed_answer_is_asked_for_again_with_the_reason(answer):
     assert "An earlier answer could not be used" in second
 
 
-@pytest.mark.parametrize("answer", MALFORMED)
+@pytest.mark.parametrize("answer", ["", "Score: 11"])
 def test_answers_that_stay_malformed_are_an_error_and_not_a_zero(answer):
     script = Script(*[answer] * 5)
     [outcome] = score_trajectories([EPISODE], LLMJudge(script, max_attempts=2))

@@ -77,17 +77,6 @@ def test_by_default_async_calls_run_together_and_plain_ones_in_turn():
     assert in_turn.num_most == 1
 
 
-def test_without_a_deadline_a_plain_function_needs_no_thread():
-    threads = set()
-
-    def reward(trajectory):
-        threads.add(threading.current_thread())
-        return 0.0
-
-    score_trajectories(episodes(3), reward, timeout=None)
-    assert threads == {threading.main_thread()}
-
-
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.integers(0, 5), min_size=0, max_size=12), st.integers(1, 5))
 def test_order_is_kept_whatever_ends_first(pauses, limit):
@@ -196,13 +185,6 @@ def test_environments_come_one_each_or_one_for_all():
     assert [outcome.total for outcome in shared] == [3.0, 3.0]
     with pytest.raises(ConfigError, match="got 1 environments for 2 trajectories"):
         score_trajectories(batch, reward, [{"bonus": 1.0}])
-
-
-def test_without_a_function_the_step_rewards_count():
-    assert score_trajectories(episodes(2)) == [
-        Reward(0.0, per_turn=(0.0,)),
-        Reward(1.0, per_turn=(1.0,)),
-    ]
 
 
 def test_batches_come_as_mappings_rollouts_and_generators():

@@ -27,10 +27,9 @@ from scale.rayed import (
 )
 from trainer.runs import episodes, metrics_of
 from trainer.worlds import Echo, Memory, small_model, small_trainer
-from turnwise import ConfigStore, Levels, RewardBatch
+from turnwise import Levels, RewardBatch
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
 from turnwise.scale.ray.cluster import exported_python_path
-from turnwise.trainer.replay import replay_run
 
 ray = import_extra("ray", "ray")
 
@@ -276,21 +275,6 @@ def test_asynchronous_training_loses_no_episode_also_when_workers_die(tmp_path):
     assert all(bool(x.isfinite().all()) for x in weights.values())
     log = (folder / "log.txt").read_text()
     assert len(re.findall(r"WARNING episode worker \d was lost and is replaced: ", log)) == 2
-
-
-def test_a_staleness_of_one_on_ray(tmp_path):
-    options = ("ray.use_ray=true", "training.max_staleness=1", "training.num_epochs=2")
-    history, weights, folder = train(tmp_path / "run", Memory, *options)
-    assert max(m.get("weights_behind", 0) for m in history) <= 1
-    assert all("idle/learner" in m and m["num_episodes"] == 6 for m in history)
-    assert all(bool(x.isfinite().all()) for x in weights.values())
-    _, _, alone = train(tmp_path / "alone", Memory, "training.num_epochs=2")
-    assert seeds_of(folder) == seeds_of(alone)
-    # Its recorded episodes are trained on again, in one process: it stops where metrics differ.
-    config = ConfigStore.load(folder / "config.yaml", ["checkpoint.run_name=replay"])
-    model, tokenizer = small_model()
-    given = {"environment": Memory, "model": model, "tokenizer": tokenizer}
-    assert replay_run(folder, config, **given).num_steps == len(history)
 
 
 SCRIPT = """

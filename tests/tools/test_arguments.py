@@ -122,15 +122,3 @@ def test_the_example_fits_the_schema(schema: Any, example: str) -> None:
     parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     usage = ToolDefinition("f", "", parameters).usage
     assert usage.endswith(f'for example with {{"a": {example}}}.')
-
-
-def test_a_schema_that_refers_to_itself_has_an_example() -> None:
-    parameters = {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/N"}},
-        "required": ["a"],
-        "$defs": {
-            "N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
-        },
-    }
-    assert ToolDefinition("f", "", parameters).usage.startswith("Call it as f(a: object)")

@@ -171,23 +171,6 @@ def test_an_inline_tool_runs_where_it_is_called_and_others_do_not() -> None:
     assert all(result.value is False for result in both_ways(elsewhere))
 
 
-def test_an_inline_tool_may_give_something_to_wait_for() -> None:
-    async def later() -> str:
-        await asyncio.sleep(0)
-        return "later"
-
-    @tool(inline=True)
-    def soon() -> Any:
-        return later()
-
-    @tool(inline=True)
-    async def also() -> str:
-        return await later()
-
-    for function in (soon, also):
-        assert all(result.value == "later" for result in both_ways(function))
-
-
 @pytest.mark.parametrize("how", ["inline=True", "timeout=None", "timeout=120.0"])
 def test_the_users_interrupt_gets_through(how: str) -> None:
     script = (

@@ -1,7 +1,6 @@
 """Hundreds of calls at once, some of them broken: every one has a result, nothing is left."""
 
 import asyncio
-import contextlib
 import gc
 import os
 import random
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from contention import child_processes
 from turnwise.tools import ToolCall, ToolContext, ToolFailure, ToolRegistry, tool
 
 NUM_CALLS = 300
@@ -102,7 +102,7 @@ def test_every_call_has_a_result_and_nothing_is_left() -> None:
     registry = ToolRegistry(TOOLS)
     RELEASE.clear()
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    processes = children()
+    processes = child_processes()
 
     async def main() -> list[Any]:
         contexts = [registry.open_context() for _ in names]
@@ -132,14 +132,4 @@ def test_every_call_has_a_result_and_nothing_is_left() -> None:
     gc.collect()
     assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= files
-    assert children() <= processes
-
-
-def children() -> set[str]:
-    """Processes that this one has started, dead ones that nobody collected included."""
-    found = set()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
-                found.add(name)
-    return found
+    assert child_processes() <= processes

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from contention import wait_until
 from turnwise.errors import MissingExtraError, ToolError
 from turnwise.tools import (
     MCPTools,
@@ -44,7 +45,7 @@ def http_url() -> Iterator[str]:
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
-        wait_until(lambda: accepts(port))
+        assert wait_until(lambda: accepts(port))
         yield f"http://127.0.0.1:{port}/mcp"
         process.kill()
 
@@ -163,7 +164,7 @@ def test_nothing_is_left_when_it_is_closed() -> None:
     late = registry.execute(ToolCall("add", {"a": 1}))
     assert late.failure is ToolFailure.RAISED
     assert "is not there: closed" in late.text
-    wait_until(lambda: set(threading.enumerate()) <= threads)
+    assert wait_until(lambda: set(threading.enumerate()) <= threads)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
@@ -182,7 +183,7 @@ def test_a_servers_own_children_end_with_it(end: str, monkeypatch: pytest.Monkey
         if end == "dead":
             call(source, "die")
     try:
-        wait_until(lambda: not any(map(is_running, pids)))
+        assert wait_until(lambda: not any(map(is_running, pids)))
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -209,7 +210,7 @@ def test_a_program_that_exits_without_closing_leaves_no_server() -> None:
     pids = [int(pid) for pid in done.stdout.split()]
     try:
         assert len(pids) == 3, done.stderr
-        wait_until(lambda: not any(map(is_running, pids)))
+        assert wait_until(lambda: not any(map(is_running, pids)))
     finally:
         kill_all(pids)
 
@@ -311,10 +312,3 @@ def accepts(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

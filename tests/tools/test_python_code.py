@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from contention import wait_until
+from tools.jailed import REASON, needs_isolation, separate_processes
 from turnwise.errors import ConfigError, ToolError
 from turnwise.tools import ToolCall, ToolFailure, ToolRegistry, ToolResult
 from turnwise.tools.python_code import (
@@ -22,12 +23,6 @@ from turnwise.tools.python_code import (
     run_code,
     runner,
     tool as tool_module,
-    why_not_isolated,
-)
-
-REASON = why_not_isolated()
-needs_isolation = pytest.mark.skipif(
-    REASON is not None, reason=f"the tool refuses on this machine: {REASON}"
 )
 
 
@@ -155,7 +150,7 @@ def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed(
 def test_a_program_that_ended_while_we_stalled_was_not_too_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stall_at_output(monkeypatch, lambda: not _our_processes())
+    stall_at_output(monkeypatch, lambda: not separate_processes())
     assert execute("print('done')", seconds=60).text == "done\n"
 
 
@@ -204,12 +199,12 @@ def test_cancelling_the_episode_ends_the_program() -> None:
         tool = PythonCodeTool(CodeLimits(seconds=3600.0))
         call = ToolCall("python", {"code": "while True: pass"})
         task = asyncio.create_task(ToolRegistry([tool]).execute_async(call))
-        while not _our_processes():
+        while not separate_processes():
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while _our_processes():
+        while separate_processes():
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), 60))
@@ -266,9 +261,9 @@ def test_without_isolation_time_still_ends_it() -> None:
     run = run_code(code, CodeLimits(seconds=0.5), isolated=False)
     assert run.timed_out
     deadline = time.monotonic() + 60
-    while _our_processes() and time.monotonic() < deadline:
+    while separate_processes() and time.monotonic() < deadline:
         time.sleep(0.01)  # killed, but not gone before the kernel gets to it
-    assert not _our_processes()
+    assert not separate_processes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the message is about Linux")
@@ -345,16 +340,3 @@ def test_wrong_packages_are_named() -> None:
         PythonCodeTool(packages="numpy", allow_unsafe=True)
     with pytest.raises(ConfigError, match="not a folder"):
         PythonCodeTool(packages=["/nowhere/at/all"], allow_unsafe=True)
-
-
-def _our_processes() -> list[int]:
-    """The separate processes that this one has started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"jail.main" in b" ".join(command) and str(os.getpid()).encode() in command:
-            found.append(int(folder.name))
-    return found

@@ -95,12 +95,6 @@ class TestEpisodes:
         assert sum(agent["reward"]["turns"]) == pytest.approx(episode.agent.reward.total)
         assert (told["previous"], told["next"]) == ("train-2-0", "train-2-2")
 
-    def test_neighbours_go_on_over_steps(self, client):
-        assert client.get(f"{REAL}/episodes/train-1-3")["next"] == "train-2-0"
-        assert client.get(f"{REAL}/episodes/train-2-0")["previous"] == "train-1-3"
-        assert client.get(f"{REAL}/episodes/train-1-0")["previous"] is None
-        assert client.get(f"{REAL}/episodes/train-2-3")["next"] is None
-
     def test_calls_and_their_results(self, client):
         (turn, _) = client.get(f"{TALK}/episodes/train-3-0")["agents"][0]["turns"]
         (call,) = turn["calls"]
@@ -150,9 +144,6 @@ class TestTokens:
         assert told["tokens"][0] == f"⟨{told['ids'][0]}⟩"
         file.write_text(kept)
         assert client.get("/api/runs/talk~2/episodes/train-1-0/tokens")["note"] is None
-
-    def test_an_agent_that_is_not_there(self, client):
-        assert "counted from 0" in client.error(f"{REAL}/episodes/train-2-1/tokens", 400, agent=1)
 
 
 class TestTimeline:
