@@ -129,22 +129,9 @@ def test_what_is_refused_has_the_shape_of_the_api():
         (CHAT, chat_body(QUESTION, temperature=9), 400, None),
         (CHAT, chat_body(QUESTION, n=0), 400, None),
         (CHAT, chat_body(QUESTION, logit_bias={"5": 1}), 400, "unsupported_parameter"),
-        (
-            CHAT,
-            chat_body(QUESTION, response_format={"type": "json_object"}),
-            400,
-            "unsupported_parameter",
-        ),
         (CHAT, {**chat_body(QUESTION), "model": "gpt"}, 404, "model_not_found"),
         (CHAT, {**chat_body(QUESTION), "tools": [{"type": "web"}]}, 400, None),
-        (CHAT, chat_body([*QUESTION, {"role": "assistant", "tool_calls": 5}]), 400, None),
         (CHAT, chat_body([*QUESTION, {"role": "assistant", "tool_calls": [5]}]), 400, None),
-        (
-            CHAT,
-            chat_body([*QUESTION, {"role": "assistant", "tool_calls": [{"id": "a"}]}]),
-            400,
-            None,
-        ),
         (CHAT, chat_body([*QUESTION, *called(id=["a"], name="look")]), 400, None),
         (CHAT, chat_body([*QUESTION, *called(id="a", name=None)]), 400, None),
         (CHAT, chat_body([*QUESTION, {"role": "tool", "tool_call_id": ["a"]}]), 400, None),
@@ -153,21 +140,11 @@ def test_what_is_refused_has_the_shape_of_the_api():
         (CHAT, chat_body([{"role": "user", "content": "half \ud83d"}]), 400, "invalid_json"),
         (CHAT, json.dumps(chat_body(QUESTION)).encode("utf-16"), 400, "invalid_json"),
         (CHAT, b'{"model": "policy", "metadata": {"a": NaN}}', 400, "invalid_json"),
-        (
-            "/responses",
-            {"model": "policy", "input": [{"type": "function_call", "call_id": [], "name": "a"}]},
-            400,
-            None,
-        ),
         ("/embeddings", {"model": "policy", "input": "x"}, 404, "unknown_url"),
-        (
-            "/responses",
-            {"model": "policy", "input": "x", "previous_response_id": "r"},
-            400,
-            "previous_response_not_found",
-        ),
         ("/responses", {"model": "policy", "input": [{"type": "image"}]}, 400, None),
     ]
+    unknown = {"model": "policy", "input": "x", "previous_response_id": "r"}
+    cases.append(("/responses", unknown, 400, "previous_response_not_found"))
     with serving() as (_, session, llm):
         for path, body, status, code in cases:
             found = ask(llm, path, body)

@@ -74,7 +74,7 @@ def llm():
 
 
 @pytest.mark.parametrize("path", BODIES)
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_json_has_an_answer_of_the_api(llm, path, data):
     given = {"model": "policy", "max_tokens": 9, "messages": QUESTION, "tools": [TOOL]}

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from agents.serving import CALL, LOOK, QUESTION, ask, joined, make_session, serving
-from chat.families import make_format
 from chat.thinkers import THINKERS, thinking_format
 from turnwise.agents.requests import ChatRequest, tool_choice
 from turnwise.agents.session import AgentSession
@@ -169,25 +168,6 @@ def test_a_thinking_model_thinks_before_its_call(name, thinks):
         assert reply.thought == "Which x?"
         assert json.loads(reply.calls[0]["function"]["arguments"]) == {"key": "x"}
     assert sum(session.tree.stream().mask) == reply.num_sampled_tokens
-
-
-@pytest.mark.parametrize(
-    ("family", "parser"),
-    [
-        *(("hermes", "hermes"), ("llama-3", "llama"), ("mistral-tools", "mistral")),
-        *(("glm", "glm"), ("reasoning", "json"), ("hermes", "react"), ("hermes", "kimi")),
-        *(("hermes", "qwen-coder"), ("hermes", "deepseek"), ("hermes", "openai")),
-    ],
-)
-def test_every_format_of_calls_can_be_opened(family, parser):
-    chat = make_format(family)
-    written = get_parser(parser).render(ToolCall("look", {"key": "x"}))
-    setup = make_setup(
-        ScriptedEngine(chat.tokenizer, "?"), CollectorOptions(chat_format=chat, parser=parser)
-    )
-    opening = chat.decode(AgentSession(setup)._opening(["look"]), get_parser(parser).special_tokens)
-    assert written.startswith(opening)
-    assert "look" in opening
 
 
 def test_the_learner_computes_the_log_probs_of_an_opened_call():

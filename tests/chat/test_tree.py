@@ -134,18 +134,6 @@ def test_a_retry_shares_its_whole_context():
     assert stream.branches == [(len(prompts[0].ids) + 1, len(prompts[0].ids))]
 
 
-def test_the_order_of_parallel_answers_does_not_change_the_stream():
-    chat = make_format("chatml")
-    streams = []
-    for order in itertools.permutations(range(3)):
-        harness = Harness(chat, ConversationTree(chat))
-        prompts = [harness.ask([{"role": "user", "content": word}]) for word in ("a", "b", "c")]
-        for i in order:
-            harness.answer(prompts[i], "hello"[: i + 1])
-        streams.append(list(harness.tree.stream().ids))
-    assert all(stream == streams[0] for stream in streams)
-
-
 def test_thoughts_that_the_agent_drops_begin_a_branch_unless_they_are_kept():
     chat = make_format("chatml")
     for thoughts, num_branches in (("as_sent", 1), ("keep", 0)):

@@ -132,32 +132,6 @@ def test_what_json_holds_comes_back(tmp_path_factory, rows):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        ("a.jsonl", '{"prompt": "x"}\n{"prompt": \n', r"a\.jsonl, line 2 is not JSON: .*column"),
-        ("a.jsonl", '{"prompt": "x"}\n\n{"promt": "y"}\n', r"line 3 has no 'prompt'.*prompt_key"),
-        ("a.jsonl", '{"prompt": 3}\n', r"line 1: a prompt is 3 \(int\), expected a text or a list"),
-        ("a.jsonl", "", r"a\.jsonl is empty"),
-        ("a.jsonl", "[" * 100_000, "line 1 is nested too deeply"),
-        ("a.json", '{"data": []}', r"a\.json holds a dict, .*expected a list of rows"),
-        ("a.json", '{"prompt": "x"}\n{"prompt": "y"}', r"at line 2, column 1.*name it a\.jsonl"),
-        ("a.json", '[{"prompt": "x"},\n{"prompt" "y"}]', r"a\.json is not JSON: .*at line 2"),
-        ("a.csv", "prompt\nx", r"a\.csv' is not a file of a supported type: \.jsonl"),
-    ],
-)
-def test_a_bad_file_is_told_with_the_place(tmp_path, name, text, told):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=told):
-        PromptDataset(str(tmp_path / name))
-
-
-def test_a_file_that_is_not_utf8_is_told(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "x"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(ConfigError, match=r"a\.jsonl, line 2 is not UTF-8"):
-        PromptDataset(tmp_path / "a.jsonl")
-
-
-@pytest.mark.parametrize(
     ("source", "told"),
     [
         ("missing.jsonl", r"there is no file missing\.jsonl"),

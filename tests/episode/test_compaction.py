@@ -208,7 +208,7 @@ def collected():
             collector = EpisodeCollector(
                 engine, Longer, max_concurrency=concurrency, limits=limits(max_context_tokens=150)
             )
-            found.append(collector.collect_sync(4))
+            found.append(collector.collect_sync(3))
             for _ in range(2):  # the engine's thread forgets sessions before its next turn
                 asyncio.run(engine.sample(GenerationRequest([5], 1)))
             assert engine.cache_in_use == 0

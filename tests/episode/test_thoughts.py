@@ -48,27 +48,6 @@ def test_a_turn_that_begins_inside_of_a_thought():
     assert thought_of("attack?</think>wait", in_thought=True) == "attack?"
 
 
-@pytest.mark.parametrize(
-    ("text", "thought"),
-    [
-        ("wait", ""),
-        ("<think>I wait</think>wait", "I wait"),  # the answer is one of the thought's words
-        ("attack?</think>wait", "attack?"),
-        ("wait <think>attack?", "attack?"),
-        ("<think>a</think>wait<think>\nattack\n</think> now", "a\n\nattack"),
-        ("[THINK]attack?[/THINK]wait", "attack?"),
-        ("<think></think>wait", ""),
-        (
-            f"{HARMONY.format('analysis', 'attack?')}<|end|><|start|>assistant"
-            f"{HARMONY.format('final', 'wait')}<|return|>",
-            "attack?",
-        ),
-    ],
-)
-def test_the_thought_is_what_stands_inside(text, thought):
-    assert thought_of(text) == thought
-
-
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.sampled_from(["a", "<", "think>", *THOUGHT_MARKS]) | st.text(max_size=3)))
 def test_an_answer_holds_no_thoughts(pieces):

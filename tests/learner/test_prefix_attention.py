@@ -81,7 +81,7 @@ def trees(draw):
     return lengths, prefixes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(trees(), st.sampled_from([None, 1, 3, 100]))
 def test_the_kernel_s_outputs_and_gradients_are_those_of_plain_attention(tree, window):
     lengths, prefixes = tree

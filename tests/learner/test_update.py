@@ -79,7 +79,7 @@ def test_no_policy_loss_depends_on_how_a_batch_is_cut_into_packs(loss, mini_batc
 
 
 @pytest.mark.parametrize("critic", [None, "shared"])
-@pytest.mark.parametrize(("size", "epochs"), [(None, 1), (None, 2), (2, 1), (2, 2), (100, 2)])
+@pytest.mark.parametrize(("size", "epochs"), [(None, 1), (2, 2), (100, 2)])
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_the_log_probs_that_are_kept_are_those_before_the_update(size, epochs, is_exact, critic):
     options = LearnerOptions(learning_rate=0.05, mini_batch_size=size, update_epochs=epochs)

@@ -186,7 +186,7 @@ def test_a_truncated_episode_is_scored(status):
 numbers = st.floats(-1e6, 1e6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(turns=st.lists(numbers, min_size=1, max_size=8), end=numbers)
 def test_rewards_by_turn_always_add_up_to_the_total(turns, end):
     trajectory = Trajectory(actions=["x"] * len(turns), rewards=turns)

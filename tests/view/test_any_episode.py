@@ -34,7 +34,7 @@ def shelf(tmp_path_factory):
 
 
 @given(results=st.lists(episodes(), min_size=1, max_size=3))
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_episode_is_shown(shelf, results):
     run = shelf.put(results)
     listed = EpisodeQuery.parse([]).run(run.episodes)["episodes"]
@@ -58,7 +58,7 @@ def test_any_episode_is_shown(shelf, results):
 
 
 @given(result=episodes())
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_message_is_found_by_any_part_of_it(shelf, result):
     run = shelf.put([result])
     for agent in result.agents:

@@ -152,7 +152,7 @@ def test_files_that_are_no_files(client, spoil, place):
 
 def test_any_bytes_in_any_file(client, spoil, place):
     rng = random.Random(0)
-    for number in range(60):
+    for number in range(30):
         name = rng.choice((*FILES, EPISODES))
         good = (place.parent / "spare" / name).read_bytes()
         kind = rng.randrange(4)
@@ -216,7 +216,7 @@ def test_episodes_of_any_values(client, spoil, place, caplog):
             rewrite(path, change)
 
     with caplog.at_level(logging.WARNING):
-        for _ in range(60):
+        for _ in range(20):
             spoil(EPISODES, write)
     assert "Traceback" not in caplog.text
     assert len(caplog.records) < 20
