@@ -95,9 +95,9 @@ def portable_path(path: str | Path) -> str:
 
     So the project can be moved as a whole: `run.json` has the folder that it is relative to.
     """
-    place, here = Path(path), Path.cwd()
-    if place.is_absolute() and place.is_relative_to(here):
-        return str(place.relative_to(here))
+    file, here = Path(path), Path.cwd()
+    if file.is_absolute() and file.is_relative_to(here):
+        return str(file.relative_to(here))
     return os.fspath(path)
 
 

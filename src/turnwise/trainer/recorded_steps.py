@@ -37,7 +37,7 @@ class RecordedRun:
         self.path = path
         self._folder = RunFolder(path)
         self._episodes = EpisodeStore(self._folder.episodes, 0)
-        self._metrics = {int(found["step"]): found for found in self._folder.read_metrics()}
+        self._metrics = {int(line["step"]): line for line in self._folder.read_metrics()}
         self.num_steps = max(self._metrics, default=0)
         """The steps that were trained and recorded."""
         self._check()
@@ -82,18 +82,18 @@ class RecordedRun:
 
         A run that was resumed may have other settings from then on.
         """
-        found = [Stretch(config, self.num_steps)]
+        stretches = [Stretch(config, self.num_steps)]
         for entry in sorted(self._folder.changes, key=lambda entry: -int(entry["step"])):
-            step, last_step = int(entry["step"]), found[0].last_step
+            step, last_step = int(entry["step"]), stretches[0].last_step
             if step == 0:  # no step had the settings before this change
                 break
             before = {name: values[0] for name, values in entry["settings"].items()}
             config = _with_values(config, before)
             if step >= last_step:
-                found[0] = Stretch(config, last_step)
+                stretches[0] = Stretch(config, last_step)
             else:
-                found.insert(0, Stretch(config, step))
-        return found
+                stretches.insert(0, Stretch(config, step))
+        return stretches
 
     def what_differs_here(self) -> str:
         """Return which versions and machine the run had that are others here; empty if none."""
@@ -165,7 +165,7 @@ def _turn(turn: StoredTurn) -> TurnRecord:
         reward=turn.reward,
         done=turn.done,
         info=turn.info,
-        later_versions=tuple((place, version) for place, version in turn.later_versions),
+        later_versions=tuple(turn.later_versions),
     )
 
 
@@ -175,5 +175,5 @@ def _stream(agent: StoredAgent) -> TokenStream:
         agent.mask.tolist(),
         agent.columns["sampler_log_probs"][agent.mask].tolist(),
         [turn.tokens for turn in agent.turns],
-        [(start, after) for start, after in agent.branches],
+        agent.branches,
     )

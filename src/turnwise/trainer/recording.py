@@ -36,9 +36,7 @@ from turnwise.config import (
 from turnwise.env import BaseEnvironment, make_environment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
-from turnwise.episode import EpisodeLimits
-from turnwise.episode.options import ParserChoice
-from turnwise.reward import RewardFn, WeightedReward
+from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.runs.named_files import names_of
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
@@ -70,72 +68,76 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     `given` are the components that the user passed to the trainer. Those that cannot be imported
     again are written as `<notebook>:Name` and the like.
     """
-    found = copy.deepcopy(config)
-    for item, environment in zip(found.environments or (), given.mix, strict=True):
-        _record_environment(item, environment)
-    source = given.environment
+    settings = copy.deepcopy(config)
+    for item, part in zip(settings.environments or (), given.mix, strict=True):
+        _record_environment(item, part)
     if given.agent is not None:
-        found.agent = agent_label(given.agent)
+        settings.agent = agent_label(given.agent)
     if given.expert is not None:
-        found.expert = agent_label(given.expert)
-    if source is None and given.dataset is not None and found.agent is None:
+        settings.expert = agent_label(given.expert)
+    source = given.environment
+    if source is None and given.dataset is not None and settings.agent is None:
         source = environment_of(given, config)  # prompts, if no other was named
     if source is not None:
-        found.environment = _environment(source, config.environment)
-    if given.reward_fn is not None:
-        found.reward = _reward(given.reward_fn)
+        settings.environment = _environment(source, config.environment)
+    if isinstance(given.reward_fn, WeightedReward):
+        settings.reward = [
+            RewardItem(None if function is step_rewards else callable_label(function), weight, name)
+            for name, (function, weight) in given.reward_fn.functions.items()
+        ]
+    elif given.reward_fn is not None:
+        settings.reward = callable_label(given.reward_fn)
     if given.tools is not None:
-        found.tools = _tool_entries(given.tools)
-    if given.parser is not None:
-        found.parser = _parser(given.parser)
+        settings.tools = _tool_entries(given.tools)
+    if isinstance(given.parser, str):
+        settings.parser = given.parser
+    elif given.parser is not None:
+        known = [name for name, kind in PARSERS.items() if kind is type(given.parser)]
+        settings.parser = known[0] if known else instance_label(given.parser)
     if given.model is not None:
-        found.model.model_name, found.model.local_path = object_label(given.model), None
+        settings.model.model_name, settings.model.local_path = object_label(given.model), None
     if given.system_prompt is not None:
-        found.system_prompt = given.system_prompt
+        settings.system_prompt = given.system_prompt
     if given.limits is not None:
-        found.limits = _limits(given.limits)
-        found.inference.max_turns = None  # these limits replace those of the section
+        settings.limits = LimitsConfig(**dataclasses.asdict(given.limits))
+        # Null would mean `inference.max_tokens`; these limits replace those of that section.
+        settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
+        settings.inference.max_turns = None
     if given.adv_estimator is not None:
         estimator = get_advantage_estimator(given.adv_estimator)
         name = _algorithm(given.adv_estimator, estimator, ADVANTAGE_ESTIMATORS)
-        found.training.adv_estimator = name
+        settings.training.adv_estimator = name
     if given.policy_loss is not None:
         loss = get_policy_loss(given.policy_loss)
-        found.training.policy_loss = _algorithm(given.policy_loss, loss, POLICY_LOSSES)
-    for name in ("dataset", "eval_dataset"):
-        if getattr(given, name) is not None:
-            setattr(found, name, dataset_setting(getattr(given, name)))
-    for named in names_of(found):
+        settings.training.policy_loss = _algorithm(given.policy_loss, loss, POLICY_LOSSES)
+    if given.dataset is not None:
+        settings.dataset = dataset_setting(given.dataset)
+    if given.eval_dataset is not None:
+        settings.eval_dataset = dataset_setting(given.eval_dataset)
+    # The user has run all of this: later commands may, too.
+    for named in names_of(settings):
         is_code = named.kind == "code" and names_code(named.text)
         if is_code and named.text.partition(":")[0] not in ADAPTERS:
-            remember_code(named.text)  # so that later commands may import it
-    remember_agent(found.agent)
-    for entry in found.tools:
+            remember_code(named.text)
+    remember_agent(settings.agent)
+    for entry in settings.tools:
         for use in uses_of(entry):
             remember_use(use)
-    return found
+    return settings
 
 
-def _record_environment(item: EnvironmentItem, environment: MixEnvironment) -> None:
+def _record_environment(item: EnvironmentItem, part: MixEnvironment) -> None:
     """Write what was given in Python for an environment of a mix into its settings."""
-    given = environment.given
-    own = recorded(environment.config, given)
-    item.environment = own.environment.name
-    item.max_steps, item.params = own.environment.max_steps, own.environment.params
-    if given.reward_fn is not None:
-        item.reward = own.reward
-    if given.tools is not None:
-        item.tools = own.tools
-    if given.system_prompt is not None:
-        item.system_prompt = own.system_prompt
-    item.dataset, item.eval_dataset = own.dataset, own.eval_dataset
-
-
-def _limits(limits: EpisodeLimits) -> LimitsConfig:
-    """Return the limits as settings, where null would mean `inference.max_tokens`."""
-    found = LimitsConfig(**dataclasses.asdict(limits))
-    found.max_tokens_per_turn = limits.max_tokens_per_turn or _UNLIMITED
-    return found
+    settings = recorded(part.config, part.given)
+    item.environment = settings.environment.name
+    item.max_steps, item.params = settings.environment.max_steps, settings.environment.params
+    if part.given.reward_fn is not None:
+        item.reward = settings.reward
+    if part.given.tools is not None:
+        item.tools = settings.tools
+    if part.given.system_prompt is not None:
+        item.system_prompt = settings.system_prompt
+    item.dataset, item.eval_dataset = settings.dataset, settings.eval_dataset
 
 
 def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
@@ -143,41 +145,41 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
 
     In a mix, components of one environment are named after it: `environment of maze`.
     """
-    found = {
-        "reward": _reward_code(user.reward_fn),
-        "system_prompt": _hash(user.system_prompt or ""),
-        "tools": _hash(_tools_description(user.tools, config)),
-    }
+    hashes = {}
+    environment = user.environment
     if user.agent is not None:
-        found = {"agent": agent_hash(user.agent), **found}
-        if user.expert is not None:
-            found["expert"] = fingerprint(user.expert)
+        hashes["agent"] = agent_hash(user.agent)
+    elif isinstance(environment, str):
+        hashes["environment"] = fingerprint(source_by_name(environment))
+    elif isinstance(environment, BaseEnvironment) and _remaking_config(
+        environment, config.environment
+    ):  # as a command that has only its name hashes it
+        hashes["environment"] = fingerprint(type(environment))
     elif not user.mix:
-        found = {"environment": _code_of(user.environment, config.environment), **found}
-    found |= _algorithm_code(user, config)
-    if user.dataset is not None:
-        found["dataset"] = dataset_hash(user.dataset)
-    for part in user.mix:
-        own = identity(part.components, part.config)
-        found |= {
-            f"{name} of {part.name}": value
-            for name, value in own.items()
-            if value != found.get(name)  # shared components are named once
-        }
-    return found
-
-
-def _algorithm_code(user: UserComponents, config: ConfigStore) -> dict[str, str]:
-    """Return hashes of a user's own estimator and policy loss; built-in ones have names."""
-    training = config.training
-    estimator = user.adv_estimator or training.adv_estimator
-    loss = user.policy_loss or training.policy_loss
-    found = {}
+        hashes["environment"] = fingerprint(environment)
+    if isinstance(user.reward_fn, WeightedReward):
+        functions = user.reward_fn.functions.items()
+        hashes["reward"] = _hash([[name, w, fingerprint(fn)] for name, (fn, w) in functions])
+    else:
+        hashes["reward"] = fingerprint(user.reward_fn)
+    hashes["system_prompt"] = _hash(user.system_prompt or "")
+    hashes["tools"] = _hash(_tools_description(user.tools, config))
+    if user.agent is not None and user.expert is not None:
+        hashes["expert"] = fingerprint(user.expert)
+    # A built-in estimator or loss is its name.
+    estimator = user.adv_estimator or config.training.adv_estimator
     if estimator not in ADVANTAGE_ESTIMATORS:
-        found["adv_estimator"] = fingerprint(get_advantage_estimator(estimator).function)
+        hashes["adv_estimator"] = fingerprint(get_advantage_estimator(estimator).function)
+    loss = user.policy_loss or config.training.policy_loss
     if loss not in POLICY_LOSSES:
-        found["policy_loss"] = fingerprint(get_policy_loss(loss).function)
-    return found
+        hashes["policy_loss"] = fingerprint(get_policy_loss(loss).function)
+    if user.dataset is not None:
+        hashes["dataset"] = dataset_hash(user.dataset)
+    for part in user.mix:
+        for name, value in identity(part.components, part.config).items():
+            if value != hashes.get(name):  # shared components are named once
+                hashes[f"{name} of {part.name}"] = value
+    return hashes
 
 
 def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> EnvironmentConfig:
@@ -217,15 +219,6 @@ def _remaking_config(
     return None
 
 
-def _reward(function: RewardFn) -> str | list[RewardItem]:
-    if isinstance(function, WeightedReward):
-        return [
-            RewardItem(None if fn is step_rewards else callable_label(fn), weight, name)
-            for name, (fn, weight) in function.functions.items()
-        ]
-    return callable_label(function)
-
-
 def _algorithm(
     choice: EstimatorChoice | LossChoice,
     record: AdvantageEstimator | PolicyLoss,
@@ -247,15 +240,6 @@ def _algorithm(
     if target is None or not names:
         return object_label(record)
     return f"{target.rpartition(':')[0]}:{names[0]}"
-
-
-def _parser(parser: ParserChoice) -> str:
-    if isinstance(parser, str):
-        return parser
-    known = next((name for name, kind in PARSERS.items() if kind is type(parser)), None)
-    if known is not None:
-        return known
-    return instance_label(parser)
 
 
 def _tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, Any]]:
@@ -285,19 +269,19 @@ def _tools_description(
     MCP servers are identified by their entries: they are not started for this.
     """
     if tools is None:
-        own = list(tools_by_name([entry for entry in config.tools if "mcp" not in entry]))
+        local = list(tools_by_name([entry for entry in config.tools if "mcp" not in entry]))
         entries: list[ToolEntry] = list(config.tools)
     else:
         every = [as_tool(tool) for tool in tools]
-        own = [tool for tool in every if _server(tool) is None]
+        local = [tool for tool in every if _server(tool) is None]
         entries = list(_tool_entries(every))
     servers = [
         {**entry, "mcp": shlex.join(server_words(entry["mcp"])), "cwd": None}
         for entry in entries
         if not isinstance(entry, str) and "mcp" in entry
     ]
-    definitions = [tool.definition.to_openai() for tool in own]
-    code = [fingerprint(tool.function) for tool in own]
+    definitions = [tool.definition.to_openai() for tool in local]
+    code = [fingerprint(tool.function) for tool in local]
     return [definitions, code, *([servers] if servers else [])]
 
 
@@ -319,23 +303,6 @@ def _tool_entry(tool: Tool) -> str | dict[str, Any]:
             entry["allow_unsafe"] = True
         return entry
     return instance_label(tool)
-
-
-def _code_of(environment: EnvironmentSource | None, config: EnvironmentConfig) -> str:
-    if isinstance(environment, str):
-        return fingerprint(source_by_name(environment))
-    if isinstance(environment, BaseEnvironment) and _remaking_config(environment, config):
-        return fingerprint(type(environment))  # as a command that has only its name hashes it
-    return fingerprint(environment)
-
-
-def _reward_code(function: RewardFn | None) -> str:
-    """Return a hash of the reward; of a weighted sum, of each function with name and weight."""
-    if not isinstance(function, WeightedReward):
-        return fingerprint(function)
-    return _hash(
-        [[name, weight, fingerprint(fn)] for name, (fn, weight) in function.functions.items()]
-    )
 
 
 def _hash(value: Any) -> str:

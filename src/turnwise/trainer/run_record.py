@@ -57,7 +57,7 @@ class RunRecord:
             config, base = copy.deepcopy(self.config), Path.cwd()
         else:
             config, base = with_recorded_names(self.config, before, folder.path)
-        rewrite_names(config, lambda name: _place_in(folder.path, name))
+        rewrite_names(config, lambda name: _name_in(folder.path, name))
         facts = self._facts(config)
         facts["base_directory"] = describe_base(base, folder.path)
         recorded_rows = folder.status.get("datasets", {}) if resumes else {}
@@ -94,15 +94,19 @@ def record_run(
     curriculum: Curriculum | None = None,
 ) -> RunRecord:
     """Record a run; `given` are the user's components, `user` these completed from the settings."""
-    found = recorded(config, given)
+    settings = recorded(config, given)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     trained_on: dict[str, Any] = {}
-    for name, setting, source, rows in _datasets(found, given, user):
+    for name, setting, source, rows in _datasets(settings, given, user):
         trained_on[name] = rows
         datasets[name] = facts = rows_facts(setting, source, rows)
         if name.startswith("eval_"):
-            facts |= _shared(rows, trained_on.get(name.removeprefix("eval_")))
+            training_rows = trained_on.get(name.removeprefix("eval_"))
+            shared = None if training_rows is None else shared_rows(rows, training_rows)
+            if shared is not None and shared.num_shared:
+                facts["rows_trained_on"] = shared.num_shared
+                facts["rows_compared"] = shared.num_compared
         if not any(map(is_lost, setting.paths)):
             continue
         content, problem = rows_to_keep(rows)
@@ -112,16 +116,7 @@ def record_run(
         else:
             files[f"{name}.jsonl"] = content
             setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
-    return RunRecord(found, files, user, datasets, identity, curriculum)
-
-
-def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
-    """Return how many rows of an evaluation dataset are also training rows, if there are any."""
-    if trained_on is None:
-        return {}
-    found = shared_rows(rows, trained_on)
-    shared = {"rows_trained_on": found.num_shared, "rows_compared": found.num_compared}
-    return shared if found.num_shared else {}
+    return RunRecord(settings, files, user, datasets, identity, curriculum)
 
 
 def _datasets(
@@ -130,8 +125,8 @@ def _datasets(
     """Yield each dataset of a run: its name, its setting, the given object, and its rows."""
     owners = [(given, user), *((part.given, part.components) for part in user.mix)]
     sources = [
-        (getattr(own, kind), getattr(filled, kind))
-        for own, filled in owners
+        (getattr(as_given, kind), getattr(filled, kind))
+        for as_given, filled in owners
         for kind in ("dataset", "eval_dataset")
     ]
     for (name, setting), (source, rows) in zip(config.datasets(), sources, strict=True):
@@ -153,11 +148,11 @@ def _unrecorded(config: ConfigStore) -> dict[str, str]:
     return {setting: ", ".join(labels) for setting, labels in lost.items()}
 
 
-def _place_in(folder: Path, name: Named) -> str:
-    here, place = folder.resolve(), Path(name.text).expanduser().resolve()
-    is_inside = not name.text.startswith("<") and place.is_relative_to(here)
+def _name_in(folder: Path, name: Named) -> str:
+    here, path = folder.resolve(), Path(name.text).expanduser().resolve()
+    is_inside = not name.text.startswith("<") and path.is_relative_to(here)
     is_kept = is_inside and name.kind == "rows"
-    return f"{RUN}/{place.relative_to(here)}" if is_kept else name.text
+    return f"{RUN}/{path.relative_to(here)}" if is_kept else name.text
 
 
 def model_facts(
