@@ -24,11 +24,11 @@ LINES = {
     "models": 1604,
     "progress": 808,
     "reward": 1287,
-    "runs": 4754,
+    "runs": 4740,
     "scale": 4294,
     "tools": 4748,
     "trainer": 6215,
-    "user_code": 832,
+    "user_code": 788,
     "view": 3033,
 }
 FILES = 424

@@ -82,16 +82,16 @@ def read_best_mark(folder: Path) -> BestMark | None:
         return None
     except OSError as error:
         raise Defect(f"best.json: {error.strerror}") from error
-    found: dict[str, Any] = {field.name: content.get(field.name) for field in fields(BestMark)}
-    has_interval = is_number(found["low"]) and is_number(found["high"])
+    mark: dict[str, Any] = {field.name: content.get(field.name) for field in fields(BestMark)}
+    has_interval = is_number(mark["low"]) and is_number(mark["high"])
     if not has_interval:
-        found["low"] = found["high"] = None
-    if not is_step(found["num_episodes"]):
-        found["num_episodes"] = None
-    is_mark = isinstance(found["metric"], str) and is_number(found["value"])
-    if not (is_mark and is_step(found["step"])):
+        mark["low"] = mark["high"] = None
+    if not is_step(mark["num_episodes"]):
+        mark["num_episodes"] = None
+    is_mark = isinstance(mark["metric"], str) and is_number(mark["value"])
+    if not (is_mark and is_step(mark["step"])):
         raise Defect("best.json: it does not say which checkpoint is the best")
-    return BestMark(**found)
+    return BestMark(**mark)
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,15 @@ class CheckpointStore:
         for step, path in reversed(self._folders().items()):
             identity = _identity(path)
             try:
-                found = verified(path, step)
+                checkpoint = verified(path, step)
             except CheckpointError as error:
                 if identity is None or _identity(path) != identity:
                     return self.newest()  # removed or replaced in the meantime
                 damages.append(str(error))
                 continue
             for damage in damages:
-                _LOG.warning("%s. Using %s instead.", damage, found.path.name)
-            return found
+                _LOG.warning("%s. Using %s instead.", damage, checkpoint.path.name)
+            return checkpoint
         if damages:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} is intact:\n" + "\n".join(damages)
@@ -189,7 +189,7 @@ class CheckpointStore:
         except Defect as defect:
             _LOG.warning("which checkpoint in %s is best is not known: %s.", self.folder, defect)
             return None
-        marked = [found for found in self.list() if mark and found.step == mark.step]
+        marked = [saved for saved in self.list() if mark and saved.step == mark.step]
         return BestCheckpoint(**vars(marked[0]), mark=mark) if mark and marked else None
 
     def _folders(self) -> dict[int, Path]:
@@ -202,8 +202,8 @@ class CheckpointStore:
         except OSError as error:
             raise CheckpointError(f"cannot read {self.folder}: {error.strerror}") from error
         steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
-        found = {int(match[1]): self.folder / name for name, match in steps.items()}
-        return dict(sorted(found.items()))
+        folders = {int(match[1]): self.folder / name for name, match in steps.items()}
+        return dict(sorted(folders.items()))
 
     def _prune(self, step: int) -> None:
         """Remove all but the newest checkpoints up to this step.

@@ -39,15 +39,15 @@ def choose_run_folder(
     name = config.checkpoint.run_name
     if name is not None:
         folder = RunFolder(base / _checked(name))
-        found = _named(folder, config, environment, resume, allow_changes)
-        changed = changed_code(folder, identity) if found[1] else []
+        is_resumed = _named(folder, config, environment, resume, allow_changes)
+        changed = changed_code(folder, identity) if is_resumed else []
         if changed and resume == "auto":
             raise ConfigError(
                 f"{' and '.join(changed)} changed since the run in {folder.path} began. To "
                 "continue it in spite of that, pass resume=True (or --resume); for a new run, "
                 "choose another checkpoint.run_name."
             )
-        return found
+        return folder, is_resumed
     stem = _slug(environment)
     for number in range(1, _MOST_RUNS):
         folder = RunFolder(base / (stem if number == 1 else f"{stem}-{number}"))
@@ -89,11 +89,12 @@ def _named(
     environment: str,
     resume: Resume,
     allow_changes: bool,
-) -> tuple[RunFolder, bool]:
+) -> bool:
+    """Return whether to resume the run that the user named; raise if that is impossible."""
     if not folder.exists:
         if resume == "always":
             raise ConfigError(f"there is no run to resume in {folder.path}")
-        return folder, False
+        return False
     if not folder.status_file.exists() and not folder.has_checkpoints:
         raise ConfigError(
             f"{folder.path} exists and is not a run. Choose another checkpoint.run_name."
@@ -115,7 +116,7 @@ def _named(
             f"the run in {folder.path} has other settings: {'; '.join(refused[:5])}. "
             "Resume it with its own config.yaml, or choose another checkpoint.run_name."
         )
-    return folder, True
+    return True
 
 
 def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> bool:

@@ -78,15 +78,15 @@ def token_branches(
     >>> token_branches(5, turns, branches, turn_tree(turns, branches))
     [0, 0, 1, 1, 1]
     """
-    found: list[int] = []
+    numbers: list[int] = []
     begins = [start for start, _ in branches]
     for number, (start, end) in enumerate(turns):
         # What stands between the turn before and where a branch begins came after that turn.
-        place = bisect_right(begins, start) - 1
-        begin = begins[place] if place >= 0 else 0
-        found += [found[-1] if found else 0] * (begin - len(found))
-        found += [tree.branches[number]] * (end - len(found))
-    return found + [found[-1] if found else 0] * (num_tokens - len(found))
+        segment = bisect_right(begins, start) - 1
+        begin = begins[segment] if segment >= 0 else 0
+        numbers += [numbers[-1] if numbers else 0] * (begin - len(numbers))
+        numbers += [tree.branches[number]] * (end - len(numbers))
+    return numbers + [numbers[-1] if numbers else 0] * (num_tokens - len(numbers))
 
 
 def layout(tree: TurnTree) -> list[tuple[int, int]]:

@@ -111,8 +111,8 @@ class EpisodeStore:
 
     def baselines(self, step: int) -> dict[str, float] | None:
         """Return the rewards of a step's greedy episodes; None if there were none."""
-        found = _metadata(self._existing(step, "train"), BASELINES_KEY)
-        return found if isinstance(found, dict) else None
+        rewards = _metadata(self._existing(step, "train"), BASELINES_KEY)
+        return rewards if isinstance(rewards, dict) else None
 
     def steps(self, kind: str = "train") -> list[int]:
         """Return the steps that have episodes."""

@@ -66,13 +66,13 @@ def _git(folder: Path, *words: str) -> str | None:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _gpus() -> list[str]:

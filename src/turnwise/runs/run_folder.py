@@ -56,16 +56,16 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """The content of `run.json`, empty if there is none; `ConfigError` if it cannot be read."""
         try:
-            found = read_json_object(self.status_file, _MAX_STATUS_BYTES)
+            status = read_json_object(self.status_file, _MAX_STATUS_BYTES)
         except FileNotFoundError:
             return {}
         for name, kind in _STATUS_TYPES.items():
-            if name in found and not isinstance(found[name], kind):
+            if name in status and not isinstance(status[name], kind):
                 expected = "text" if kind is str else "a whole number"
                 raise ConfigError(
-                    f"{self.status_file}: {name} got {found[name]!r:.80}, expected {expected}"
+                    f"{self.status_file}: {name} got {status[name]!r:.80}, expected {expected}"
                 )
-        return found
+        return status
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class RunFolder:
     @property
     def evaluated_on(self) -> str | None:
         """What evaluations are on: `held-out seeds`, `training rows` ...; None: not recorded."""
-        found = self.facts.get("evaluation")
-        return found if isinstance(found, str) else None
+        recorded = self.facts.get("evaluation")
+        return recorded if isinstance(recorded, str) else None
 
     def write_status(self, **status: Any) -> None:
         """Replace `run.json`; a reader sees the old status or the new one, never half of one."""
@@ -130,12 +130,12 @@ class RunFolder:
             return []
         entries = []
         for number, line in enumerate(lines, 1):
-            place = f"{self.changes_file}, line {number}"
-            entry = parse_json(line, place)
+            where = f"{self.changes_file}, line {number}"
+            entry = parse_json(line, where)
             is_one = isinstance(entry, dict) and isinstance(entry.get("settings"), dict)
             if not is_one or not isinstance(entry.get("step"), int):
                 raise ConfigError(
-                    f"{place}: got {entry!r:.80}, expected an object such as "
+                    f"{where}: got {entry!r:.80}, expected an object such as "
                     '{"step": 12, "settings": {"training.lam": [0.95, 0.9]}}'
                 )
             entries.append(entry)
@@ -152,8 +152,8 @@ class RunFolder:
     @property
     def has_checkpoints(self) -> bool:
         """Whether there are checkpoints of turnwise or of VERL."""
-        found = (self.checkpoints.glob("step-*"), (self.path / "verl").glob("global_step_*"))
-        return any(next(paths, None) is not None for paths in found)
+        folders = (self.checkpoints.glob("step-*"), (self.path / "verl").glob("global_step_*"))
+        return any(next(paths, None) is not None for paths in folders)
 
     def read_metrics(self) -> list[dict[str, float]]:
         """Return the numeric metrics of every step; empty if there are none."""

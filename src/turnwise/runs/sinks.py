@@ -168,12 +168,12 @@ class MLflow(_ResumedSink):
     package = "mlflow"
 
     def open(self, first_step: int) -> None:
-        place = os.environ.get("MLFLOW_TRACKING_URI")
-        if place is None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None:
             folder = (self._folder / "mlflow").absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            place = f"sqlite:///{folder / 'mlflow.db'}"
-        self._client = self._module.MlflowClient(tracking_uri=place)
+            uri = f"sqlite:///{folder / 'mlflow.db'}"
+        self._client = self._module.MlflowClient(tracking_uri=uri)
         super().open(first_step)
 
     def _new_id(self) -> str:

@@ -25,18 +25,18 @@ def user_traceback(error: BaseException) -> str | None:
     causes = list(_causes(error))
     notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
     for cause in reversed(causes):  # a library that the user called may have causes of its own
-        own = [
+        user_frames = [
             (frame, line)
             for frame, line in traceback.walk_tb(cause.__traceback__)
             if not is_foreign(frame.f_code.co_filename)
         ]
-        if own:
+        if user_frames:
             break
     else:  # its return value was wrong: then where it is defined
         return "\n".join(dict.fromkeys(notes)) or None
-    frames = traceback.StackSummary.extract(own)  # it reads the files, so only the user's own
     lines = []
-    for frame in frames[-_MAX_LINES:]:
+    # `extract` reads the files, so it gets only the user's own.
+    for frame in traceback.StackSummary.extract(user_frames)[-_MAX_LINES:]:
         lines.append(f"  {_place(frame.filename)}, line {frame.lineno}, in {frame.name}")
         if frame.line:
             lines.append(f"    {frame.line}")

@@ -120,16 +120,16 @@ def _is_allowed(location: str) -> bool:
 
 def _location(target: str, folder: Path | None = None) -> str:
     """Return a text that identifies the code, independent of the working directory."""
-    place, _, name = target.rpartition(":")
-    if place.endswith(".py"):
-        return f"file {Path(place).resolve()}:{name}"
+    source, _, name = target.rpartition(":")
+    if source.endswith(".py"):
+        return f"file {Path(source).resolve()}:{name}"
     # The location of the outermost package; to find an inner one would import it.
-    top = place.partition(".")[0]
+    top = source.partition(".")[0]
     first = [] if folder is None else [str(folder)]
     spec = PathFinder.find_spec(top, [*first, *sys.path])
     inner = list(spec.submodule_search_locations or []) if spec else []
     origin = (inner[0] if inner else spec.origin) if spec else None
-    return f"module {place}:{name} in {None if origin is None else Path(origin).resolve()}"
+    return f"module {source}:{name} in {None if origin is None else Path(origin).resolve()}"
 
 
 def _model_location(name_or_path: str | os.PathLike[str]) -> str:
