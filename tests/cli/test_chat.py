@@ -28,21 +28,25 @@ class Reader(ScriptedEngine):
         self.answers = list(answers)
         self.requests: list = []
         self.rest: list[int] = []
-        self.heard: list[int] = []
+        self.last: list[int] = []
         self.ended: list = []
 
     async def sample(self, request):
         self.requests.append(request)
-        if list(request.prompt_ids) != self.heard:  # not the next piece of the same answer
+        if list(request.prompt_ids) != self.last:  # not the next piece of the same answer
             text = self.answers.pop(0)
             self.rest = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
         said, self.rest = self.rest[: request.max_tokens], self.rest[request.max_tokens :]
-        self.heard = [*request.prompt_ids, *said]
+        self.last = [*request.prompt_ids, *said]
         reason = FinishReason.LENGTH if self.rest else FinishReason.STOP
         return GenerationResult(said, [-1.0] * len(said), reason, 0)
 
     def end_session(self, session) -> None:
         self.ended.append(session)
+
+    @property
+    def heard(self) -> list[str]:
+        return [self.tokenizer.decode(request.prompt_ids) for request in self.requests]
 
 
 @pytest.fixture
@@ -88,8 +92,7 @@ def test_a_cut_answer_is_closed_before_the_next_message(turnwise, reads):
     engine = reads("A very long answer, too long to be said.", "Yes.")
     ran = turnwise("chat", "tiny", "--max-tokens", "20", typed="One\nTwo\n")
     assert ran.out == "A very long answer, \nYes.\n"
-    stream = engine.tokenizer.decode(engine.requests[-1].prompt_ids)
-    assert "A very long answer, <|im_end|>\n<|im_start|>user\nTwo<|im_end|>" in stream
+    assert "A very long answer, <|im_end|>\n<|im_start|>user\nTwo<|im_end|>" in engine.heard[-1]
 
 
 def test_an_end_that_is_text(turnwise, reads):
@@ -122,7 +125,7 @@ def test_commands(turnwise, reads):
 def test_a_message_that_begins_with_a_slash(turnwise, reads):
     engine = reads("Yes.")
     turnwise("chat", "tiny", typed="//etc/hosts//\n")
-    assert "user\n/etc/hosts//<|im_end|>" in engine.tokenizer.decode(engine.requests[0].prompt_ids)
+    assert "user\n/etc/hosts//<|im_end|>" in engine.heard[0]
 
 
 @pytest.mark.parametrize("backend", ["local", "transformers", "scripted"])
@@ -272,3 +275,58 @@ def test_piped_and_interrupted_it_ends():
         said.read()
         assert b"Traceback" not in told.read()
     assert process.wait(60) != 0
+
+
+# ---- runs ----
+
+
+@pytest.fixture
+def runs(three_runs, monkeypatch):
+    monkeypatch.chdir(three_runs.folder)
+    return three_runs
+
+
+def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
+    engine = reads('{"name": "look_up", "arguments": {"kind": "tree"}}', "It is oak.", "Bye.")
+    ran = turnwise("chat", str(runs.tools), typed="Which tree?\nThank you\n")
+    assert ran.code == 0, ran.err
+    assert ran.err == (
+        "the model after step 1, with its system prompt and the tools look_up; its environment "
+        "greenhouse.py:Greenhouse is not used\n"
+    )
+    assert ran.out == (
+        '{"name": "look_up", "arguments": {"kind": "tree"}}\n'
+        "  look_up(kind='tree') -> oak\n"
+        "It is oak.\nBye.\n"
+    )
+    assert "You are a gardener." in engine.heard[0]
+    assert "look_up(kind: string): Find the word of a kind." in engine.heard[0]
+    assert engine.heard[1].startswith(engine.heard[0])
+    assert "oak<|im_end|>" in engine.heard[1]
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p) == (1.0, 1.0)
+
+
+def test_a_run_without_tools_and_a_model_with_some(turnwise, runs, reads):
+    engine = reads("One.", "Two.")
+    ran = turnwise("chat", str(runs.script), "--system", "Be brief.", typed="Hello\n")
+    assert "with its system prompt and no tools; its environment coins.py:Coins" in ran.err
+    assert "Be brief." in engine.heard[0]
+    engine = reads('{"name": "calculator", "arguments": {"expression": "6 * 7"}}', "42.")
+    ran = turnwise("chat", "tiny", "--tool", "calculator", typed="What is 6 times 7?\n")
+    assert "  calculator(expression='6 * 7') -> 42\n42.\n" in ran.out
+
+
+def test_the_prompt_of_a_runs_environment_is_used_without_its_code(turnwise, runs, reads):
+    engine = reads("take")
+    ran = turnwise("chat", str(runs.script), typed="Take 1.\n")
+    assert "with its system prompt and no tools" in ran.err
+    assert "Say take or stop." in engine.heard[0]
+
+
+def test_a_server_cannot_load_a_run(turnwise, runs):
+    ran = turnwise("chat", str(runs.script), "--backend", "vllm", typed="Hello\n")
+    assert ran.code == 2
+    assert f"turnwise export {runs.script} FOLDER" in ran.err
+    ran = turnwise("chat", str(runs.script), "--device", "cpu", typed="Hello\n")
+    assert "is a run, which has its own" in ran.err

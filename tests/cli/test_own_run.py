@@ -96,17 +96,6 @@ def test_a_run_names_everything_that_played_a_part(folder):
         assert line in text
 
 
-@pytest.mark.parametrize("where", [".", "/"])
-def test_eval_plays_with_the_runs_own_parts(folder, turnwise, monkeypatch, where):
-    monkeypatch.chdir(folder if where == "." else where)
-    done = turnwise("eval", str(folder / "runs" / "Greenhouse"), "--episodes", "2", "--json")
-    scores = json.loads(done.out)
-    assert scores["environment"].endswith("greenhouse.py:Greenhouse")
-    # The expert can only solve it with the tool and the row's word, and the reward is doubled.
-    assert scores["expert"]["success"] == 1.0
-    assert scores["expert"]["reward"] == 2.0
-
-
 def test_rows_that_a_script_made_are_kept_in_the_run(folder, turnwise, monkeypatch):
     run = folder / "runs" / "Greenhouse-2"
     assert (run / "dataset.jsonl").read_text() == '{"word": "a"}\n{"word": "b"}\n'

@@ -1,5 +1,4 @@
-"""Every command says what was named instead of a run; a checkpoint stands for its run; `chat`
-uses a run's prompt and tools."""
+"""Every command says what was named instead of a run; a checkpoint stands for its run."""
 
 from __future__ import annotations
 
@@ -8,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import inference
 from turnwise.cli import main
-from turnwise.inference import FinishReason, GenerationResult, ScriptedEngine
-from turnwise.models import load_tokenizer
 
 COMMANDS = {
     "eval": ["eval", "RUN", "--episodes", "1", "--agent", "expert"],
@@ -90,79 +86,6 @@ def test_a_run_of_prompts_is_played_as_prompts(turnwise):
     options = ("--agent", "expert", "--episodes", "1", "--dataset", "other.jsonl")
     found = json.loads(turnwise("eval", "runs/asked", *options, "--json").out)
     assert (found["environment"], found["agent"]["success"]) == ("prompts", 1.0)
-
-
-# ---- chat ----
-
-
-class Reader(ScriptedEngine):
-    """Says the answers of a list, and keeps what it was asked."""
-
-    def __init__(self, *answers: str) -> None:
-        super().__init__(load_tokenizer("tiny"))
-        self.answers = list(answers)
-        self.heard: list[str] = []
-
-    async def sample(self, request):
-        self.heard.append(self.tokenizer.decode(request.prompt_ids))
-        self.sampling = request.sampling
-        ids = [*self.tokenizer.encode(self.answers.pop(0)), self.tokenizer.eos_token_id]
-        return GenerationResult(ids, [-1.0] * len(ids), FinishReason.STOP, 0)
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    def install(*answers: str) -> Reader:
-        engine = Reader(*answers)
-        monkeypatch.setattr(inference, "create_inference_engine", lambda *_, **__: engine)
-        return engine
-
-    return install
-
-
-def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
-    engine = reads('{"name": "look_up", "arguments": {"kind": "tree"}}', "It is oak.", "Bye.")
-    ran = turnwise("chat", str(runs.tools), typed="Which tree?\nThank you\n")
-    assert ran.code == 0, ran.err
-    assert ran.err == (
-        "the model after step 1, with its system prompt and the tools look_up; its environment "
-        "greenhouse.py:Greenhouse is not used\n"
-    )
-    assert ran.out == (
-        '{"name": "look_up", "arguments": {"kind": "tree"}}\n'
-        "  look_up(kind='tree') -> oak\n"
-        "It is oak.\nBye.\n"
-    )
-    assert "You are a gardener." in engine.heard[0]
-    assert "look_up(kind: string): Find the word of a kind." in engine.heard[0]
-    assert engine.heard[1].startswith(engine.heard[0])
-    assert "oak<|im_end|>" in engine.heard[1]
-    assert (engine.sampling.temperature, engine.sampling.top_p) == (1.0, 1.0)
-
-
-def test_a_run_without_tools_and_a_model_with_some(turnwise, runs, reads):
-    engine = reads("One.", "Two.")
-    ran = turnwise("chat", str(runs.script), "--system", "Be brief.", typed="Hello\n")
-    assert "with its system prompt and no tools; its environment coins.py:Coins" in ran.err
-    assert "Be brief." in engine.heard[0]
-    engine = reads('{"name": "calculator", "arguments": {"expression": "6 * 7"}}', "42.")
-    ran = turnwise("chat", "tiny", "--tool", "calculator", typed="What is 6 times 7?\n")
-    assert "  calculator(expression='6 * 7') -> 42\n42.\n" in ran.out
-
-
-def test_the_prompt_of_a_runs_environment_is_used_without_its_code(turnwise, runs, reads):
-    engine = reads("take")
-    ran = turnwise("chat", str(runs.script), typed="Take 1.\n")
-    assert "with its system prompt and no tools" in ran.err
-    assert "Say take or stop." in engine.heard[0]
-
-
-def test_a_server_cannot_load_a_run(turnwise, runs):
-    ran = turnwise("chat", str(runs.script), "--backend", "vllm", typed="Hello\n")
-    assert ran.code == 2
-    assert f"turnwise export {runs.script} FOLDER" in ran.err
-    ran = turnwise("chat", str(runs.script), "--device", "cpu", typed="Hello\n")
-    assert "is a run, which has its own" in ran.err
 
 
 def test_a_run_from_somebody_else_runs_none_of_its_tools(runs, tmp_path, monkeypatch, capsys):

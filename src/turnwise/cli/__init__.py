@@ -72,12 +72,10 @@ def _add(command: Callable[..., None], name: str | None = None) -> None:
     app.command(name, cls=_Command, help=about, epilog=epilog)(command)
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    *(train, evaluate, view, play, doctor, init, check_env),
-    *(envs, config, plot, chat, export, serve),
-)
-for _command in _COMMANDS:
-    _add(_command, "eval" if _command is evaluate else None)
+_add(train)
+_add(evaluate, "eval")
+for _command in (view, play, doctor, init, check_env, envs, config, plot, chat, export, serve):
+    _add(_command)
 
 
 def _print_version(asked: bool) -> None:

@@ -36,16 +36,16 @@ def agent_by_name(who: str) -> AgentMaker:
         return _random_player
     if ":" not in who:
         raise ConfigError(f"--agent got {who!r}, expected expert, random or path/to/file.py:name")
-    found = import_object(who, option="--agent")
-    if not callable(found):
+    agent = import_object(who, option="--agent")
+    if not callable(agent):
         raise ConfigError(
-            f"--agent got {who!r}, which is of type {type(found).__name__}; {_EXPECTED}"
+            f"--agent got {who!r}, which is of type {type(agent).__name__}; {_EXPECTED}"
         )
-    is_class = isinstance(found, type)
-    _takes_state(found.__call__ if is_class else found, who, skip=int(is_class))
+    is_class = isinstance(agent, type)
+    _takes_state(agent.__call__ if is_class else agent, who, skip=int(is_class))
 
     def make(seed: int, attempt: int) -> Player:
-        function = found() if is_class else found
+        function = agent() if is_class else agent
         return _function_player(function, who, _takes_state(function, who))
 
     return make
@@ -76,9 +76,11 @@ def _takes_state(function: Callable[..., Any], who: str, skip: int = 0) -> bool:
 
 def _function_player(function: Callable[..., Any], who: str, takes_state: bool) -> Player:
     async def play(env: BaseEnvironment, observation: str) -> str:
-        given = (observation, env.get_state_description()) if takes_state else (observation,)
+        arguments = [observation]
+        if takes_state:
+            arguments.append(env.get_state_description())
         # In a thread: a plain function may wait for a server, and other episodes must not.
-        action = await call_with_deadline(function, *given, timeout=None, waiting_for=who)
+        action = await call_with_deadline(function, *arguments, timeout=None, waiting_for=who)
         if not isinstance(action, str):
             raise ConfigError(
                 f"{who} returned {action!r:.80} of type {type(action).__name__}, expected the "

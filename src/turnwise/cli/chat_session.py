@@ -14,7 +14,7 @@ from typing import Any
 
 from turnwise import inference
 from turnwise.chat import TEMPLATES, ChatFormat, Conversation, Message
-from turnwise.cli.run_paths import find_source, run_of, which_checkpoint
+from turnwise.cli.run_paths import find_source, run_containing, which_checkpoint
 from turnwise.cli.settings import Overrides, find_code
 from turnwise.config import DatasetConfig, EnvironmentConfig
 from turnwise.episode import episode_limits
@@ -100,7 +100,7 @@ def open_chat_model(
         )
     saved = find_checkpoint(source, which_checkpoint(checkpoint))
     loaded, config = load_trained_model(saved.path, trust_remote_code=trust_remote_code)
-    environment, run = config.environment_name, run_of(source)
+    environment, run = config.environment_name, run_containing(source)
     config.environments = config.agent = config.expert = config.reward = None
     config.environment = EnvironmentConfig()
     config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()

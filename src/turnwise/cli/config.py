@@ -34,8 +34,8 @@ def config(
     from turnwise.config import ConfigStore
 
     file, overrides = split_arguments(arguments or [], config_path, config_name)
-    found = ConfigStore.load(file, overrides)
+    settings = ConfigStore.load(file, overrides)
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(settings))
     else:
-        print_file(found.to_yaml())
+        print_file(settings.to_yaml())

@@ -13,7 +13,7 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json
-from turnwise.cli.run_paths import find_run, metrics_file, run_of
+from turnwise.cli.run_paths import find_run, metrics_file, run_containing
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     from turnwise.runs.run_folder import RunFolder
 
     source = find_run(run)
-    folder = RunFolder(Path(run).expanduser().parent if source is None else run_of(source))
+    folder = RunFolder(Path(run).expanduser().parent if source is None else run_containing(source))
     # A run that stopped in its first step has no metrics, but a finding.
     now = None if source is None else findings(folder.path)
     steps: list[dict[str, float]] = []

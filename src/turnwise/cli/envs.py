@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from importlib.util import find_spec
 
 from turnwise.cli.options import AsJson
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # The form of a name, the package that it needs, and a description.
 FORMS: tuple[tuple[str, str | None, str], ...] = (
@@ -28,55 +26,37 @@ def envs(as_json: AsJson = False) -> None:
     turnwise play grid-world
     turnwise envs --json | jq -r '.built_in[].name'
     """
+    from rich.table import Table
+
     from turnwise.cli.common import make_console, print_json
-
-    if as_json:
-        names = [{"name": name, "about": about} for name, about in _built_in().items()]
-        forms = [
-            {"form": form, "about": about, "missing": _how_to_install(form, package) or None}
-            for form, package, about in FORMS
-        ]
-        print_json({"built_in": names, "forms": forms})
-        return
-    others = {}
-    for form, package, about in FORMS:
-        missing = _how_to_install(form, package)
-        others[form] = f"{about} (first: {missing})" if missing else about
-    console = make_console()
-    console.print("Built in", style="bold")
-    console.print(_table(_built_in()))
-    console.print("\nOther names", style="bold")
-    console.print(_table(others))
-
-
-def _built_in() -> dict[str, str]:
-    """Return each name with the first line of its docstring."""
-    from importlib import import_module
-
     from turnwise.env.catalog import BUILT_IN
 
-    found = {}
+    built_in = {}
     for name, target in BUILT_IN.items():
         module, _, attribute = target.partition(":")
         lines = (getattr(import_module(module), attribute).__doc__ or "").strip().splitlines()
-        found[name] = lines[0] if lines else ""
-    return found
-
-
-def _table(rows: dict[str, str]) -> Table:
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
-    for row in rows.items():
-        table.add_row(*row)
-    return table
-
-
-def _how_to_install(form: str, package: str | None) -> str:
-    from importlib.util import find_spec
-
-    if package is None or find_spec(package) is not None:
-        return ""
-    return f"pip install 'turnwise[{form.partition(':')[0]}]'"
+        built_in[name] = lines[0] if lines else ""
+    forms = []
+    for form, package, about in FORMS:
+        is_missing = package is not None and find_spec(package) is None
+        install = f"pip install 'turnwise[{form.partition(':')[0]}]'" if is_missing else None
+        forms.append({"form": form, "about": about, "missing": install})
+    if as_json:
+        names = [{"name": name, "about": about} for name, about in built_in.items()]
+        print_json({"built_in": names, "forms": forms})
+        return
+    others = {
+        str(item["form"]): f"{item['about']} (first: {item['missing']})"
+        if item["missing"]
+        else str(item["about"])
+        for item in forms
+    }
+    console = make_console()
+    for title, rows in (("Built in", built_in), ("\nOther names", others)):
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column()
+        for name, about in rows.items():
+            table.add_row(name, about)
+        console.print(title, style="bold")
+        console.print(table)

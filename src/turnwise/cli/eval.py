@@ -11,7 +11,7 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json, say, working
-from turnwise.cli.run_paths import find_source, not_a_run, run_of, which_checkpoint
+from turnwise.cli.run_paths import find_source, not_a_run, run_containing, which_checkpoint
 from turnwise.cli.settings import Overrides, load_player, open_settings, read_settings
 from turnwise.errors import ConfigError
 
@@ -323,7 +323,7 @@ def _reported_headline(source: Path | None) -> dict[str, Any] | None:
 
     if source is None:
         return None
-    folder = RunFolder(run_of(source))
+    folder = RunFolder(run_containing(source))
     try:
         main = headline(folder.read_metrics(), folder.evaluated_on)
     except ConfigError:  # the model can be evaluated without the file of metrics

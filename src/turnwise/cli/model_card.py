@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise import __version__
-from turnwise.cli.run_paths import run_of
+from turnwise.cli.run_paths import run_containing
 from turnwise.episode import episode_limits
 from turnwise.progress.run_state import count
 from turnwise.runs.headline import headline
@@ -62,8 +62,8 @@ _MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
 
 def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
     """Return the card in the format of the Hugging Face hub."""
-    own = RunFolder(run_of(run.expanduser()))
-    history, evaluated_on = own.read_metrics(), own.evaluated_on
+    folder = RunFolder(run_containing(run.expanduser()))
+    history, evaluated_on = folder.read_metrics(), folder.evaluated_on
     main = headline(history, evaluated_on, step=step)
     training = config.training
     base = config.model.local_path or config.model.model_name

@@ -16,9 +16,6 @@ from turnwise.errors import ConfigError
 if TYPE_CHECKING:
     from turnwise.cli.play_episodes import Played
 
-WITHOUT_MODEL = ("human", "expert", "random")
-"""Players that need neither a model nor torch, and start at once."""
-
 
 def play(
     env: Annotated[
@@ -83,7 +80,7 @@ def play(
     turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
     from turnwise.cli.common import make_console, print_json, working
-    from turnwise.cli.play_episodes import WatchedPlayer, play_scripted, watch
+    from turnwise.cli.play_episodes import WITHOUT_MODEL, PlayOptions, play_episodes
     from turnwise.cli.play_screen import Screen
     from turnwise.errors import TurnwiseError
     from turnwise.user_code import settings_from
@@ -134,14 +131,17 @@ def play(
                 config = open_settings(source, overrides, is_checked=source is not None)
             if env_run is not None:
                 screen.name = f"{config.environment.name} of {name}"
-            if player in WITHOUT_MODEL:
-                all_played = play_scripted(config, player, seeds, screen, delay, is_bare)
-            else:
-                watched = WatchedPlayer(
-                    player, player_run, checkpoint, model, greedy, delay, trust_remote_code
-                )
-                all_played = watch(config, watched, seeds, screen, debug)
-            for episode in all_played:
+            how = PlayOptions(
+                player=player,
+                run=player_run,
+                checkpoint=checkpoint,
+                model=model,
+                is_greedy=greedy,
+                delay=delay,
+                debug=debug,
+                trust_remote_code=trust_remote_code,
+            )
+            for episode in play_episodes(config, how, seeds, screen, is_bare):
                 played.append(episode)
                 if as_json:
                     print_json(_as_json(episode), indent=None)

@@ -19,12 +19,11 @@ from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.report import explain
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.progress.run_state import count
-from turnwise.tools import ToolCall
+from turnwise.tools import ActionParser, ToolCall, ToolDefinition
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.cli.play_episodes import Played
-    from turnwise.episode.actions import Actions
 
 HELP = (
     "? shows the state and this help, hint the expert's action, quit exits (so do Ctrl-C, Ctrl-D). "
@@ -70,15 +69,20 @@ class Screen:
             self._print(Text(f"system prompt: {rules}"))
         self._print(Text(f"\n{observation}\n"))
 
-    def ask(self, env: BaseEnvironment, actions: Actions | None) -> str:
-        """Return the next action that the person types; `actions` execute tool calls."""
+    def ask(
+        self,
+        env: BaseEnvironment,
+        definitions: Sequence[ToolDefinition] = (),
+        parser: ActionParser | None = None,
+    ) -> str:
+        """Return the next action that the person types; `parser` reads the calls of tools."""
         with contextlib.suppress(ImportError):  # not on every system
             import readline  # noqa: F401 - its import gives `input` arrow keys and a history
         tools = ""
-        if actions is not None:
+        if definitions:
             lines = [
                 f"  /{tool.name} {_expected(tool)}  {tool.description}".rstrip()
-                for tool in actions.definitions
+                for tool in definitions
             ]
             tools = "\n".join(["tools:", *lines])
         if not self.trajectory.actions:
@@ -98,9 +102,9 @@ class Screen:
             elif word == "hint":
                 hint = env.expert_action()
                 self._print(Text(hint or "This environment has no expert.", "cyan"))
-            elif word.startswith("/") and actions is not None:
+            elif word.startswith("/") and definitions and parser is not None:
                 try:
-                    return _tool_call(word, actions)
+                    return parser.render(_tool_call(word, definitions))
                 except ConfigError as error:
                     self._print(Text(f"{error} As an action: ={word}", "yellow"))
             elif word:
@@ -205,17 +209,16 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _tool_call(line: str, actions: Actions) -> str:
-    """Return a typed `/tool name=value ...` in the model's format.
+def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:
+    """Return the call of a typed `/tool name=value ...`.
 
     `ConfigError` for one that cannot be meant: it would be an action, and cost a turn.
     """
-    assert actions.parser is not None
     try:
         name, *words = shlex.split(line[1:]) or [""]
     except ValueError as error:
         raise ConfigError(f"{line} cannot be read: {error}.") from None
-    tools = {tool.name: tool for tool in actions.definitions}
+    tools = {tool.name: tool for tool in definitions}
     if name not in tools:
         raise ConfigError(f"there is no tool {name!r}. {did_you_mean(name, tools)}")
     if any("=" not in word for word in words):
@@ -227,9 +230,9 @@ def _tool_call(line: str, actions: Actions) -> str:
             arguments[key] = json.loads(value)
         except ValueError:
             arguments[key] = value
-    return actions.parser.render(ToolCall(name, arguments))
+    return ToolCall(name, arguments)
 
 
-def _expected(tool: Any) -> str:
+def _expected(tool: ToolDefinition) -> str:
     """Return the arguments of a tool as a person types them."""
     return " ".join(f"{name}=..." for name in (tool.parameters or {}).get("properties", {}))

@@ -29,7 +29,7 @@ def find_source(name: str | None, checkpoint: str = "last") -> Path | None:
             raise not_a_run(name)
         return run
     if run is not None and checkpoint.isdecimal():
-        source = find_run(run_of(run) / "checkpoints" / f"step-{checkpoint:0>8}")
+        source = find_run(run_containing(run) / "checkpoints" / f"step-{checkpoint:0>8}")
     else:
         source = find_run(checkpoint)
     if source is None:
@@ -45,7 +45,7 @@ def which_checkpoint(checkpoint: str) -> Literal["best", "last"]:
     return "best" if checkpoint == "best" else "last"
 
 
-def run_of(folder: Path) -> Path:
+def run_containing(folder: Path) -> Path:
     """Return the run that a checkpoint belongs to; a run, or a checkpoint by itself, as it is."""
     if not is_checkpoint(folder):
         return folder
@@ -67,7 +67,7 @@ def require_run(name: str, checkpoint: str = "last") -> Path:
 def metrics_file(name: str | Path) -> Path:
     """Return `metrics.jsonl` of a run, given its folder, a checkpoint in it, or the file."""
     path = Path(name).expanduser()
-    file = run_of(path) / METRICS if path.is_dir() else path
+    file = run_containing(path) / METRICS if path.is_dir() else path
     if file.is_file() and (file.name == METRICS or _has_steps(file)):
         return file
     if _is_run(path) or is_checkpoint(path):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.cli.common import make_importable, parameter_overrides, say
-from turnwise.cli.run_paths import run_of, which_checkpoint
+from turnwise.cli.run_paths import run_containing, which_checkpoint
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import find_folder, find_models, places_of
@@ -176,8 +176,8 @@ def read_settings(source: Path) -> ConfigStore:
             f"{source} has no config.yaml: the run ended before it wrote its settings"
         )
     config = ConfigStore.load(file)
-    find_models(config, places_of(run_of(source)))
-    if RunFolder(run_of(source)).evaluated_on == "training rows":
+    find_models(config, places_of(run_containing(source)))
+    if RunFolder(run_containing(source)).evaluated_on == "training rows":
         config.training.eval_fraction = None  # it has trained on all rows
     return config
 
@@ -212,7 +212,7 @@ def open_settings(
             f"{source} is a run with a mix of environments, and this command plays in one of them: "
             f"{names}. Name it: --part {next(iter(config.parts()))}"
         )
-    run = None if source is None else run_of(source)
+    run = None if source is None else run_containing(source)
     typed = [name for name, value in vars(overrides).items() if value]
     if overrides.dataset:
         typed.append("eval_dataset")

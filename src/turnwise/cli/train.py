@@ -122,7 +122,7 @@ def train(
     file, overrides = split_arguments(words, config_path, config_name)
     overrides += parameter_overrides(param)
     if replayed is not None:
-        from turnwise.cli.run_paths import require_run, run_of
+        from turnwise.cli.run_paths import require_run, run_containing
 
         others = {f"the configuration {file}": file is not None, "--resume": resume}
         others |= {"--fresh": fresh, "--estimate": estimate, "--dry-run": dry}
@@ -132,7 +132,7 @@ def train(
                 f"--replay takes the settings of {replayed}, and got {' and '.join(given)}. Leave "
                 "that out; single settings may be overridden: section.name=value."
             )
-        file = run_of(require_run(replayed))
+        file = run_containing(require_run(replayed))
     typed: list[str] = []
     for word in overrides:  # the user typed these, so they are trusted
         setting, _, value = word.partition("=")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from turnwise.cli.options import argument
-from turnwise.cli.run_paths import run_of
+from turnwise.cli.run_paths import run_containing
 
 
 def view(
@@ -44,5 +44,6 @@ def view(
         import_extra(package, "view")
     from turnwise.view.server import serve
 
-    places = runs or [Path(ConfigStore().checkpoint.output_dir)]
-    serve([run_of(place.expanduser()) for place in places], port, not no_open, say, read_only)
+    folders = runs or [Path(ConfigStore().checkpoint.output_dir)]
+    folders = [run_containing(folder.expanduser()) for folder in folders]
+    serve(folders, port, not no_open, say, read_only)
