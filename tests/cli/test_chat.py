@@ -288,7 +288,8 @@ def runs(three_runs, monkeypatch):
 
 def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
     engine = reads('{"name": "look_up", "arguments": {"kind": "tree"}}', "It is oak.", "Bye.")
-    ran = turnwise("chat", str(runs.tools), typed="Which tree?\nThank you\n")
+    options = ("--max-tokens", "99")
+    ran = turnwise("chat", str(runs.tools), *options, typed="Which tree?\nThank you\n")
     assert ran.code == 0, ran.err
     assert ran.err == (
         "the model after step 1, with its system prompt and the tools look_up; its environment "

@@ -13,7 +13,7 @@ LINES = {
     "agents": 2727,
     "algo": 2648,
     "chat": 2420,
-    "cli": 5308,
+    "cli": 5303,
     "config": 1197,
     "data": 934,
     "deadlines": 786,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -229,8 +230,7 @@ def evaluate(
         if config.environments
         else parts[""].evaluated_on,
         "split": split,
-        "checkpoint": _about_best(source) if checkpoint == "best" else None,
-        "in_training": _reported_headline(source),
+        **_facts_about_run(source, checkpoint),
     }
     if served is not None and greedy is None:
         facts["sampling"] = "the server's own"
@@ -303,32 +303,24 @@ def _warn_of_failures(parts: Mapping[str, Part], plan: Plan) -> None:
             raise ConfigError(f"every episode{where} failed, the first one with: {why}")
 
 
-def _about_best(source: Path | None) -> str | None:
-    """Return which checkpoint is the best one, and by which metric."""
+def _facts_about_run(source: Path | None, checkpoint: str) -> dict[str, Any]:
+    """Return which checkpoint is the best one, and the headline that the run reported."""
     from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.run_folder import RunFolder
-
-    if source is None:
-        return None
-    best = CheckpointStore(RunFolder(source).checkpoints).best
-    if best is None:
-        return "the last step: no evaluation has marked a best one (training.eval_episodes)"
-    return str(best)
-
-
-def _reported_headline(source: Path | None) -> dict[str, Any] | None:
-    """Return the headline that the run reported in training; None for a model without a run."""
     from turnwise.runs.headline import headline
     from turnwise.runs.run_folder import RunFolder
 
+    facts: dict[str, Any] = {"checkpoint": None, "in_training": None}
     if source is None:
-        return None
+        return facts
+    if checkpoint == "best":
+        best = CheckpointStore(RunFolder(source).checkpoints).best
+        unmarked = "the last step: no evaluation has marked a best one (training.eval_episodes)"
+        facts["checkpoint"] = unmarked if best is None else str(best)
     folder = RunFolder(run_containing(source))
-    try:
-        main = headline(folder.read_metrics(), folder.evaluated_on)
-    except ConfigError:  # the model can be evaluated without the file of metrics
-        return None
-    return None if main is None else main.to_dict()
+    with contextlib.suppress(ConfigError):  # the file of metrics may be damaged
+        if (main := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
+            facts["in_training"] = main.to_dict()
+    return facts
 
 
 def _report(

@@ -22,7 +22,7 @@ from turnwise.config import ConfigStore
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import environment_factory
 from turnwise.env.driver import reset_environment, step_environment
-from turnwise.env.players import ending_of, expert_player, random_player
+from turnwise.env.players import Player, ending_of, expert_player, random_player
 from turnwise.tools import ToolCall, ToolDefinition, ToolRegistry, answer_of, get_parser
 from turnwise.tools.base import marked_tools
 from turnwise.tools.thoughts import thought_of
@@ -73,23 +73,24 @@ class Played:
         self.calls.append(calls)
 
 
-def play_bare(env: BaseEnvironment, player: str, seed: int, screen: Screen, delay: float) -> Played:
-    """Play one episode in an environment without tools; its exceptions propagate.
+def _play_bare(
+    env: BaseEnvironment, player: Player | None, seed: int, screen: Screen, delay: float
+) -> Played:
+    """Play one episode in an environment without tools; None is a person. Exceptions propagate.
 
     The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
     """
-    scripted = expert_player if player == "expert" else random_player(seed)
     played = Played(Trajectory(seed=seed))
     with contextlib.closing(env), contextlib.closing(asyncio.new_event_loop()) as loop:
         observation = loop.run_until_complete(reset_environment(env, seed))
         screen.start(played, env.get_prompt_prefix().strip(), observation, env.max_steps)
         is_over = False
         while not is_over:
-            if player == "human":
+            if player is None:
                 action = screen.ask(env)
             else:
                 time.sleep(delay)
-                action = str(scripted(env, observation))
+                action = str(player(env, observation))
                 screen.action(action)
             step = loop.run_until_complete(step_environment(env, action))
             played.add(action, step.reward, step.info)
@@ -108,9 +109,11 @@ def play_episodes(
         make = environment_factory(config.environment.name, config.environment)
         env = make()
         if not marked_tools(env):
+            scripted = {"expert": expert_player, "random": random_player(seeds[0])}
+            player = scripted.get(options.player)
             for number, seed in enumerate(seeds):
                 env = make() if number else env
-                yield play_bare(env, options.player, seed, screen, options.delay)
+                yield _play_bare(env, player, seed, screen, options.delay)
             return
         env.close()
     with working(f"loading {options.player}"):
@@ -201,8 +204,8 @@ def play_episodes(
             task = EpisodeTask(seed, task=played.trajectory.task)
             playing = play(task, _Watcher(screen, played, setup, options))
             if is_human:  # in this thread, where Ctrl-C reaches `input`
-                with contextlib.closing(asyncio.new_event_loop()) as loop:
-                    result = loop.run_until_complete(playing)
+                with asyncio.Runner() as runner:  # which ends what Ctrl-C leaves suspended
+                    result = runner.get_loop().run_until_complete(playing)
             else:
                 result = run_unless_stopped(playing, stop)
             played.trajectory.status = result.status
