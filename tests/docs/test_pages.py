@@ -78,6 +78,7 @@ def files_of(entry):
             yield from files_of(part)
 
 
+@cache
 def commands():
     return typer.main.get_command(app).commands
 

@@ -85,7 +85,7 @@ def test_minibatches_before_and_after_a_lack_of_memory_are_those_of_an_undisturb
     plain, batch = learner_and_batch(options)
     probe = OutOfMemoryAt(plain.model, 999)
     expected = plain.update(batch)
-    for at in range(probe.num_calls):
+    for at in range(0, probe.num_calls, 3):  # odd and even ones
         learner, batch = learner_and_batch(options)
         OutOfMemoryAt(learner.model, at, in_backward=at % 2 == 1 and at >= probe.num_calls // 2)
         metrics = learner.update(batch)
