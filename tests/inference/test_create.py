@@ -235,3 +235,73 @@ class TestEnginesWithAModelOfTheirOwn:
             create_inference_engine(url, backend, {"dtype": "float32", "max_model_len": 9})
         with pytest.raises(ConfigError, match=r"no option 'overflw'. Did you mean 'overflow'"):
             create_inference_engine(url, backend, {"overflw": "error"})
+
+
+ECHO = """
+from turnwise.inference import BaseInferenceEngine, FinishReason, GenerationResult
+from turnwise.models import load_tokenizer
+
+class Echo(BaseInferenceEngine):
+    context_length = 2048
+
+    def __init__(self, model_path, *, tokenizer=None, times=1):
+        super().__init__(tokenizer or load_tokenizer("tiny"))
+        self.model_path, self.times = model_path, times
+
+    async def sample(self, request):
+        ids = (list(request.prompt_ids) * self.times)[: request.max_tokens]
+        return GenerationResult(ids, [0.0] * len(ids), FinishReason.LENGTH, self.weight_version)
+
+class SharedEcho(Echo):
+    shares_model = True
+
+    def update_weights(self, weights):
+        self.weight_version += 1
+        return self.weight_version
+"""
+
+
+class TestAnEngineFromOutside:
+    @pytest.fixture(autouse=True)
+    def installed(self, tmp_path, monkeypatch):
+        """A package with an entry point, as pip lays it out."""
+        (tmp_path / "echoes.py").write_text(ECHO)
+        about = tmp_path / "echoes-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Name: echoes\nVersion: 1\n")
+        (about / "entry_points.txt").write_text("[turnwise.engines]\necho = echoes:Echo\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.chdir(tmp_path)
+
+    @pytest.mark.parametrize("backend", ["echo", "echoes:Echo", "echoes.py:Echo"])
+    def test_it_is_named_like_one_of_ours(self, backend):
+        with create_inference_engine("tiny", backend, {"times": 2, "dtype": "float32"}) as engine:
+            assert engine.generate("abc")[0] == "abcabc"
+            assert (Path(engine.model_path) / "config.json").is_file()
+            with pytest.raises(ConfigError, match="takes no new weights"):
+                engine.update_weights({})
+        with pytest.raises(ConfigError, match="Did you mean 'times'"):
+            create_inference_engine("tiny", backend, {"tims": 2})
+        with pytest.raises(ConfigError, match="is a server"):
+            create_inference_engine("http://localhost:1", backend)
+
+    def test_what_is_no_engine_is_refused(self):
+        with pytest.raises(ConfigError, match="expected a BaseInferenceEngine"):
+            create_inference_engine("tiny", "echoes:GenerationResult")
+
+    def test_a_run_samples_with_it(self, tmp_path):
+        from turnwise import ConfigStore, Trainer
+
+        settings = {
+            "environment.name": "guess-number",
+            "inference.backend": "echoes.py:SharedEcho",
+            "inference.options.times": 2,
+            "training.steps_per_epoch": 1,
+            "training.num_epochs": 1,
+            "training.batch_size": 2,
+            "training.max_log_prob_gap": "null",
+            "checkpoint.output_dir": tmp_path / "runs",
+        }
+        overrides = [f"{name}={value}" for name, value in settings.items()]
+        with Trainer(ConfigStore.load(overrides=overrides)) as trainer:
+            assert len(trainer.fit()) == 1

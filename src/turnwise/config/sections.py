@@ -34,8 +34,10 @@ class ModelConfig(Section):
 class InferenceConfig(Section):
     """Sampling from the model, and the length of a conversation."""
 
-    backend: Literal["local", "transformers", "vllm", "sglang", "scripted"] = setting(
-        "local", "The inference engine."
+    backend: str = setting(
+        "local",
+        "The inference engine: local, transformers, vllm, sglang, scripted, or one of yours: "
+        "file.py:Class, module:Class, or a package's entry point.",
     )
     url: str | None = setting(
         None, "A vLLM or SGLang server that runs already; null starts the engine."

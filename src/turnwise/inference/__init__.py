@@ -16,7 +16,7 @@ from turnwise.inference.base import (
     GenerationResult,
 )
 from turnwise.inference.batches import BatchError, BatchInferenceManager, VLLMRolloutSPMD
-from turnwise.inference.create import create_inference_engine
+from turnwise.inference.create import create_inference_engine, engine_class
 from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_log_probs
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.inference.transformers import InferenceEngine, TransformersEngine
@@ -46,6 +46,7 @@ __all__ = [
     "VLLMServerEngine",
     "choose_tokens",
     "create_inference_engine",
+    "engine_class",
     "sampling_log_probs",
 ]
 

@@ -32,7 +32,7 @@ ENGINES = {
 
 # Options that every backend accepts, so that one can replace another.
 _LOADING = ("dtype", "device", "trust_remote_code")
-_COMMON = (*_LOADING, "tensor_parallel_size", "max_model_len", "overflow")
+_COMMON = (*_LOADING, "tensor_parallel_size", "max_model_len", "overflow", "start_timeout")
 
 
 def engine_class(backend: str) -> type[BaseInferenceEngine]:
@@ -118,7 +118,7 @@ def create_inference_engine(
         return make(model_folder(model_path), tokenizer=tokenizer, **own)
     model, tokenizer = _loaded(backend, model_path, tokenizer, options)
     try:
-        return make(model, tokenizer, **own)
+        return make(model, tokenizer=tokenizer, **own)
     except UnsupportedModel as error:
         _log.warning("%s The transformers engine is used instead, which is slower.", error)
         kept = {name: value for name, value in own.items() if name in _keywords(TransformersEngine)}

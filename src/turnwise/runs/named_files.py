@@ -18,6 +18,7 @@ Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 `conversations` a file of a warm start; `model` and `folder` are folders."""
 
 NAMES: dict[str, Kind] = {
+    "inference.backend": "code",
     "environment.name": "code",
     "environments": "code",
     "agent": "code",

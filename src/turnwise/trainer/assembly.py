@@ -20,7 +20,7 @@ from turnwise.env.prompts import answer_of
 from turnwise.episode import CollectorOptions, EpisodeCollector
 from turnwise.episode.collector import EpisodeSource
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.inference import BaseInferenceEngine, create_inference_engine
+from turnwise.inference import BaseInferenceEngine, create_inference_engine, engine_class
 from turnwise.inference.base import StaleCache
 from turnwise.learner import has_adapters, make_learner, merged_weights
 from turnwise.learner.base import BaseLearner
@@ -35,8 +35,6 @@ from turnwise.user_code import require_model_code, require_use, server_use
 
 _LOG = logging.getLogger("turnwise")
 Collector = TypeVar("Collector", bound=EpisodeCollector)
-SHARED_MODEL_BACKENDS = ("local", "transformers")
-"""Backends that sample from the learner's own Hugging Face model."""
 _NUM_ROWS_CHECKED = 100
 
 
@@ -108,7 +106,7 @@ def assemble(
     advantages = Advantages(
         config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
     )
-    shares = config.inference.backend in SHARED_MODEL_BACKENDS
+    shares = engine_class(config.inference.backend).shares_model
     components = RunComponents(
         tokenizer, learner, engine, collector, advantages, shares, closing=closing
     )
@@ -123,7 +121,7 @@ def begins_with_other_weights(config: ConfigStore, user: UserComponents, model: 
     A server may have those of another run, vLLM and SGLang cannot load a user's own model, and
     they round the weights of float32 files to nearest.
     """
-    if config.inference.backend in SHARED_MODEL_BACKENDS:
+    if engine_class(config.inference.backend).shares_model:
         return False
     is_elsewhere = config.inference.url is not None or user.model is not None
     return is_elsewhere or bool(read_wide(model))
@@ -148,7 +146,7 @@ def make_collector(
 def samples_exactly(config: ConfigStore, learner: BaseLearner) -> bool:
     """Whether the engine's log-probs equal the learner's: in float32, from the same weights."""
     return (
-        config.inference.backend in SHARED_MODEL_BACKENDS
+        engine_class(config.inference.backend).shares_model
         and config.inference.top_p == 1.0
         and not config.training.max_staleness
         and learner.model.policy.dtype == torch.float32
@@ -158,7 +156,7 @@ def samples_exactly(config: ConfigStore, learner: BaseLearner) -> bool:
 def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenceEngine:
     """Return the engine of the settings; only some backends use the model itself."""
     inference = config.inference
-    if inference.backend in SHARED_MODEL_BACKENDS:
+    if engine_class(inference.backend).shares_model:
         # In an asynchronous run the engine samples while the learner computes.
         defaults: dict[str, Any] = {}
         if inference.backend == "local":
@@ -287,7 +285,7 @@ def _require_engine(config: ConfigStore) -> None:
     inference = config.inference
     if inference.url is not None:
         require_use(server_use(inference.url))
-    if inference.options and inference.backend not in SHARED_MODEL_BACKENDS:
+    if inference.options and not engine_class(inference.backend).shares_model:
         options = json.dumps(inference.options, sort_keys=True, default=repr)
         require_use(f"the engine {inference.backend} with {options}")
 
@@ -305,7 +303,7 @@ def _check_turn_limits(config: ConfigStore, user: UserComponents) -> None:
 def check_settings(config: ConfigStore) -> None:
     """Raise for settings that cannot be trained with, before a model is loaded."""
     num_split = config.model.tensor_parallel_size
-    if num_split > 1 and config.inference.backend in SHARED_MODEL_BACKENDS:
+    if num_split > 1 and engine_class(config.inference.backend).shares_model:
         raise ConfigError(
             f"model.tensor_parallel_size got {num_split}, and the {config.inference.backend} "
             "engine runs on one device, on the modules that are trained. Set it to 1, or "
@@ -350,7 +348,7 @@ def check_settings(config: ConfigStore) -> None:
 def _check_url(config: ConfigStore) -> None:
     """Raise for settings that a server which runs already cannot follow."""
     inference, num_split = config.inference, config.model.tensor_parallel_size
-    if inference.backend in SHARED_MODEL_BACKENDS:
+    if engine_class(inference.backend).shares_model:
         raise ConfigError(
             f"inference.url got {inference.url!r}, and the {inference.backend} engine runs in this "
             "process. Set inference.backend to vllm or sglang, or remove the URL."
@@ -374,7 +372,7 @@ def _check_4bit(config: ConfigStore) -> None:
             "is 0. Set training.lora_rank, for example to 16, to train adapters on them (QLoRA)."
         )
     backend = config.inference.backend
-    if config.ray.use_ray or backend not in SHARED_MODEL_BACKENDS:
+    if config.ray.use_ray or not engine_class(backend).shares_model:
         where = "Ray" if config.ray.use_ray else f"inference.backend {backend!r}"
         raise ConfigError(
             f"model.load_in_4bit got true, which {where} does not support: 4-bit weights are not "

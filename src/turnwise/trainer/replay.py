@@ -20,9 +20,10 @@ import torch
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
 from turnwise.errors import TrainingStopped
+from turnwise.inference import engine_class
 from turnwise.progress.run_state import count
 from turnwise.runs.run_folder import Resume
-from turnwise.trainer.assembly import SHARED_MODEL_BACKENDS, RunComponents, samples_exactly
+from turnwise.trainer.assembly import RunComponents, samples_exactly
 from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.recorded_steps import RecordedRun
 from turnwise.trainer.reporter import Metrics, Reporter
@@ -212,7 +213,7 @@ def _in_this_process(config: ConfigStore) -> ConfigStore:
     """Return settings that train without other processes, and neither evaluate nor send metrics."""
     config = copy.deepcopy(config)
     config.ray.use_ray = False
-    if config.inference.backend not in SHARED_MODEL_BACKENDS:
+    if not engine_class(config.inference.backend).shares_model:
         config.inference.backend, config.inference.options = "local", {}
         config.inference.url, config.model.tensor_parallel_size = None, 1
     config.training.eval_episodes = 0

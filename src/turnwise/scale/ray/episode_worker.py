@@ -15,11 +15,16 @@ from turnwise.episode import CollectorOptions, EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import EpisodeTask
-from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams
+from turnwise.inference import (
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    engine_class,
+)
 from turnwise.learner.sharding import join_shards
 from turnwise.scale.ray.arrays import Arrays, from_arrays
 from turnwise.scale.ray.worker_log import Lines, WorkerLog
-from turnwise.trainer.assembly import SHARED_MODEL_BACKENDS, make_collector, make_engine
+from turnwise.trainer.assembly import make_collector, make_engine
 from turnwise.trainer.components import EpisodeKind
 from turnwise.trainer.state import (
     load_configured_model,
@@ -96,7 +101,7 @@ class EpisodeWorker:
     def _prepare(self, spec: EpisodeSpec) -> int:
         self._log = WorkerLog(spec.source.config.logging.level)
         seed_generators(derive_seed(spec.source.config.training.seed, "worker", self._number))
-        shares = spec.source.config.inference.backend in SHARED_MODEL_BACKENDS
+        shares = engine_class(spec.source.config.inference.backend).shares_model
         model = spec.source.load() if shares else None
         self._engine = make_engine(spec.source.config, model, spec.tokenizer)
         if spec.source.config.training.max_staleness:
