@@ -35,9 +35,7 @@ class InferenceConfig(Section):
     """Sampling from the model, and the length of a conversation."""
 
     backend: str = setting(
-        "local",
-        "The inference engine: local, transformers, vllm, sglang, scripted, or one of yours: "
-        "file.py:Class, module:Class, or a package's entry point.",
+        "local", "The engine: local, transformers, vllm, sglang, scripted, or your file.py:Class."
     )
     url: str | None = setting(
         None, "A vLLM or SGLang server that runs already; null starts the engine."
