@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.agents.requests import ChatReply, ChatRequest
 from turnwise.chat import Message
-from turnwise.episode.thinking import TurnTokens
+from turnwise.episode.sampling import TurnTokens
 from turnwise.inference import FinishReason
 from turnwise.tools import ActionParser, ToolCall, answer_of
 from turnwise.tools.thoughts import thought_of

@@ -14,15 +14,14 @@ from turnwise.agents.replies import TurnFacts, make_reply, read_message
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, check_message
 from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
-from turnwise.episode.agent import ask_engine
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions
 from turnwise.episode.messages import MessageBuilder, TemplateWriter, tool_definition
+from turnwise.episode.sampling import TurnTokens, sample_turn, too_slow
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.thinking import TurnTokens, sample_turn
 from turnwise.episode.timing import EpisodeTimer
-from turnwise.errors import ConfigError, EngineError, ToolError
-from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+from turnwise.errors import ConfigError, ToolError
+from turnwise.inference import FinishReason, GenerationRequest
 from turnwise.tools import ToolCall, get_parser
 from turnwise.types import EpisodeStatus
 
@@ -285,7 +284,21 @@ class AgentSession:
             on_tokens=None if live is None else live.add,
         )
         opening = self._opening(request.must_call) if request.must_call else ()
-        return await sample_turn(setup, generation, self._ask_engine, opening)
+        try:
+            turn = await sample_turn(setup, generation, opening)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._check_time()  # it may have cut the turn
+            self.failure = error
+            raise ApiError(
+                f"the engine failed: {error}", status=500, code="server_error"
+            ) from error
+        if turn.finish_reason is FinishReason.DEADLINE:
+            self._check_time()
+            self.failure = too_slow(generation.timeout)
+            raise ApiError(str(self.failure), status=500, code="server_error")
+        return turn
 
     def _opening(self, names: Sequence[str]) -> list[int]:
         """The tokens with which every call of these tools begins."""
@@ -297,22 +310,6 @@ class AgentSession:
             raise ApiError(str(error), param="tool_choice") from error
         same = itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*turns, strict=False))
         return [ids[0] for ids in same]
-
-    async def _ask_engine(self, request: GenerationRequest) -> GenerationResult:
-        try:
-            result = await ask_engine(self._setup, request)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            self.failure = error
-            raise ApiError(
-                f"the engine failed: {error}", status=500, code="server_error"
-            ) from error
-        if result.finish_reason in (FinishReason.ABORTED, FinishReason.DEADLINE) or not result.ids:
-            self._check_time()  # it may have cut the turn
-            self.failure = EngineError(f"the engine gave no turn ({result.finish_reason})")
-            raise ApiError(str(self.failure), status=500, code="server_error")
-        return result
 
     def _live_text(
         self, request: ChatRequest, prompt: TreePrompt, send: Callable[[Delta], None]

@@ -23,8 +23,6 @@ T = TypeVar("T")
 GRACE_SECONDS = 5.0
 """The time for cleaning up after a cancellation, which may itself await something."""
 
-_PAUSE_SECONDS = 0.1
-"""The shortest time after which a clock that stood still is read again."""
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _LOG = logging.getLogger("turnwise")
 
@@ -67,16 +65,12 @@ async def await_with_deadline(
     timeout: float | None,
     waiting_for: str,
     limit_name: str | None = None,
-    clock: Callable[[], float] | None = None,
 ) -> T:
-    """`call_with_deadline` for an async function that was called already.
-
-    `clock` is one that may stand still; what it leaves of the timeout is waited for as well.
-    """
+    """`call_with_deadline` for an async function that was called already."""
     task = _episode_task.get()
     if task is None or not task.is_free:
         task = UserTask(is_single=True)
-    outcome = await task.run(awaitable, timeout, waiting_for, clock)
+    outcome = await task.run(awaitable, timeout, waiting_for)
     if outcome is None:
         raise _overrun(waiting_for, timeout, limit_name)
     return outcome.result()
@@ -161,11 +155,7 @@ class UserTask:
         return not self._is_busy and self._loop is asyncio.get_running_loop()
 
     async def run(
-        self,
-        awaitable: Awaitable[T],
-        timeout: float | None,
-        what: str,
-        clock: Callable[[], float] | None = None,
+        self, awaitable: Awaitable[T], timeout: float | None, what: str
     ) -> asyncio.Future[T] | None:
         """Await something at most that long; return its outcome, None if it was late.
 
@@ -181,14 +171,8 @@ class UserTask:
         if self._is_single:
             self._calls.put_nowait(None)
         self._is_busy, is_late = True, False
-        started = 0.0 if clock is None else clock()
         try:
             await asyncio.wait({outcome}, timeout=timeout)
-            while clock is not None and timeout is not None and not outcome.done():
-                left = started + timeout - clock()
-                if left <= 0:
-                    break
-                await asyncio.wait({outcome}, timeout=max(left, _PAUSE_SECONDS))
             is_late = not outcome.done()
         finally:
             if not outcome.done():

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 from turnwise.chat import Conversation, Message
 from turnwise.chat.stream import Prefix
 from turnwise.chat.thinking import with_thought
-from turnwise.deadlines import await_with_deadline
 from turnwise.episode.engine_sessions import new_session
+from turnwise.episode.sampling import sample_turn
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.sub_agents import SubAgents
-from turnwise.episode.thinking import sample_turn
 from turnwise.episode.types import AgentRecord, TurnRecord
-from turnwise.errors import ConfigError, DeadlineExceeded, TurnwiseError
-from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+from turnwise.errors import ConfigError
+from turnwise.inference import GenerationRequest
 from turnwise.tools import ToolDefinition, answer_of
 from turnwise.tools.thoughts import thought_of
-
-_GRACE_SECONDS = 10.0
-"""An engine applies the timeout of a request itself; this is for one that does not."""
-
-
-class EngineFault(TurnwiseError, RuntimeError):
-    """An engine returned something that cannot be a turn."""
 
 
 class Agent:
@@ -127,7 +118,7 @@ class Agent:
             branch_of=self._branch_of,
         )
         in_thought = setup.begins_in_thought(request.prompt_ids)
-        result = await sample_turn(setup, request, self._sample)
+        result = await sample_turn(setup, request)
         if self._branch_of is not None:
             setup.engine.end_session(self._branch_of[0])
             self._branch_of = None
@@ -139,30 +130,12 @@ class Agent:
         self.record.turns.append(turn)
         return turn
 
-    async def _sample_in_time(self, request: GenerationRequest) -> GenerationResult:
-        result = await self._sample(request)
-        if result.finish_reason is FinishReason.DEADLINE:
-            raise too_slow(request.timeout)
-        return result
-
-    async def _sample(self, request: GenerationRequest) -> GenerationResult:
-        result = await ask_engine(self._setup, request)
-        if result.finish_reason is FinishReason.ABORTED:
-            raise EngineFault("the engine cancelled the turn; was it closed?")
-        if not result.ids:
-            raise EngineFault(f"the engine returned a turn without tokens ({result.finish_reason})")
-        if not math.isfinite(sum(result.log_probs)):
-            raise EngineFault("the engine returned log-probs that are not finite")
-        return result
-
     async def ask(
         self, messages: Sequence[Message], max_tokens: int | None, timeout: float | None
     ) -> str:
         """Samples the answer to a tool that asks, in a conversation of its own."""
         if self._sub_agents is None:
-            self._sub_agents = SubAgents(
-                self._setup, self.record.stream, self._seeds, self._sample_in_time
-            )
+            self._sub_agents = SubAgents(self._setup, self.record.stream, self._seeds)
         return await self._sub_agents.ask(
             messages,
             context_length=self.max_tokens,
@@ -214,33 +187,3 @@ class Agent:
         if self._branch_of is not None:
             self._setup.engine.end_session(self._branch_of[0])
         self._setup.engine.end_session(self._session)
-
-
-async def ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
-    """Samples a turn, and gives up an engine that does not keep to the timeout of the request."""
-    limit = None if request.timeout is None else request.timeout + _GRACE_SECONDS
-    silence = setup.waits.silence
-    try:
-        result = await await_with_deadline(
-            setup.engine.sample(request),
-            timeout=limit,
-            waiting_for="the engine",
-            limit_name="limits.generation_timeout, or lower inference.max_tokens",
-            clock=silence.clock,
-        )
-    except DeadlineExceeded:
-        silence.give_up()
-        raise
-    except Exception:
-        silence.end()
-        raise
-    silence.end()
-    return result
-
-
-def too_slow(limit: float | None) -> DeadlineExceeded:
-    """Returns the error for a turn that the engine did not finish in time."""
-    return DeadlineExceeded(
-        f"the engine took longer than {limit:g} s for a turn. Lower inference.max_tokens, or raise "
-        "limits.generation_timeout."
-    )

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar, overload
 
@@ -248,7 +258,9 @@ class EpisodeCollector:
                     raise contained(error, "an episode") from None
 
         with Watchdog(setups[""].waits, self.options.report_after, self.options.stall_timeout):
-            await together(work() for _ in range(min(self.options.max_concurrency, num_tasks)))
+            async with task_group() as group:
+                for _ in range(min(self.options.max_concurrency, num_tasks)):
+                    group.create_task(work())
 
     def _episode(self, task: EpisodeTask, setup: EpisodeSetup, attempt: int) -> PlayableEpisode:
         """Returns the episode of a task, to be run once."""
@@ -293,17 +305,24 @@ class EpisodeCollector:
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
 
-async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs all at once. The first error cancels the others, each of which cleans up."""
+@contextlib.asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A `TaskGroup` that raises the first error alone; the others were cancelled and cleaned up."""
     failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
+            yield group
     except BaseExceptionGroup as errors:
         failure = errors.exceptions[0]
     if failure is not None:
         raise failure
+
+
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs all at once. The first error cancels the others, each of which cleans up."""
+    async with task_group() as group:
+        for one in work:
+            group.create_task(one)
 
 
 def without_failed(results: Sequence[EpisodeResult]) -> Collection:

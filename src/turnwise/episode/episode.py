@@ -14,8 +14,9 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.base import NO_TASK
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode.actions import Actions, Outcome
-from turnwise.episode.agent import Agent, too_slow
+from turnwise.episode.agent import Agent
 from turnwise.episode.environment_session import EnvironmentSession
+from turnwise.episode.sampling import too_slow
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord

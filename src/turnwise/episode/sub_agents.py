@@ -9,12 +9,12 @@ from turnwise.chat import ConversationTree, Message, TokenStream
 from turnwise.chat.tree import SampledTurn, StreamPlaces
 from turnwise.episode.engine_sessions import EngineSessions
 from turnwise.episode.messages import TemplateWriter
+from turnwise.episode.sampling import sample_turn, too_slow
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.thinking import Sample, sample_turn
 from turnwise.episode.types import TurnRecord
 from turnwise.errors import ConfigError, ToolError
-from turnwise.inference import GenerationRequest
+from turnwise.inference import FinishReason, GenerationRequest
 from turnwise.tools import answer_of, get_parser
 
 
@@ -25,13 +25,10 @@ class SubAgents:
     turn whose tools asked for them was carried out.
     """
 
-    def __init__(
-        self, setup: EpisodeSetup, stream: TokenStream, seeds: str, sample: Sample
-    ) -> None:
+    def __init__(self, setup: EpisodeSetup, stream: TokenStream, seeds: str) -> None:
         self._setup = setup
         self._stream = stream
         self._seeds = seeds
-        self._sample = sample
         parser = setup.parser
         if isinstance(parser, str):
             parser = get_parser(parser, template=setup.chat.template)
@@ -85,7 +82,9 @@ class SubAgents:
                 branch_of=session.branch_of,
             )
             try:
-                result = await sample_turn(setup, request, self._sample)
+                result = await sample_turn(setup, request)
+                if result.finish_reason is FinishReason.DEADLINE:
+                    raise too_slow(timeout)
             except Exception as error:
                 self.failure = error
                 raise

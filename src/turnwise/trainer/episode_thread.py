@@ -57,8 +57,13 @@ class EpisodeThread:
 
     def _work(self) -> None:
         assert self._loop is not None
+        is_stopped = False
         try:
-            self._loop.run_forever()
+            while not is_stopped:
+                # What calls sys.exit in a task ends the loop; its caller gets it from the task too.
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                    self._loop.run_forever()
+                    is_stopped = True
         finally:
             close_loop(self._loop)
 

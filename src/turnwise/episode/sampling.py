@@ -1,20 +1,27 @@
-"""Samples a turn with a budget for its thoughts, and with a given beginning of its answer."""
+"""Samples a turn: asks the engine, keeps to a budget of thoughts, begins an answer as it must."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.errors import DeadlineExceeded, EngineError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.worker import length_to_stop
 from turnwise.tools.thoughts import THOUGHT_ENDS, close_of
 
-Sample: TypeAlias = Callable[[GenerationRequest], Awaitable[GenerationResult]]
 _LEAST_SECONDS = 0.001
+_GRACE_SECONDS = 10.0
+"""An engine applies the timeout of a request itself; this is for one that does not."""
+_CANCEL_SECONDS = 5.0
+"""For an engine to end a request that was cancelled."""
+_PAUSE_SECONDS = 0.1
+"""The shortest time after which a clock that stood still is read again."""
 
 
 @dataclass(slots=True)
@@ -39,7 +46,7 @@ class TurnTokens:
 
 
 async def sample_turn(
-    setup: EpisodeSetup, request: GenerationRequest, sample: Sample, opening: Sequence[int] = ()
+    setup: EpisodeSetup, request: GenerationRequest, opening: Sequence[int] = ()
 ) -> TurnTokens:
     """Samples a turn; a thought that uses up `max_thinking_tokens` is closed, and the turn goes on.
 
@@ -52,13 +59,14 @@ async def sample_turn(
         opening = ()
     started = setup.waits.silence.clock()
     if opening and not setup.may_think(request.prompt_ids):
-        return await _continued(setup, request, sample, None, opening, started)
+        return await _continued(setup, request, None, opening, started)
     budget = setup.limits.max_thinking_tokens
     most = request.max_tokens if budget is None else min(budget, request.max_tokens)
     if most == request.max_tokens and not opening:
-        return _tokens(await sample(request))
+        return _tokens(await _ask_engine(setup, request))
     stops = (*request.stop_strings, *(THOUGHT_ENDS if opening else ()))
-    first = await sample(dataclasses.replace(request, max_tokens=most, stop_strings=stops))
+    thought = dataclasses.replace(request, max_tokens=most, stop_strings=stops)
+    first = await _ask_engine(setup, thought)
     text = setup.chat.decode(first.ids, setup.thought_marks)
     if first.finish_reason is FinishReason.LENGTH:
         close = close_of(text, in_thought=setup.begins_in_thought(request.prompt_ids))
@@ -69,13 +77,12 @@ async def sample_turn(
     inserted = [] if close is None else [*setup.chat.written_ids(close), *opening]
     if request.max_tokens - len(first.ids) - len(inserted) < 1:  # an answer does not fit
         return _tokens(first)
-    return await _continued(setup, request, sample, first, inserted, started)
+    return await _continued(setup, request, first, inserted, started)
 
 
 async def _continued(
     setup: EpisodeSetup,
     request: GenerationRequest,
-    sample: Sample,
     first: GenerationResult | None,
     inserted: Sequence[int],
     started: float,
@@ -86,17 +93,16 @@ async def _continued(
     timeout = request.timeout
     if timeout is not None:
         timeout = max(timeout - (setup.waits.silence.clock() - started), _LEAST_SECONDS)
-    rest = await sample(
-        dataclasses.replace(
-            request,
-            prompt_ids=[*request.prompt_ids, *ids],
-            max_tokens=request.max_tokens - len(ids),
-            seed=derive_seed(request.seed, "after the thought"),
-            timeout=timeout,
-            branch_of=request.branch_of if first is None else None,
-            on_tokens=request.on_tokens and _after(ids, request.on_tokens),
-        )
+    request_for_rest = dataclasses.replace(
+        request,
+        prompt_ids=[*request.prompt_ids, *ids],
+        max_tokens=request.max_tokens - len(ids),
+        seed=derive_seed(request.seed, "after the thought"),
+        timeout=timeout,
+        branch_of=request.branch_of if first is None else None,
+        on_tokens=request.on_tokens and _after(ids, request.on_tokens),
     )
+    rest = await _ask_engine(setup, request_for_rest)
     if not inserted:
         rest = _cut_at_stop(setup, request, ids, rest)
     version = rest.weight_version if first is None else first.weight_version
@@ -111,6 +117,58 @@ async def _continued(
         (len(before), len(ids)) if inserted else None,
         _changes(version, versions),
     )
+
+
+async def _ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
+    """Gives up an engine that does not keep to the request's timeout; checks what it returns."""
+    silence = setup.waits.silence  # its clock stands still while an update pauses the engine
+    limit = math.inf if request.timeout is None else request.timeout + _GRACE_SECONDS
+    deadline = silence.clock() + limit
+    # A task of its own: an engine that ignores its cancellation must not hold up the episode.
+    sampling = asyncio.ensure_future(setup.engine.sample(request))
+    try:
+        while not sampling.done() and (left := deadline - silence.clock()) > 0:
+            timeout = None if left == math.inf else max(left, _PAUSE_SECONDS)
+            await asyncio.wait({sampling}, timeout=timeout)
+        is_late = not sampling.done()
+    finally:
+        if not sampling.done():
+            sampling.add_done_callback(_look_at)
+            sampling.cancel()
+            await asyncio.wait({sampling}, timeout=_CANCEL_SECONDS)
+    if is_late:
+        silence.give_up()
+        raise DeadlineExceeded(
+            f"the engine took longer than {limit:g} s. Make it faster, raise "
+            "limits.generation_timeout, or lower inference.max_tokens."
+        )
+    silence.end()
+    if sampling.cancelled():
+        raise EngineError("the engine cancelled the turn; was it closed?")
+    result = sampling.result()
+    if result.finish_reason is FinishReason.ABORTED:
+        raise EngineError("the engine cancelled the turn; was it closed?")
+    if not result.ids and result.finish_reason is FinishReason.DEADLINE:
+        raise too_slow(request.timeout)
+    if not result.ids:
+        raise EngineError(f"the engine returned a turn without tokens ({result.finish_reason})")
+    if not math.isfinite(sum(result.log_probs)):
+        raise EngineError("the engine returned log-probs that are not finite")
+    return result
+
+
+def too_slow(limit: float | None) -> DeadlineExceeded:
+    """Returns the error for a turn that the engine did not finish in time."""
+    return DeadlineExceeded(
+        f"the engine took longer than {limit:g} s for a turn. Lower inference.max_tokens, or raise "
+        "limits.generation_timeout."
+    )
+
+
+def _look_at(late: asyncio.Future[GenerationResult]) -> None:
+    """Asyncio logs the errors of tasks that nobody has looked at."""
+    if not late.cancelled():
+        late.exception()
 
 
 def _cut_at_stop(
