@@ -127,7 +127,7 @@ def main() -> None:
     print(f"one step passes {len(tracer.files)} files")
     for title, calls in (
         ("fit to an episode", after(tracer.walks["an episode"], "Trainer.fit")),
-        ("an episode to the engine", after(tracer.walks["the engine"], "Episode.run")),
+        ("an episode to the engine", after(tracer.walks["the engine"], "Episode._play")),
         ("the engine's thread to a token", after(tracer.walks["a token"], "WorkerEngine._work")),
     ):
         print(f"\n{title}: {len(calls)} calls")

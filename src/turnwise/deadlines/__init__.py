@@ -18,7 +18,12 @@ from turnwise.deadlines.calls import (
     is_async,
     result_within,
 )
-from turnwise.deadlines.failures import contained, ending_forked_copies, is_interrupt
+from turnwise.deadlines.failures import (
+    contained,
+    contained_call,
+    ending_forked_copies,
+    is_interrupt,
+)
 from turnwise.deadlines.running import close_loop, new_loop, resolve_future, run_sync
 from turnwise.deadlines.unresponsive import ended_if_unresponsive
 
@@ -27,6 +32,7 @@ __all__ = [
     "call_with_deadline",
     "close_loop",
     "contained",
+    "contained_call",
     "ended_if_unresponsive",
     "ending_forked_copies",
     "episode_task",

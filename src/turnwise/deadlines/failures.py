@@ -8,9 +8,12 @@ import os
 import signal
 import threading
 import traceback
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from turnwise.errors import describe_error
+
+T = TypeVar("T")
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -72,3 +75,15 @@ class ending_forked_copies:  # noqa: N801 - used like a function; a generator wo
     def __exit__(self, *_: object) -> None:
         if os.getpid() != self._process:
             os._exit(0)
+
+
+async def contained_call(awaitable: Awaitable[T], what: str) -> T:
+    """Await something whose failures must end neither the event loop nor this task's caller."""
+    try:
+        with ending_forked_copies():
+            return await awaitable
+    except BaseException as error:
+        failure = contained(error, what)
+        if failure is error or is_interrupt(error):
+            raise
+        raise failure  # noqa: B904 - it has its cause

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from turnwise.deadlines import contained_call
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.errors import DeadlineExceeded, EngineError
@@ -125,7 +126,7 @@ async def _ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> Genera
     limit = math.inf if request.timeout is None else request.timeout + _GRACE_SECONDS
     deadline = silence.clock() + limit
     # A task of its own: an engine that ignores its cancellation must not hold up the episode.
-    sampling = asyncio.ensure_future(setup.engine.sample(request))
+    sampling = asyncio.create_task(contained_call(setup.engine.sample(request), "the engine"))
     try:
         while not sampling.done() and (left := deadline - silence.clock()) > 0:
             timeout = None if left == math.inf else max(left, _PAUSE_SECONDS)

@@ -57,13 +57,8 @@ class EpisodeThread:
 
     def _work(self) -> None:
         assert self._loop is not None
-        is_stopped = False
         try:
-            while not is_stopped:
-                # What calls sys.exit in a task ends the loop; its caller gets it from the task too.
-                with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                    self._loop.run_forever()
-                    is_stopped = True
+            self._loop.run_forever()
         finally:
             close_loop(self._loop)
 
