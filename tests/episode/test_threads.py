@@ -223,7 +223,7 @@ class TestSilentEngine:
         assert "MainThread: " in caplog.text
 
     def test_a_request_that_is_tried_again_does_not_begin_anew(self, monkeypatch):
-        monkeypatch.setattr("turnwise.episode.agent._GRACE_SECONDS", 0.0)
+        monkeypatch.setattr("turnwise.episode.sampling._GRACE_SECONDS", 0.0)
         engine = Silent(0)
         collector = EpisodeCollector(
             engine,

@@ -9,7 +9,7 @@ import torch
 
 from trainer.runs import Listener
 from trainer.worlds import Memory, small_model, small_trainer
-from turnwise.episode import agent as episode_agent
+from turnwise.episode import sampling as episode_sampling
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 
@@ -131,7 +131,7 @@ def test_so_have_tokens_on_a_kept_cache_before_the_weights_change(tmp_path, upda
 
 def test_time_in_which_an_update_pauses_the_engine_is_on_no_deadline(tmp_path, monkeypatch):
     limits = ("limits.generation_timeout=2", "limits.max_seconds=3", "inference.stall_timeout=2")
-    monkeypatch.setattr(episode_agent, "_GRACE_SECONDS", 0.5)  # of the episode, beyond the engine's
+    monkeypatch.setattr(episode_sampling, "_GRACE_SECONDS", 0.5)  # beyond the engine's own
     steps = ("training.steps_per_epoch=3", "training.learning_rate=1e-4")
     with small_trainer(tmp_path, Waits, *SETTINGS, *limits, *steps) as trainer:
         learner = trainer.components.learner
