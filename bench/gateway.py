@@ -38,7 +38,7 @@ from turnwise.agents.gateway import LLM, Gateway
 from turnwise.agents.requests import ChatRequest
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions, EpisodeLimits
-from turnwise.episode.setup import EpisodeSetup, make_setup
+from turnwise.episode.options import EpisodeSetup, make_setup
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.models import load_tokenizer
 

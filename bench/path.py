@@ -33,7 +33,7 @@ Call = tuple[str, str]
 ENDS = {
     "an episode": ("episode/episode.py", "run"),
     "the engine": ("inference/worker.py", "sample"),
-    "a token": ("inference/local/sampling.py", "draw_tokens"),
+    "a token": ("inference/local/engine.py", "_draw_tokens"),
 }
 """The files and functions in which the walks end."""
 
@@ -128,7 +128,7 @@ def main() -> None:
     for title, calls in (
         ("fit to an episode", after(tracer.walks["an episode"], "Trainer.fit")),
         ("an episode to the engine", after(tracer.walks["the engine"], "Episode._play")),
-        ("the engine's thread to a token", after(tracer.walks["a token"], "WorkerEngine._work")),
+        ("the engine's thread to a token", after(tracer.walks["a token"], "ModelEngine._work")),
     ):
         print(f"\n{title}: {len(calls)} calls")
         for file, function in calls:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from turnwise.episode import timing
+from turnwise.episode import watchdog
 
 
 class Clock(selectors.DefaultSelector):
@@ -48,7 +48,7 @@ def run_in_virtual_time(coroutine, clock=None, late=0.0):
     loop.time = lambda: seen + late * (seen > 0)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(timing, "time", SimpleNamespace(monotonic=loop.time))
+            patch.setattr(watchdog, "time", SimpleNamespace(monotonic=loop.time))
             return loop.run_until_complete(coroutine)
     finally:
         loop.close()

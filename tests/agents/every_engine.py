@@ -13,7 +13,7 @@ from agents.serving import QUESTION, TOOL, ask, joined, serving
 from contention import wait_until
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions, EpisodeLimits
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.learner import Learner, PolicyValueModel, PPOBatch
 from turnwise.tools import ActionParser, ToolCall
 from turnwise.tools.parsers.base import ParseResult

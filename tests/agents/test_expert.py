@@ -11,7 +11,7 @@ from turnwise import ConfigError, Trainer
 from turnwise.agents.expert import ExpertSession
 from turnwise.agents.requests import ApiError, ChatRequest
 from turnwise.episode import CollectorOptions, EpisodeLimits
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.trainer.reporter import Reporter
 

@@ -9,7 +9,7 @@ from agents.serving import ask, serving
 from beside_agents.expert import expert_turn
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.models import load_tokenizer
 

@@ -30,7 +30,7 @@ from agents.serving import (
 from chat.families import make_format
 from contention import peak_megabytes, wait_until
 from turnwise.agents import Gateway
-from turnwise.episode import EpisodeLimits, timing
+from turnwise.episode import EpisodeLimits, watchdog
 from turnwise.inference import FinishReason, GenerationResult
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.types import EpisodeStatus
@@ -380,7 +380,7 @@ def test_messages_that_cannot_fit_are_refused_before_they_are_encoded(messages):
 
 def test_the_time_of_an_episode_ends_in_the_middle_of_a_turn(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Late(ScriptedEngine):
         async def sample(self, request):

@@ -10,7 +10,7 @@ from agents.serving import CALL, QUESTION, TOOL, ask, joined, read_events, servi
 from beside_agents.live_engine import ANSWER, THOUGHT, live
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.inference import create_inference_engine
 
 CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/messages"

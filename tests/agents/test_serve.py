@@ -17,7 +17,7 @@ from turnwise.agents.session import AgentSession
 from turnwise.cli import main
 from turnwise.cli.run_paths import find_source
 from turnwise.episode import CollectorOptions
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.inference.scripted import ScriptedEngine
 
 

@@ -12,7 +12,7 @@ from chat.thinkers import THINKERS, thinking_format
 from turnwise.agents.requests import ChatRequest, tool_choice
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.inference import FinishReason, create_inference_engine
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.learner import Learner, PolicyValueModel, PPOBatch

@@ -14,7 +14,7 @@ from beside_agents.expert import NOTES
 from turnwise.agents import Gateway
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions, EpisodeLimits
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.inference import SamplingParams
 
 FIXTURES = Path(__file__).resolve().parents[1] / "agents" / "fixtures"

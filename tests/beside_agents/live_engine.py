@@ -8,7 +8,7 @@ from chat.families import make_format
 from turnwise.agents.gateway import Gateway
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import make_setup
 from turnwise.inference.scripted import ScriptedEngine
 
 THOUGHT = "<think>\nWater or wait? Wait.\n</think>\n\n"

@@ -14,9 +14,9 @@ from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import SampledTurn, ThoughtPolicy
 from turnwise.deadlines import episode_task, is_interrupt
 from turnwise.episode.collector import EpisodeSource
-from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.timing import EpisodeTimer
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
+from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -13,8 +13,8 @@ from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import TreePrompt
 from turnwise.deadlines import call_with_deadline
 from turnwise.episode.engine_sessions import EngineSession
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import TurnTokens
-from turnwise.episode.setup import EpisodeSetup
 from turnwise.errors import ConfigError, describe_error
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolCall

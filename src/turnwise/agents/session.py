@@ -16,10 +16,10 @@ from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions
 from turnwise.episode.messages import MessageBuilder, TemplateWriter, tool_definition
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import TurnTokens, sample_turn, too_slow
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.timing import EpisodeTimer
+from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError, ToolError
 from turnwise.inference import FinishReason, GenerationRequest
 from turnwise.tools import ToolCall, get_parser

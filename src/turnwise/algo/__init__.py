@@ -54,9 +54,8 @@ from turnwise.algo.losses.weighted import (
     compute_gpg_loss,
     compute_reinforce_loss,
 )
-from turnwise.algo.masked import BatchTotals, aggregate_loss, masked_mean
+from turnwise.algo.masked import BatchTotals, aggregate_loss, discounted_suffix_sum, masked_mean
 from turnwise.algo.records import AdvantageEstimator, PolicyLoss, TokenSelection
-from turnwise.algo.recurrence import discounted_suffix_sum
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",

@@ -16,8 +16,8 @@ from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import close_environment, reset_environment
 from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeSource, PlayableEpisode, together
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.player_engine import chat_episode, player_episode
-from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine

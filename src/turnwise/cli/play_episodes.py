@@ -31,7 +31,7 @@ from turnwise.types import StepResult, Trajectory
 if TYPE_CHECKING:
     from turnwise.cli.play_screen import Screen
     from turnwise.episode import EpisodeResult
-    from turnwise.episode.setup import EpisodeSetup
+    from turnwise.episode.options import EpisodeSetup
     from turnwise.episode.types import AgentRecord, TurnRecord
 
 WITHOUT_MODEL = ("human", "expert", "random")

@@ -152,8 +152,7 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
 
 def _session(opened: ChatModel, max_conversations: int) -> AgentSession:
     from turnwise.agents.session import AgentSession
-    from turnwise.episode.options import EpisodeLimits, EpisodeOptions
-    from turnwise.episode.setup import make_setup
+    from turnwise.episode.options import EpisodeLimits, EpisodeOptions, make_setup
     from turnwise.inference import SamplingParams
 
     sampling = None

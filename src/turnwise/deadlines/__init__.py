@@ -13,16 +13,14 @@ caller propagate as they are (`is_interrupt`).
 from turnwise.deadlines.calls import (
     await_with_deadline,
     call_with_deadline,
-    episode_task,
-    in_daemon_thread,
-    is_async,
-    result_within,
-)
-from turnwise.deadlines.failures import (
     contained,
     contained_call,
     ending_forked_copies,
+    episode_task,
+    in_daemon_thread,
+    is_async,
     is_interrupt,
+    result_within,
 )
 from turnwise.deadlines.running import close_loop, new_loop, resolve_future, run_sync
 from turnwise.deadlines.unresponsive import ended_if_unresponsive

@@ -20,11 +20,12 @@ from turnwise.episode.options import (
     CollectorOptions,
     EpisodeLimits,
     EpisodeOptions,
+    EpisodeSetup,
     ErrorPolicy,
     episode_limits,
+    make_setup,
 )
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
 

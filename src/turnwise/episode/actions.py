@@ -12,7 +12,7 @@ from turnwise.env import BaseEnvironment
 from turnwise.episode.environment_session import EnvironmentSession, valid_text
 from turnwise.episode.messages import MessageBuilder
 from turnwise.episode.options import EpisodeLimits, ParserChoice
-from turnwise.episode.timing import EpisodeTimer
+from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import DeadlineExceeded, EnvironmentFault
 from turnwise.tools import (
     ActionParser,

@@ -8,9 +8,9 @@ from turnwise.chat import Conversation, Message
 from turnwise.chat.stream import Prefix
 from turnwise.chat.thinking import with_thought
 from turnwise.episode.engine_sessions import new_session
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import sample_turn
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.sub_agents import SubAgents
 from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.errors import ConfigError

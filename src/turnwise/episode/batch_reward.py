@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from turnwise.deadlines import call_with_deadline, is_interrupt
-from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.types import AgentRecord, EpisodeResult
 from turnwise.errors import RewardError, TurnwiseError, describe_error, error_message
 from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type

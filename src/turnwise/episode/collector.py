@@ -28,9 +28,8 @@ from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.batch_reward import BatchReward
 from turnwise.episode.episode import Episode
-from turnwise.episode.options import CollectorOptions
+from turnwise.episode.options import CollectorOptions, EpisodeSetup, make_setup
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.types import EpisodeResult, EpisodeTask
 from turnwise.episode.watchdog import Watchdog

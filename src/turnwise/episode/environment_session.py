@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from turnwise.deadlines import (
     await_with_deadline,
@@ -22,13 +22,15 @@ from turnwise.deadlines import (
 from turnwise.env import BaseEnvironment, reset_environment, step_environment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import finish_without_loop
-from turnwise.episode.options import EnvironmentCalls
 from turnwise.errors import EnvironmentFault, describe_error
 from turnwise.types import StepResult
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger("turnwise")
+
+EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
+"""Where synchronous environments run; `auto`: inline if the environment has `quick = True`."""
 
 
 class CallMode:

@@ -16,10 +16,10 @@ from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode.actions import Actions, Outcome
 from turnwise.episode.agent import Agent
 from turnwise.episode.environment_session import EnvironmentSession
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import too_slow
-from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
+from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import (
     DeadlineExceeded,
     EnvironmentFault,

@@ -12,8 +12,8 @@ from turnwise.episode.actions import Actions, Outcome, as_call
 from turnwise.episode.environment_session import CallMode, EnvironmentSession
 from turnwise.episode.options import EpisodeLimits, ParserChoice
 from turnwise.episode.summary import EpisodeSummary
-from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import TurnRecord
+from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolCall, ToolRegistry, ToolResult

@@ -15,11 +15,10 @@ from turnwise.episode.agent import Agent
 from turnwise.episode.collector import EpisodeCollector, environment_source
 from turnwise.episode.episode import Episode
 from turnwise.episode.manager import MultiTurnManager
-from turnwise.episode.options import EpisodeLimits
-from turnwise.episode.setup import make_setup
+from turnwise.episode.options import EpisodeLimits, make_setup
 from turnwise.episode.summary import EpisodeSummary
-from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import EpisodeResult, EpisodeTask
+from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, SamplingParams
 from turnwise.types import EpisodeStatus, Trajectory

@@ -11,7 +11,7 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.players import Player
 from turnwise.episode.episode import Episode, EpisodeWatcher
-from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import EngineError
 from turnwise.inference import (

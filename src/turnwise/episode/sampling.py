@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnwise.deadlines import contained_call
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.setup import EpisodeSetup
 from turnwise.errors import DeadlineExceeded, EngineError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.worker import length_to_stop

@@ -9,9 +9,9 @@ from turnwise.chat import ConversationTree, Message, TokenStream
 from turnwise.chat.tree import SampledTurn, StreamPlaces
 from turnwise.episode.engine_sessions import EngineSessions
 from turnwise.episode.messages import TemplateWriter
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import sample_turn, too_slow
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import TurnRecord
 from turnwise.errors import ConfigError, ToolError
 from turnwise.inference import FinishReason, GenerationRequest

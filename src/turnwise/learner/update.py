@@ -19,11 +19,17 @@ import torch
 from turnwise.algo.choose import get_policy_loss
 from turnwise.algo.kl import without_rounding
 from turnwise.algo.masked import BatchTotals
-from turnwise.learner import measures
 from turnwise.learner.base import LearnerState, ReadShard, StateLayout, trained_parameters
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.lora import adapter_dropout, has_adapter_dropout
-from turnwise.learner.metric_accumulator import COUNTS, MetricAccumulator
+from turnwise.learner.metric_accumulator import (
+    COUNTS,
+    MetricAccumulator,
+    importance_weights,
+    measure_critic,
+    measure_gap,
+    with_effective_share,
+)
 from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.objective import batch_totals, compute_objective, select_tokens
 from turnwise.learner.optimizer import MasterAdamW
@@ -107,13 +113,11 @@ class Learner(Scorer):
         if before is None:
             run.first_pass = torch.zeros(batch.input_ids.shape, device=self.model.device)
         elif batch.old_log_probs is None and batch.sampler_is_exact:
-            measures.measure_gap(batch, before, num_tokens, run.measured)
+            measure_gap(batch, before, num_tokens, run.measured)
         elif batch.old_log_probs is None:
             batch.old_log_probs = before
-        run.importance_weights = measures.importance_weights(
-            batch, options, num_tokens, run.measured
-        )
-        measures.measure_critic(batch, self.workers, run.metrics)
+        run.importance_weights = importance_weights(batch, options, num_tokens, run.measured)
+        measure_critic(batch, self.workers, run.metrics)
         for epoch in range(options.update_epochs):
             continues = self._run_epoch(epoch, run)
             if run.first_pass is not None:
@@ -130,7 +134,7 @@ class Learner(Scorer):
             run.metrics.count("num_oom_retries", self._num_oom_retries)
             self._num_oom_retries = 0
         self.num_updates += 1
-        return measures.with_effective_share(run.metrics.as_floats())
+        return with_effective_share(run.metrics.as_floats())
 
     def _log_probs_before(self, batch: PPOBatch) -> torch.Tensor | None:
         """Return the learner's log-probs before the first step, or None where the forward of the
@@ -302,11 +306,9 @@ class Learner(Scorer):
         )
         if episodes.old_log_probs is None and not episodes.sampler_is_exact:
             episodes.old_log_probs = outputs.log_probs.detach()
-            weights = measures.importance_weights(
-                episodes, self.options, num_tokens, minibatch.measured
-            )
+            weights = importance_weights(episodes, self.options, num_tokens, minibatch.measured)
         elif episodes.old_log_probs is None and run.first_pass is not None:
-            measures.measure_gap(episodes, outputs.log_probs, num_tokens, minibatch.measured)
+            measure_gap(episodes, outputs.log_probs, num_tokens, minibatch.measured)
         if episodes.ref_log_probs is not None:
             episodes.ref_log_probs = without_rounding(
                 outputs.log_probs,

@@ -19,8 +19,8 @@ from turnwise.data.order import rows_for_step
 from turnwise.env import expert_player, random_player
 from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeSource
+from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.player_engine import player_episode
-from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch

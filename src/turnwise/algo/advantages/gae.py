@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from turnwise.algo.masked import as_mask, masked_whiten, wide
-from turnwise.algo.recurrence import discounted_suffix_sum
+from turnwise.algo.masked import as_mask, discounted_suffix_sum, masked_whiten, wide
 
 
 @torch.no_grad()

@@ -18,8 +18,14 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import as_mask, keep, masked_row_sum, masked_whiten, wide
-from turnwise.algo.recurrence import discounted_suffix_sum
+from turnwise.algo.masked import (
+    as_mask,
+    discounted_suffix_sum,
+    keep,
+    masked_row_sum,
+    masked_whiten,
+    wide,
+)
 from turnwise.errors import ConfigError
 
 

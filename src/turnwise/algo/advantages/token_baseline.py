@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import as_mask, keep, wide
-from turnwise.algo.recurrence import discounted_suffix_sum
+from turnwise.algo.masked import as_mask, discounted_suffix_sum, keep, wide
 
 
 @torch.no_grad()

@@ -15,8 +15,7 @@ import torch
 
 from turnwise.algo.advantages.gae import compute_gae_advantage_return
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import as_mask, keep, masked_whiten
-from turnwise.algo.recurrence import discounted_suffix_sum
+from turnwise.algo.masked import as_mask, discounted_suffix_sum, keep, masked_whiten
 from turnwise.errors import ConfigError
 
 
