@@ -62,7 +62,7 @@ class Tracer:
         self.is_counting = False
         self.files: set[str] = set()
         self.walks: dict[str, list[Call]] = {}
-        self._makers: dict[int, list[Call]] = {}
+        self._makers: dict[FrameType, list[Call]] = {}
         """The walk to the call that made a task, by the frame of the task's coroutine."""
 
     def trace(self, frame: FrameType, event: str, argument: object) -> None:
@@ -71,7 +71,7 @@ class Tracer:
             return
         self.files.add(code.co_filename)
         if code.co_name == "submit":  # the episodes' own thread makes the task
-            self._makers[id(frame.f_locals["coroutine"].cr_frame)] = self.walk(frame.f_back)
+            self._makers[frame.f_locals["coroutine"].cr_frame] = self.walk(frame.f_back)
         for name, (file, function) in ENDS.items():
             if code.co_name == function and code.co_filename.endswith(file):
                 self.walks.setdefault(name, self.walk(frame))
@@ -82,16 +82,16 @@ class Tracer:
             code = frame.f_code
             if code.co_filename.startswith(SOURCE) and not code.co_name.startswith("<"):
                 calls.append((code.co_filename[len(SOURCE) + 1 :], code.co_qualname))
-            if id(frame) in self._makers:
-                return [*self._makers[id(frame)], *reversed(calls)]
+            if frame in self._makers:
+                return [*self._makers[frame], *reversed(calls)]
             frame = frame.f_back
         return calls[::-1]
 
     def make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         """A task factory that remembers where a task was made."""
         frame = getattr(coroutine, "cr_frame", None)
-        if frame is not None and id(frame) not in self._makers:
-            self._makers[id(frame)] = self.walk(sys._getframe(1))
+        if frame is not None and frame not in self._makers:
+            self._makers[frame] = self.walk(sys._getframe(1))
         return asyncio.Task(coroutine, loop=loop, **options)
 
 
@@ -128,7 +128,7 @@ def main() -> None:
     for title, calls in (
         ("fit to an episode", after(tracer.walks["an episode"], "Trainer.fit")),
         ("an episode to the engine", after(tracer.walks["the engine"], "Episode._play")),
-        ("the engine's thread to a token", after(tracer.walks["a token"], "ModelEngine._work")),
+        ("the engine's thread to a token", after(tracer.walks["a token"], "WorkerEngine._work")),
     ):
         print(f"\n{title}: {len(calls)} calls")
         for file, function in calls:

@@ -13,7 +13,7 @@ LINES = {
     "agents": 2724,
     "algo": 2643,
     "chat": 2420,
-    "cli": 5422,
+    "cli": 5302,
     "config": 1197,
     "data": 934,
     "deadlines": 776,
