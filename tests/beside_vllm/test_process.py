@@ -11,7 +11,6 @@ import turnwise
 from beside_vllm.cases import TOLERANCE, make_requests, sample_all
 from turnwise import ConfigError
 from turnwise.inference.vllm import VLLMInferenceEngine
-from turnwise.inference.vllm.process import engine_settings, make_engine_args
 
 ROOT = Path(turnwise.__file__).parent.parent.parent
 
@@ -62,34 +61,21 @@ def test_two_workers_share_the_model(first, second, monkeypatch):
 
 
 def test_options_reach_vllm(first):
-    settings = engine_settings(
-        True,
-        {
-            "model": str(first.folder),
-            "dtype": "auto",
-            "tensor_parallel_size": 2,
-            "max_model_len": 300,
-            "trust_remote_code": False,
-            "max_num_seqs": 17,
-            "seed": 5,
-            "enforce_eager": False,
-        },
-    )
-    config = make_engine_args(settings).create_engine_config()
-    assert config.parallel_config.tensor_parallel_size == 2
-    assert config.model_config.max_model_len == 300
-    assert config.model_config.seed == 5
-    assert config.model_config.logprobs_mode == "processed_logprobs"
-    assert config.scheduler_config.max_num_seqs == 17
-    assert str(config.model_config.dtype) == "torch.float32"
-    on_a_gpu = engine_settings(False, {"dtype": "auto", "gpu_memory_utilization": 0.5})
-    assert on_a_gpu["dtype"] == "auto"
-    assert on_a_gpu["gpu_memory_utilization"] == 0.5
-    assert "enforce_eager" not in on_a_gpu
+    with VLLMInferenceEngine(
+        str(first.folder),
+        max_model_len=300,
+        max_num_seqs=17,
+        seed=5,
+        kv_cache_memory_bytes=2**27,
+    ) as engine:
+        assert engine.context_length == 300
+        given = {"max_num_seqs": 17, "seed": 5, "dtype": "float32"}
+        assert given.items() <= engine.settings.items()
+        assert engine.settings["logprobs_mode"] == "processed_logprobs"
 
 
 def test_options_that_cannot_be_are_named(first):
     with pytest.raises(ConfigError, match=r"no option 'max_num_seq'\. Did you mean 'max_num_seqs'"):
-        make_engine_args({"model": str(first.folder), "max_num_seq": 3})
+        VLLMInferenceEngine(str(first.folder), max_num_seq=3)
     with pytest.raises(ConfigError, match="logprobs_mode got 'raw_logprobs'"):
-        engine_settings(True, {"dtype": "auto", "logprobs_mode": "raw_logprobs"})
+        VLLMInferenceEngine(str(first.folder), logprobs_mode="raw_logprobs")
