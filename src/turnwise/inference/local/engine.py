@@ -143,7 +143,8 @@ class LocalEngine(ModelEngine):
     @torch.inference_mode()
     def _advance(self, *, may_admit: bool) -> None:
         if self._is_freed and may_admit and self._waiting:
-            self._take_weights()
+            with torch.inference_mode(False):  # merged weights are written to outside of it too
+                self._take_weights()
         schedule = self._schedule
         try:
             schedule.tick(self._waiting)
