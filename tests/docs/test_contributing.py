@@ -85,7 +85,7 @@ def test_a_parser_is_one_file_and_one_line(add):
 
 
 def test_an_engine_is_one_file_and_one_line(add):
-    backend = add("constant.py", "BACKENDS")
+    backend = add("constant.py", "ENGINES")
     with create_inference_engine("tiny", backend=backend) as engine:
         collection = EpisodeCollector(engine, "guess-number").collect_sync(1)
     (result,) = collection.results
