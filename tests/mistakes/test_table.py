@@ -222,7 +222,7 @@ TRAINERS = [
     ({"config": Good}, "Trainer(config, MyEnvironment)"),
     ({"config": ConfigStore().training}, "config got TrainingConfig"),
     ({"config": {"training": {"adv_estimator": "grop"}}}, "Did you mean 'grpo'?"),
-    ({"config": {"inference": {"backend": "vlm"}}}, "inference.backend got 'vlm'"),
+    ({"config": {"inference": {"backend": "vlm"}}}, "no backend 'vlm'"),
     ({"config": {"training": {"warm_start": "expret"}}}, "training.warm_start got 'expret'"),
     ({"config": {"model": {"local_path": "/nowhere"}}}, "/nowhere, which does not exist"),
     ({"parser": "hermess"}, "Did you mean 'hermes'?"),

@@ -35,6 +35,7 @@ def test_all_names_are_rewritten_and_nothing_else():
     before = config.to_yaml()
     found = {name.setting: name.text for name in names_of(config)}
     assert found == {
+        "inference.backend": "local",
         "environment.name": "guess-number",
         "environments.0.environment": "e.py:E",
         "environments.0.reward": "w:f",

@@ -19,7 +19,7 @@ LINES = {
     "deadlines": 776,
     "env": 4830,
     "episode": 3959,
-    "inference": 6871,
+    "inference": 6874,
     "learner": 5723,
     "models": 1604,
     "progress": 808,

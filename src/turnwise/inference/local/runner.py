@@ -344,7 +344,10 @@ def _make_kv_cache(
 
 
 def _unsupported(model: Any, reason: object) -> UnsupportedModel:
-    return UnsupportedModel(f"{type(model).__name__} does not run on the local engine: {reason}.")
+    kind = type(model).__name__
+    error = UnsupportedModel(f"{kind} does not run on the local engine: {reason}.")
+    error.add_note("Use backend='transformers'.")
+    return error
 
 
 def _probe_layers(model: Any, context_length: int) -> list[AttentionCall]:
