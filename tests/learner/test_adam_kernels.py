@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from turnwise.learner import MasterAdamW, optimizer as module
+from turnwise.learner import MasterOptimizer, optimizer as module
 from turnwise.learner.fast.kernels import load_kernels
 from turnwise.models.rounding import round_weight, threshold_key
 
@@ -42,11 +42,11 @@ def weights():
 
 def made(monkeypatch, *, by_kernel, **options):
     if by_kernel:
-        optimizer = MasterAdamW(parameters := weights(), **options)
+        optimizer = MasterOptimizer(parameters := weights(), **options)
     else:
         with monkeypatch.context() as patch:
             patch.setattr(module, "_kernels_for", lambda weights: None)
-            optimizer = MasterAdamW(parameters := weights(), **options)
+            optimizer = MasterOptimizer(parameters := weights(), **options)
     assert (optimizer._kernels is not None) == by_kernel
     return optimizer, parameters
 
@@ -110,7 +110,7 @@ def test_one_goes_on_from_the_state_of_the_other(first_by_kernel, monkeypatch):
 
 def test_a_step_that_is_given_up_leaves_nothing():
     parameters = weights()[:2]
-    optimizer = MasterAdamW(parameters)
+    optimizer = MasterOptimizer(parameters)
     before = [p.detach().clone() for _, p in parameters]
     sum(p.sum() for _, p in parameters).backward()
     optimizer.prepare_step(1e-2)
@@ -124,7 +124,7 @@ def test_a_step_that_is_given_up_leaves_nothing():
 def test_shards_without_weights():
     empty = nn.Parameter(torch.empty(0, 4, device=DEVICE, dtype=torch.bfloat16))
     for parameters in ([("p0", empty)], [*weights()[:2], ("p2", empty)]):
-        optimizer = MasterAdamW(parameters)
+        optimizer = MasterOptimizer(parameters)
         sum(p.sum() for _, p in parameters).backward()
         optimizer.step(1e-2)
 

@@ -128,7 +128,14 @@ class TrainingConfig(Section):
     max_grad_norm: Annotated[float, Gt(0)] | None = setting(
         1.0, "Larger gradients are scaled down to this norm; null disables it."
     )
-    weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of AdamW.")
+    optimizer: str = setting(
+        "adamw",
+        "adamw; muon for hidden matrices and AdamW for the rest; or file.py:function of your own.",
+    )
+    optimizer_options: dict[str, Any] = setting(
+        {}, "More arguments of the optimizer, such as momentum of muon."
+    )
+    weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of the optimizer.")
     adam_betas: list[float] = setting([0.9, 0.95], "The two betas of AdamW.")
     adam_epsilon: Annotated[float, Gt(0)] = setting(1e-8, "The epsilon of AdamW.")
     offload_optimizer: bool = setting(

@@ -15,7 +15,7 @@ from turnwise.learner.lora import (
     without_adapters,
 )
 from turnwise.learner.model import Outputs, PolicyValueModel
-from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
+from turnwise.learner.optimizer import MasterOptimizer, learning_rate_at
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.ppo import DataParallelPPOActor, PPOTrainer
 from turnwise.learner.update import Learner
@@ -25,7 +25,7 @@ __all__ = [
     "DataParallelPPOActor",
     "Learner",
     "LearnerOptions",
-    "MasterAdamW",
+    "MasterOptimizer",
     "Outputs",
     "PPOBatch",
     "PPOTrainer",

@@ -1,14 +1,15 @@
-"""AdamW that half-precision modules can be trained with, and its learning rate over time.
+"""The optimiser: float32 masters, any torch optimiser on them, and weights rounded from them.
 
 Steps of 1e-6 are lost in bf16. So each bf16 or fp16 parameter has a float32 master: gradients are
-accumulated there, Adam steps there, and the module gets the result, rounded by a threshold of each
-weight's own (`models.rounding`), so that small steps reach it at once. Parameters that are
+accumulated there, the optimiser steps there, and the module gets the result, rounded by a threshold
+of each weight's own (`models.rounding`), so that small steps reach it at once. Parameters that are
 float32 already are their own masters. They are only written in place: an engine on the same modules
 may hold views of them. The masters of a sharded model are the shards of this process.
 
-Offloaded, the masters and the moments of Adam are in the memory of the CPU, which makes the step.
+Offloaded, the masters and the optimiser's state are in the memory of the CPU, which makes the step.
 
-On a GPU a kernel steps the masters of parameters in half precision: torch's AdamW has their state.
+On a GPU a kernel makes the steps of AdamW for parameters in half precision: torch's AdamW has their
+state.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
+from torch.optim import AdamW, Optimizer
 
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.learner.fast.kernels import load_kernels
-from turnwise.learner.sharding import first_element, is_sharded, local_shard
+from turnwise.learner.sharding import first_element, is_sharded, local_shard, part, whole
 from turnwise.models.rounding import HALF, round_weight, threshold_key
+from turnwise.user_code import import_object
 
 LearningRateSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
-_STATE = ("exp_avg", "exp_avg_sq", "step")
 _CHUNK = 1 << 28
 """Gradients that are in the memory of the CPU at a time, where the masters are offloaded."""
+_NOT_HIDDEN = ("embed", "wte", "wpe", "head")
+"""In the names of matrices that Muon leaves to AdamW: embeddings and heads."""
 
 
 def learning_rate_at(
@@ -61,352 +66,407 @@ def learning_rate_at(
     return base * (left if schedule == "linear" else 0.5 * (1.0 - math.cos(math.pi * left)))
 
 
-class MasterAdamW:
-    """AdamW over named parameters, with float32 masters of those in half precision.
+@dataclass(eq=False)
+class MasterWeight:
+    """A trained parameter, and the master that an optimiser steps.
+
+    Of a sharded model both are the shards of this process; `whole` and `part` lead from shards to
+    the whole tensor and back.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    """As the module computes with it."""
+    master: nn.Parameter
+    """In float32 at least; the parameter itself where it can be."""
+    key: int | None
+    """Of the thresholds that the master is rounded by; None: the parameter is not in half
+    precision."""
+    keeps_narrow: bool = False
+    """Whether a gradient that comes alone stays in its precision."""
+    gradient: torch.Tensor | None = None
+    """The sum of the gradients since the last step."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """What the module has of the parameter in this process."""
+        return local_shard(self.parameter.detach())
+
+    def add_gradient(self, parameter: torch.Tensor) -> None:
+        """Take the gradient from the parameter, where a backward has left it."""
+        assert parameter.grad is not None
+        gradient = local_shard(parameter.grad)
+        if self.gradient is None:
+            is_kept = self.keeps_narrow
+            self.gradient = gradient if is_kept else gradient.to(self.master.dtype)
+        else:
+            self.gradient = self.gradient.to(self.master.dtype).add_(gradient)
+        parameter.grad = None
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values of the master as the module gets them."""
+        weight = self.weight
+        if self.key is None:
+            return values.detach()
+        first = first_element(self.parameter)
+        return round_weight(
+            values.detach(), weight.dtype, self.key, first=first, device=weight.device
+        )
+
+    def whole(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the whole tensor of which the processes have these shards."""
+        return whole(values, self.parameter)
+
+    def part(self, values: torch.Tensor) -> torch.Tensor:
+        """Return this process's shard of a whole tensor."""
+        return part(values, self.parameter)
+
+
+MakeOptimizer: TypeAlias = Callable[..., Optimizer | Sequence[Optimizer]]
+"""Takes a list of `MasterWeight` and, by name, `weight_decay`, `betas`, `epsilon` and what
+`training.optimizer_options` has; returns torch optimisers over the masters. The learning rate of a
+group is the run's, times its `lr_scale` if it has one."""
+
+
+def adamw(
+    weights: Sequence[MasterWeight],
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.95),
+    epsilon: float = 1e-8,
+) -> Optimizer:
+    """AdamW; norms and biases have no weight decay."""
+    matrices = [w.master for w in weights if w.master.dim() > 1]
+    vectors = [w.master for w in weights if w.master.dim() <= 1]
+    return AdamW(
+        [
+            {"params": matrices, "weight_decay": weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        betas=betas,
+        eps=epsilon,
+        fused=True,
+    )
+
+
+class Muon(Optimizer):
+    """Momentum whose update of a matrix is made orthogonal (Jordan et al., 2024).
+
+    Updates are scaled to the size of AdamW's (Liu et al., 2025), so that learning rate and weight
+    decay mean the same for both.
+    """
+
+    def __init__(
+        self, weights: Sequence[MasterWeight], weight_decay: float, momentum: float
+    ) -> None:
+        defaults = {"lr": 0.0, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__([w.master for w in weights], defaults)
+        self._weights = {w.master: w for w in weights}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # ours give none
+        for group in self.param_groups:
+            rate, momentum = group["lr"], group["momentum"]
+            for master in group["params"]:
+                if master.grad is None:
+                    continue
+                state, weight = self.state[master], self._weights[master]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(master)
+                buffer = state["momentum_buffer"].lerp_(master.grad, 1.0 - momentum)
+                update = weight.whole(master.grad.lerp(buffer, momentum))  # Nesterov's
+                scale = 0.2 * math.sqrt(max(update.shape))
+                master.mul_(1.0 - rate * group["weight_decay"])
+                master.add_(weight.part(orthogonal(update)), alpha=-rate * scale)
+
+
+def orthogonal(matrix: torch.Tensor, num_iterations: int = 5) -> torch.Tensor:
+    """Return about the nearest matrix with orthogonal rows or columns, by Newton and Schulz.
+
+    The coefficients raise small singular values fast; all end between 0.7 and 1.2.
+    """
+    x = matrix.bfloat16() if matrix.is_cuda else matrix
+    if is_tall := x.shape[0] > x.shape[1]:
+        x = x.T
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(num_iterations):
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
+    result: torch.Tensor = (x.T if is_tall else x).to(matrix.dtype)
+    return result
+
+
+def muon(
+    weights: Sequence[MasterWeight],
+    *,
+    weight_decay: float = 0.0,
+    momentum: float = 0.95,
+    **adam_options: Any,
+) -> Sequence[Optimizer]:
+    """Muon for hidden matrices, AdamW for all else: embeddings, heads, norms and biases."""
+    hidden = [
+        weight
+        for weight in weights
+        if weight.master.dim() == 2 and not any(part in weight.name for part in _NOT_HIDDEN)
+    ]
+    others = [weight for weight in weights if weight not in hidden]
+    made: list[Optimizer] = [Muon(hidden, weight_decay, momentum)] if hidden else []
+    return [*made, adamw(others, weight_decay=weight_decay, **adam_options)] if others else made
+
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "muon": muon}
+
+
+def get_optimizer(choice: MakeOptimizer | str) -> MakeOptimizer:
+    """Return the function that makes an optimiser: a name, `file.py:function`, or the function."""
+    if not isinstance(choice, str):
+        return choice
+    if choice in OPTIMIZERS:
+        return OPTIMIZERS[choice]
+    if ":" not in choice:
+        raise ConfigError(
+            f"there is no optimizer {choice!r}. {did_you_mean(choice, OPTIMIZERS)} "
+            "Your own is written path/to/file.py:function."
+        )
+    made: MakeOptimizer = import_object(choice, option="training.optimizer")
+    return made
+
+
+class MasterOptimizer:
+    """Steps named parameters by their masters.
 
     `first_masters` read the float32 values that parameters, or shards of them, were rounded from.
+    `options` are those of the optimiser.
     """
 
     def __init__(
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],
+        make: MakeOptimizer | str = "adamw",
         *,
-        weight_decay: float = 0.0,
-        # The usual 0.999 takes a thousand steps to notice that gradients have grown.
-        betas: tuple[float, float] = (0.9, 0.95),
-        epsilon: float = 1e-8,
         offload: bool = False,
         first_masters: Mapping[str, Callable[[], torch.Tensor]] | None = None,
+        **options: Any,
     ) -> None:
-        self._parameters = {name: p for name, p in parameters if p.requires_grad}
-        if not self._parameters:
+        trained = {name: p for name, p in parameters if p.requires_grad}
+        if not trained:
             raise ConfigError("there is nothing to train: no parameter requires a gradient")
-        self._masters: dict[str, nn.Parameter] = {}
-        self._sums: dict[str, nn.Parameter | _GradientSum] = {}
-        """Where the gradients are summed: in the masters, or for kernels and offloaded masters."""
         self._is_offloaded = offload
-        halves = [p for p in self._parameters.values() if _is_half(p)]
-        self._kernels = None if offload else _kernels_for(halves)
-        """The kernels that step the parameters in half precision, where they can."""
-        self._prepared: tuple[float, Any] | None = None
-        """The learning rate and what the kernels step, once all gradients are there."""
-        self._half: list[str] = []
-        self._keys: dict[str, int] = {}
-        """Of the thresholds that masters are rounded by, like the index of a shard's first element
-        in `_firsts`."""
-        self._firsts: dict[str, int] = {}
-        hooks: list[Any] = []
-        for name, parameter in self._parameters.items():
-            shard = local_shard(parameter.detach())
-            is_half = _is_half(parameter)
-            if is_half:
-                self._half.append(name)
-                self._keys[name] = threshold_key(name)
-                self._firsts[name] = first_element(parameter)
-                shard = self._first_master(name, shard, (first_masters or {}).get(name))
-            if is_half and self._kernels is not None:
-                self._masters[name] = nn.Parameter(shard)
-                # A gradient alone stays as it is: the kernel reads any precision.
-                self._sums[name] = _GradientSum(shard.dtype, may_be_narrow=True)
-            elif offload:
-                self._masters[name] = nn.Parameter(shard.to("cpu", copy=True))
-                self._sums[name] = _GradientSum(shard.dtype)
-            elif is_half or is_sharded(parameter):
-                self._masters[name] = self._sums[name] = nn.Parameter(shard)
-            else:
-                self._masters[name] = self._sums[name] = parameter
-            if self._sums[name] is not parameter:
-                hooks.append(_on_gradient(parameter, _adder(self._sums[name])))
+        first_masters = first_masters or {}
+        self._weights = [
+            _master_weight(name, parameter, first_masters.get(name), offload)
+            for name, parameter in trained.items()
+        ]
+        hooks = [
+            weight.parameter.register_post_accumulate_grad_hook(weight.add_gradient)  # type: ignore[no-untyped-call]
+            for weight in self._weights
+        ]
         # The parameters outlive this optimiser, and may get another one.
         weakref.finalize(self, _remove, hooks)
-        # Norms and biases have no weight decay.
-        matrices = [m for m in self._masters.values() if m.dim() > 1]
-        vectors = [m for m in self._masters.values() if m.dim() <= 1]
-        self._adam = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            betas=betas,
-            eps=epsilon,
-            fused=True,
-        )
+        made = get_optimizer(make)(self._weights, **options)
+        self._optimizers = [made] if isinstance(made, Optimizer) else list(made)
+        self._kernels = None if offload else KernelAdamW.of(self._optimizers, self._weights)
 
     @property
     def names(self) -> list[str]:
         """The names of the trained parameters."""
-        return list(self._parameters)
+        return [weight.name for weight in self._weights]
 
     @property
     def num_half(self) -> int:
         """The number of trained weights in half precision; of a sharded model, in this process."""
-        return sum(self._masters[name].numel() for name in self._half)
+        return sum(w.master.numel() for w in self._weights if w.key is not None)
 
     @property
     def bytes_to_come(self) -> int:
         """The memory of the device that the first step takes: for gradients and moments."""
-        masters = self._masters.values()
-        sizes = (m.numel() * m.element_size() for m in masters if m not in self._adam.state)
-        return (1 if self._is_offloaded else 3) * sum(sizes)
+        fresh = [w.master for w in self._weights if not self._state(w)]
+        return (1 if self._is_offloaded else 3) * sum(m.numel() * m.element_size() for m in fresh)
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients of the parameters that have one."""
-        return [total.grad for total in self._sums.values() if total.grad is not None]
+        return [weight.gradient for weight in self._weights if weight.gradient is not None]
 
     def zero_grad(self) -> None:
-        self._prepared = None
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        for total in self._sums.values():
-            total.grad = None
+        if self._kernels is not None:
+            self._kernels.prepared = None
+        for weight in self._weights:
+            weight.gradient = weight.parameter.grad = weight.master.grad = None
 
     @torch.no_grad()
     def all_reduce_gradients(self, all_reduce: Callable[[Sequence[torch.Tensor]], None]) -> None:
         """Sum the gradients over the workers; one that a worker does not have counts as 0."""
-        device = next(iter(self._parameters.values())).device
-        has_one = [total.grad is not None for total in self._sums.values()]
+        device = self._weights[0].parameter.device
+        has_one = [weight.gradient is not None for weight in self._weights]
         numbers = torch.tensor(has_one, device=device).double()
         all_reduce([numbers])
-        for (name, total), number in zip(self._sums.items(), numbers.tolist(), strict=True):
-            if number and total.grad is None:
-                shard = local_shard(self._parameters[name].detach())
-                total.grad = torch.zeros_like(shard, dtype=total.dtype)
-            elif total.grad is not None:
-                total.grad = total.grad.to(total.dtype)
+        for weight, number in zip(self._weights, numbers.tolist(), strict=True):
+            if weight.gradient is not None:
+                weight.gradient = weight.gradient.to(weight.master.dtype)
+            elif number:
+                weight.gradient = torch.zeros_like(weight.weight, dtype=weight.master.dtype)
         all_reduce(self.gradients())
 
     @torch.no_grad()
     def gradient_norm(self) -> torch.Tensor:
         """Return the norm of all gradients together; not finite if one of them is not."""
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for gradient in self.gradients():
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
         norms = []
-        for dtype, gradients in _by_dtype(self.gradients()).items():
+        for dtype, gradients in by_dtype.items():
             wide = torch.promote_types(dtype, torch.float32)
             norms.append(torch.stack(torch._foreach_norm(gradients, dtype=wide)).double())
         total: torch.Tensor = torch.linalg.vector_norm(torch.cat(norms))
         return total
 
+    def prepare_step(self, learning_rate: float) -> None:
+        """Collect what kernels read in the next step, while the device may still compute."""
+        if self._kernels is not None:
+            self._kernels.prepare(learning_rate)
+
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: float = 1.0) -> torch.Tensor:
-        """Make one step of AdamW on the gradients, multiplied by a scale.
+        """Make one step on the gradients, multiplied by a scale.
 
         Returns how many of the weights in half precision it moved, of `num_half`.
         """
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate
-        if self._kernels is not None:
-            num_moved = self._step_by_kernels(learning_rate, gradient_scale)
-        if gradient_scale != 1.0 and (others := self.gradients()):
-            torch._foreach_mul_(others, gradient_scale)
-        if not self._is_offloaded:
-            self._adam.step()
-            return num_moved if self._kernels is not None else self._copy_to_modules(self._half)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         counts = []
-        for names in self._chunks():
-            self._fetch_gradients(names)
-            self._adam.step()
-            self._adam.zero_grad()
-            counts.append(self._copy_to_modules(names))
+        if self._kernels is not None:
+            counts.append(self._kernels.step(learning_rate, gradient_scale))
+        if gradient_scale != 1.0 and (gradients := self.gradients()):
+            torch._foreach_mul_(gradients, gradient_scale)
+        for weights in self._chunks():
+            self._give_gradients(weights)
+            for optimizer in self._optimizers:
+                optimizer.step()
+            for weight in weights:
+                weight.master.grad = None
+            counts.append(self._write(weights))
         return torch.stack([count.to(counts[0].device) for count in counts]).sum()
 
-    def prepare_step(self, learning_rate: float) -> None:
-        """Collect what kernels read in the next step, while the device may still compute."""
-        if self._kernels is None:
-            return
-        steps = []
-        groups = self._adam.param_groups
-        decays = {master: group["weight_decay"] for group in groups for master in group["params"]}
-        for name in self._half:
-            master, gradient = self._masters[name], self._sums[name].grad
-            if gradient is None:
-                continue
-            state = self._adam.state[master]
-            if not state:
-                state["step"] = torch.tensor(0.0)  # on the CPU, which computes with it
-                state["exp_avg"] = torch.zeros_like(master)
-                state["exp_avg_sq"] = torch.zeros_like(master)
-            weight = local_shard(self._parameters[name].detach())
-            steps.append(
-                self._kernels.Step(
-                    weight=weight,
-                    master=master,
-                    gradient=gradient.contiguous(),
-                    mean=state["exp_avg"],
-                    mean_square=state["exp_avg_sq"],
-                    number=int(state["step"]) + 1,
-                    weight_decay=decays[master],
-                    key=self._keys[name],
-                    first=self._firsts[name],
-                )
-            )
-        prepared = self._kernels.prepare(
-            steps, learning_rate=learning_rate, betas=groups[0]["betas"]
-        )
-        self._prepared = learning_rate, prepared
-
-    def _step_by_kernels(self, learning_rate: float, gradient_scale: float) -> torch.Tensor:
-        """Step the parameters in half precision; return how many moved. Frees their gradients."""
-        assert self._kernels is not None
-        if self._prepared is None or self._prepared[0] != learning_rate:
-            self.prepare_step(learning_rate)
-        assert self._prepared is not None
-        group = self._adam.param_groups[0]
-        num_moved: torch.Tensor = self._kernels.step_(
-            self._prepared[1], scale=gradient_scale, betas=group["betas"], epsilon=group["eps"]
-        )
-        self._prepared = None
-        for name in self._half:
-            if self._sums[name].grad is not None:
-                self._adam.state[self._masters[name]]["step"] += 1
-                self._sums[name].grad = None
-        return num_moved
-
-    def _chunks(self) -> Iterator[list[str]]:
-        """Yield the names of the parameters, so that the gradients of each chunk are few."""
-        names: list[str] = []
+    def _chunks(self) -> Iterator[list[MasterWeight]]:
+        """Yield the weights with a gradient; offloaded, so that the gradients at a time are few."""
+        weights: list[MasterWeight] = []
         size = 0
-        for name, master in self._masters.items():
-            if names and size + master.numel() > _CHUNK:
-                yield names
-                names, size = [], 0
-            names.append(name)
-            size += master.numel()
-        yield names
+        for weight in self._weights:
+            if weight.gradient is None:
+                continue
+            if weights and self._is_offloaded and size + weight.master.numel() > _CHUNK:
+                yield weights
+                weights, size = [], 0
+            weights.append(weight)
+            size += weight.master.numel()
+        yield weights
 
-    def _fetch_gradients(self, names: Sequence[str]) -> None:
-        """Copy the gradients to the offloaded masters."""
-        is_cuda = False
-        for name in names:
-            gradient = self._sums[name].grad
-            if gradient is not None:
-                is_cuda = gradient.is_cuda
-                kept = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=is_cuda)
-                self._masters[name].grad = kept.copy_(gradient, non_blocking=True)
-        if is_cuda:
+    def _give_gradients(self, weights: Sequence[MasterWeight]) -> None:
+        """Give the masters their gradients, offloaded ones by copies in pinned memory."""
+        is_copied = False
+        for weight in weights:
+            gradient = weight.gradient
+            assert gradient is not None
+            if self._is_offloaded and gradient.is_cuda:
+                pinned = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+                gradient, is_copied = pinned.copy_(gradient, non_blocking=True), True
+            weight.master.grad = gradient.to(weight.master.dtype)
+        if is_copied:
             torch.cuda.synchronize()
 
-    def _copy_to_modules(self, names: Iterable[str]) -> torch.Tensor:
-        """Round the masters to the modules; return how many weights in half precision moved."""
+    def _write(self, weights: Iterable[MasterWeight]) -> torch.Tensor:
+        """Write the masters to the modules; return how many weights in half precision moved."""
         num_moved = torch.zeros((), dtype=torch.int64)
-        for name in names:
-            weight = local_shard(self._parameters[name].detach())
-            if name not in self._keys:  # offloaded, and in float32
-                weight.copy_(self._masters[name])
+        for weight in weights:
+            if weight.master is weight.parameter:
                 continue
-            rounded = self._rounded(name, self._masters[name], weight)
-            num_moved = num_moved.to(weight.device) + (rounded != weight).sum()
-            weight.copy_(rounded)
+            before, after = weight.weight, weight.rounded(weight.master)
+            if weight.key is not None:
+                num_moved = num_moved.to(before.device) + (after != before).sum()
+            before.copy_(after)
         return num_moved
-
-    def _rounded(self, name: str, master: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return round_weight(
-            master.detach(),
-            weight.dtype,
-            self._keys[name],
-            first=self._firsts[name],
-            device=weight.device,
-        )
-
-    def _first_master(
-        self, name: str, weight: torch.Tensor, read: Callable[[], torch.Tensor] | None
-    ) -> torch.Tensor:
-        """Return the value that a weight was rounded from where it is known, else the weight."""
-        if read is None:
-            return weight.float()
-        values = read().to(weight.device)
-        # A weight that was changed since it was read is another one.
-        return torch.where(self._rounded(name, values, weight) == weight, values, weight.float())
-
-    @property
-    def _copied(self) -> list[str]:
-        """The parameters whose masters are copies."""
-        return list(self._masters) if self._is_offloaded else self._half
 
     @torch.no_grad()
     def refresh_masters(self) -> None:
         """Copy weights that were loaded into the modules to their masters."""
-        for name in self._copied:
-            self._masters[name].copy_(local_shard(self._parameters[name]))
+        for weight in self._weights:
+            weight.master.copy_(weight.weight)
 
     def forget(self) -> None:
-        """Clear the moments of Adam; the weights stay."""
-        self._adam.state.clear()
+        """Clear the optimiser's state; the weights stay."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def _state(self, weight: MasterWeight) -> dict[str, Any]:
+        states = (optimizer.state.get(weight.master) for optimizer in self._optimizers)
+        return next((state for state in states if state), {})
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return all that a resumed run needs, by names that fit into one safetensors file."""
-        tensors = {f"master.{name}": self._masters[name].detach() for name in self._half}
-        for name, master in self._masters.items():
-            for key, value in self._adam.state.get(master, {}).items():
-                tensors[f"{key}.{name}"] = value
-        return tensors
+        masters = {
+            f"master.{w.name}": w.master.detach() for w in self._weights if w.key is not None
+        }
+        return masters | {
+            f"{key}.{weight.name}": torch.as_tensor(value)
+            for weight in self._weights
+            for key, value in self._state(weight).items()
+        }
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore what `state_tensors` returned."""
-        expected = {f"master.{name}" for name in self._half}
-        known = expected | {f"{key}.{name}" for key in _STATE for name in self._masters}
-        if not expected <= set(tensors) <= known:
-            wrong = sorted((expected - set(tensors)) | (set(tensors) - known))
+        by_name = {weight.name: weight for weight in self._weights}
+        states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in by_name}
+        halves = [weight for weight in self._weights if weight.key is not None]
+        wrong = [w.name for w in halves if f"master.{w.name}" not in tensors]
+        for tensor_name in tensors:
+            key, _, name = tensor_name.partition(".")
+            shape = None if name not in by_name else by_name[name].master.shape
+            value = tensors[tensor_name]
+            if shape is None or value.shape not in (shape, ()):
+                wrong.append(tensor_name)
+            else:
+                states[name][key] = value.clone()
+        if wrong:
             raise ConfigError(
-                f"this optimiser state belongs to another model: {', '.join(wrong[:3])} "
-                f"({len(wrong)} names do not match)"
+                f"this optimiser state belongs to another model: {', '.join(sorted(wrong)[:3])} "
+                f"({len(wrong)} names or shapes do not match)"
             )
-        for name in self._half:
-            self._masters[name].copy_(tensors[f"master.{name}"])
-        self._adam.state.clear()
-        for name, master in self._masters.items():
-            state: dict[str, Any] = {}
-            for key in _STATE:
-                value = tensors.get(f"{key}.{name}")
-                if value is not None and key != "step" and value.shape != master.shape:
-                    raise ConfigError(
-                        f"this optimiser state belongs to another model: {key}.{name} has shape "
-                        f"{tuple(value.shape)}, expected {tuple(master.shape)}"
-                    )
-                if value is not None:
-                    dtype = torch.float32 if key == "step" else master.dtype
-                    by_kernel = self._kernels is not None and name in self._half
-                    is_on_cpu = key == "step" and by_kernel
-                    device = torch.device("cpu") if is_on_cpu else master.device
-                    state[key] = value.to(device, dtype, copy=True)
-            if state:
-                self._adam.state[master] = state
+        for weight in halves:
+            weight.master.copy_(states[weight.name].pop("master"))
+        names = {weight.master: weight.name for weight in self._weights}
+        for optimizer in self._optimizers:
+            # Torch knows which values belong on which device.
+            masters = [master for group in optimizer.param_groups for master in group["params"]]
+            state = {number: states[names[master]] for number, master in enumerate(masters)}
+            groups = optimizer.state_dict()["param_groups"]
+            kept = {number: values for number, values in state.items() if values}
+            optimizer.load_state_dict({"state": kept, "param_groups": groups})
+        if self._kernels is not None:
+            self._kernels.after_loading()
 
 
-class _GradientSum:
-    """The summed gradient of a parameter, where its master cannot have it.
-
-    `may_be_narrow`: a gradient alone is not converted to `dtype`.
-    """
-
-    def __init__(self, dtype: torch.dtype, *, may_be_narrow: bool = False) -> None:
-        self.dtype = dtype
-        self.may_be_narrow = may_be_narrow
-        self.grad: torch.Tensor | None = None
-
-
-def _is_half(parameter: torch.Tensor) -> bool:
-    return parameter.dtype in HALF
-
-
-def _kernels_for(parameters: Sequence[torch.Tensor]) -> Any:
-    """Return the module of the kernels, or None where torch makes the steps."""
-    shards = [local_shard(parameter.detach()) for parameter in parameters]
-    if not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
-        return None
-    if not shards:
-        return None
-    return load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
-
-
-def _by_dtype(tensors: Iterable[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
-    groups: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.dtype, []).append(tensor)
-    return groups
-
-
-def _on_gradient(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+def _master_weight(
+    name: str,
+    parameter: nn.Parameter,
+    read_first: Callable[[], torch.Tensor] | None,
+    is_offloaded: bool,
+) -> MasterWeight:
+    shard = local_shard(parameter.detach())
+    if shard.dtype not in HALF:
+        is_copied = is_offloaded or is_sharded(parameter)
+        device = torch.device("cpu") if is_offloaded else shard.device
+        master = nn.Parameter(shard.to(device, copy=is_offloaded)) if is_copied else parameter
+        return MasterWeight(name, parameter, master, None)
+    weight = MasterWeight(name, parameter, parameter, threshold_key(name))
+    values = shard.float()
+    if read_first is not None:
+        first = read_first().to(shard.device)
+        # A weight that was changed since it was read is another one.
+        values = torch.where(weight.rounded(first) == shard, first, values)
+    weight.master = nn.Parameter(values.cpu() if is_offloaded else values)
+    return weight
 
 
 def _remove(hooks: Sequence[Any]) -> None:
@@ -414,17 +474,90 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _adder(total: nn.Parameter | _GradientSum) -> Callable[[torch.Tensor], None]:
-    """Return a hook that adds a parameter's gradient to a sum, and frees it."""
+class KernelAdamW:
+    """The steps of torch's AdamW, and their rounding, as one kernel on a GPU.
 
-    def add(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        gradient = local_shard(parameter.grad)
-        if total.grad is None:
-            is_kept = isinstance(total, _GradientSum) and total.may_be_narrow
-            total.grad = gradient if is_kept else gradient.to(total.dtype)
-        else:
-            total.grad = total.grad.to(total.dtype).add_(gradient)
-        parameter.grad = None
+    It steps the weights in half precision, whose gradients may be narrow too, and uses torch's
+    state: the moments, and the number of a step, which is on the CPU for it.
+    """
 
-    return add
+    def __init__(
+        self, kernels: Any, steps: Sequence[tuple[MasterWeight, AdamW, dict[str, Any]]]
+    ) -> None:
+        self._kernels = kernels
+        self._steps = steps
+        """The weights, each with its optimiser and group."""
+        self.prepared: tuple[float, Any] | None = None
+        """The learning rate and what the kernels step, once all gradients are there."""
+        for weight, _, _ in steps:
+            weight.keeps_narrow = True
+
+    @classmethod
+    def of(
+        cls, optimizers: Sequence[Optimizer], weights: Sequence[MasterWeight]
+    ) -> KernelAdamW | None:
+        """Return the kernels for the weights that they can step; None where there is none."""
+        by_master = {weight.master: weight for weight in weights if weight.key is not None}
+        steps = [
+            (by_master[master], optimizer, group)
+            for optimizer in optimizers
+            if type(optimizer) is AdamW
+            for group in optimizer.param_groups
+            for master in group["params"]
+            if master in by_master
+        ]
+        shards = [weight.weight for weight, _, _ in steps]
+        if not shards or not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
+            return None
+        kernels = load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
+        return None if kernels is None else cls(kernels, steps)
+
+    def prepare(self, learning_rate: float) -> None:
+        steps = []
+        for weight, optimizer, group in self._steps:
+            if weight.gradient is None:
+                continue
+            master, state = weight.master, optimizer.state[weight.master]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(master)
+                state["exp_avg_sq"] = torch.zeros_like(master)
+            assert weight.key is not None
+            steps.append(
+                self._kernels.Step(
+                    weight=weight.weight,
+                    master=master,
+                    gradient=weight.gradient.contiguous(),
+                    mean=state["exp_avg"],
+                    mean_square=state["exp_avg_sq"],
+                    number=int(state["step"]) + 1,
+                    weight_decay=group["weight_decay"],
+                    key=weight.key,
+                    first=first_element(weight.parameter),
+                )
+            )
+        betas = self._steps[0][2]["betas"]
+        prepared = self._kernels.prepare(steps, learning_rate=learning_rate, betas=betas)
+        self.prepared = learning_rate, prepared
+
+    def step(self, learning_rate: float, gradient_scale: float) -> torch.Tensor:
+        """Make the steps; return how many weights moved. Frees their gradients."""
+        if self.prepared is None or self.prepared[0] != learning_rate:
+            self.prepare(learning_rate)
+        assert self.prepared is not None
+        group = self._steps[0][2]
+        num_moved: torch.Tensor = self._kernels.step_(
+            self.prepared[1], scale=gradient_scale, betas=group["betas"], epsilon=group["eps"]
+        )
+        self.prepared = None
+        for weight, optimizer, _ in self._steps:
+            if weight.gradient is not None:
+                optimizer.state[weight.master]["step"] += 1
+                weight.gradient = None
+        return num_moved
+
+    def after_loading(self) -> None:
+        for weight, optimizer, _ in self._steps:
+            state = optimizer.state.get(weight.master)
+            if state:
+                state["step"] = state["step"].cpu()

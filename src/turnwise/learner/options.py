@@ -12,7 +12,12 @@ from turnwise.algo.correction import Bounds
 from turnwise.algo.masked import LossAggregation
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.learner.optimizer import LearningRateSchedule, learning_rate_at
+from turnwise.learner.optimizer import (
+    LearningRateSchedule,
+    MakeOptimizer,
+    get_optimizer,
+    learning_rate_at,
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,9 @@ class LearnerOptions:
     """How a batch of episodes becomes new weights."""
 
     learning_rate: float = 1e-4
+    optimizer: MakeOptimizer | str = "adamw"
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    """More keyword arguments of the optimiser, such as Muon's momentum."""
     weight_decay: float = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_epsilon: float = 1e-8
@@ -90,6 +98,8 @@ class LearnerOptions:
         # By name, so that a setting that is renamed cannot fall back to the default above.
         return cls(
             learning_rate=training.learning_rate,
+            optimizer=get_optimizer(training.optimizer),
+            optimizer_options=training.optimizer_options,
             weight_decay=training.weight_decay,
             adam_betas=(betas[0], betas[1]),
             adam_epsilon=training.adam_epsilon,

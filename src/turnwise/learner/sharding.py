@@ -129,6 +129,29 @@ def first_element(tensor: torch.Tensor) -> int:
     return first_row * math.prod(tensor.shape[1:])
 
 
+def whole(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of which the processes have such shards as they have of a parameter.
+
+    A collective: all processes must call it together.
+    """
+    if not isinstance(parameter, DTensor):
+        return shard
+    shape, stride = parameter.shape, parameter.stride()
+    mesh = parameter.device_mesh
+    joined = DTensor.from_local(shard, mesh, [Shard(0)], shape=shape, stride=stride)
+    tensor: torch.Tensor = joined.full_tensor()
+    return tensor
+
+
+def part(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a whole tensor that this process has of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    mesh = parameter.device_mesh
+    first, last = rows_of_shard(len(parameter), mesh.get_local_rank(), mesh.size())
+    return tensor[first:last]
+
+
 def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return this process's shards of tensors; those of all processes are joined by `join_shards`.
 

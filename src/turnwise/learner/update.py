@@ -32,7 +32,7 @@ from turnwise.learner.metric_accumulator import (
 )
 from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.objective import batch_totals, compute_objective, select_tokens
-from turnwise.learner.optimizer import MasterAdamW
+from turnwise.learner.optimizer import MasterOptimizer
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack
 from turnwise.learner.scoring import Scorer
@@ -86,13 +86,15 @@ class Learner(Scorer):
     ) -> None:
         super().__init__(model, options or LearnerOptions(), reference)
         self.workers = workers or SingleProcess()
-        self.optimizer = MasterAdamW(
+        self.optimizer = MasterOptimizer(
             model.named_parameters(),
+            self.options.optimizer,
             weight_decay=self.options.weight_decay,
             betas=self.options.adam_betas,
             epsilon=self.options.adam_epsilon,
             offload=self.options.offload_optimizer,
             first_masters=read_first_masters(model),
+            **self.options.optimizer_options,
         )
         num_half = torch.tensor(self.optimizer.num_half, dtype=torch.float64)
         self._num_half = float(self.workers.sum_over_shards(num_half))

@@ -32,6 +32,7 @@ NAMES: dict[str, Kind] = {
     "model.local_path": "model",
     "training.adv_estimator": "code",
     "training.policy_loss": "code",
+    "training.optimizer": "code",
     "training.warm_start": "conversations",
 }
 """The settings that name code or files. New ones must be added here."""

@@ -24,6 +24,7 @@ FIXED: Mapping[str, str] = {
     "model.dtype": "the optimiser's state is kept for this precision",
     "model.load_in_4bit": "the adapters in the checkpoints have learned with these weights",
     "training.adv_estimator": "it decides whether there is a value head in the checkpoints",
+    "training.optimizer": "its state is in the checkpoints",
     "training.critic": "it decides where the value head is in the checkpoints",
     "training.lora_rank": "it decides which weights there are in the checkpoints",
     "training.lora_alpha": _ADAPTERS,
