@@ -43,6 +43,7 @@ CASES = {
     "reference": lambda: (double_model("llama"), make_model("llama").double()),
     "adapters": lambda: (adapted_model(), None),
     "bfloat16": lambda: (narrow_model(), None),
+    "muon": lambda: (double_model("llama"), None),
 }
 
 
@@ -53,7 +54,8 @@ def prepared(case, make=Learner):
     if not model.has_critic:
         batch = dataclasses.replace(batch, returns=None, values=None)
     model, reference = CASES[case]()
-    return make(model, OPTIONS, reference=reference), batch
+    options = dataclasses.replace(OPTIONS, optimizer="muon" if case == "muon" else "adamw")
+    return make(model, options, reference=reference), batch
 
 
 def learned(learner, batch, rows=slice(None)):
