@@ -9,6 +9,7 @@ from turnwise import AdvantageEstimator, ConfigError, ConfigStore, EpisodeLimits
 from turnwise.algo import ADVANTAGE_ESTIMATORS, POLICY_LOSSES, Algorithm, KLController
 from turnwise.algo.records import ESTIMATOR_ARGUMENTS, LOSS_ARGUMENTS
 from turnwise.learner import LearnerOptions
+from turnwise.learner.optimizer import muon
 
 LEARNER = {
     "learning_rate": 0.5,
@@ -35,6 +36,8 @@ LEARNER = {
 """Options of the learner whose setting has the same name, each with a value that is no default."""
 OTHER_NAMES = {"kl_estimate": "kl_loss_type"}
 FROM_SEVERAL = {
+    "optimizer": "training.optimizer",
+    "optimizer_options": "training.optimizer_options",
     "policy_loss": "training.policy_loss",
     "policy_loss_options": "training.policy_loss_options and the clip range",
     "total_steps": "training.num_epochs and steps_per_epoch",
@@ -81,10 +84,12 @@ def test_every_option_of_the_learner_has_a_setting_that_reaches_it():
         given = getattr(options(**{name: value}), name)
         assert (list(given) if isinstance(value, list) else given) == value, name
     assert options(kl_loss_type="k2").kl_estimate == "k2"
+    given = options(optimizer="muon", optimizer_options={"momentum": 0.9})
+    assert (given.optimizer, given.optimizer_options) == (muon, {"momentum": 0.9})
 
 
 def test_the_defaults_of_python_and_of_the_settings_are_the_same():
-    derived = {"policy_loss", "policy_loss_options", "horizon"}
+    derived = {"optimizer", "optimizer_options", "policy_loss", "policy_loss_options", "horizon"}
     for field in dataclasses.fields(LearnerOptions):
         if field.name not in derived:
             assert getattr(options(), field.name) == field.default, field.name

@@ -13,7 +13,7 @@ NO_FILES = {
     *("dataset.split", "dataset.prompt_key", "dataset.columns", "eval_dataset.split"),
     *("eval_dataset.prompt_key", "eval_dataset.columns", "environment.params"),
     *("ray.address", "logging.sinks", "logging.wandb", "training.lora_target_modules"),
-    *("training.adv_options", "training.policy_loss_options"),
+    *("training.adv_options", "training.policy_loss_options", "training.optimizer_options"),
 }
 """Texts that name something else, or that only the user's environment can understand."""
 
@@ -52,6 +52,7 @@ def test_all_names_are_rewritten_and_nothing_else():
         "model.model_name": "tiny",
         "training.adv_estimator": "gae",
         "training.policy_loss": "ppo",
+        "training.optimizer": "adamw",
         "training.warm_start": "warm.jsonl",
     }
     rewrite_names(config, lambda name: f"new {name.text}")
