@@ -90,6 +90,8 @@ OTHER_VALUES: dict[str, Any] = {
     "training.use_rslora": True,
     "training.gradient_checkpointing": True,
     "training.offload_optimizer": True,
+    "training.optimizer": "muon",
+    "training.optimizer_options": {"momentum": 0.9},
     "training.warm_start": "expert",
     "training.warm_start_steps": 7,
     "training.warm_start_learning_rate": 0.5,

@@ -25,6 +25,7 @@ MAY_CHANGE = frozenset(
         *("training.use_kl_in_reward", "training.kl_coef", "training.kl_target"),
         *("training.kl_loss_coef", "training.target_kl", "training.max_grad_norm"),
         *("training.adv_options", "training.policy_loss_options", "training.clip_ratio_low"),
+        "training.optimizer_options",
         *("training.clip_ratio_high", "training.kl_horizon", "training.kl_penalty"),
         *("training.kl_loss_type", "training.value_clip", "training.importance_level"),
         *("training.importance_bounds", "training.adam_betas", "training.adam_epsilon"),
