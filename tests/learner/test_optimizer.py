@@ -197,3 +197,5 @@ def test_an_optimiser_of_ones_own(tmp_path, monkeypatch):
     assert any(name.startswith("momentum_buffer.") for name in learner.state_tensors())
     with pytest.raises(ConfigError, match="Did you mean 'muon'"):
         Learner(double_model(), LearnerOptions(optimizer="moun"))
+    with pytest.raises(ConfigError, match="no option 'momentm'"):
+        Learner(double_model(), LearnerOptions(optimizer="muon", optimizer_options={"momentm": 1}))

@@ -11,7 +11,7 @@ ROOT = SOURCE.parents[1]
 LINES = {
     ".": 1136,
     "agents": 2724,
-    "algo": 2643,
+    "algo": 2644,
     "chat": 2420,
     "cli": 5302,
     "config": 1204,
@@ -20,7 +20,7 @@ LINES = {
     "env": 4830,
     "episode": 3959,
     "inference": 6874,
-    "learner": 5895,
+    "learner": 5907,
     "models": 1604,
     "progress": 808,
     "reward": 1287,

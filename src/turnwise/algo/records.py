@@ -81,7 +81,7 @@ class AdvantageEstimator:
             return self
         takes = [name for name in _parameters(self.function) if name not in ESTIMATOR_ARGUMENTS]
         if not _takes_anything(self.function):
-            _check_options(f"the advantage estimator {self.name!r}", options, takes)
+            check_options(f"the advantage estimator {self.name!r}", options, takes)
         return replace(self, function=functools.partial(self.function, **options))
 
     def check(self) -> None:
@@ -150,7 +150,7 @@ class PolicyLoss:
         if self.function.__module__.startswith("turnwise.algo."):  # of others `options` may be any
             own = [n for n, p in _parameters(self.function).items() if p.kind not in _ANY]
             known = [name for name in own if name not in (*LOSS_ARGUMENTS, "selected", "generator")]
-            _check_options(f"the policy loss {self.name!r}", options, known)
+            check_options(f"the policy loss {self.name!r}", options, known)
         given = {**options, **dict.fromkeys(LossOptions.__annotations__)}
         if self.has_clip_range:
             given |= dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
@@ -179,7 +179,8 @@ def _takes_anything(function: Callable[..., Any]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in _parameters(function).values())
 
 
-def _check_options(what: str, options: Mapping[str, Any], known: list[str]) -> None:
+def check_options(what: str, options: Mapping[str, Any], known: list[str]) -> None:
+    """Refuse an option that is not known, with the nearest one that is."""
     for name in options:
         if name not in known:
             raise ConfigError(f"{what} has no option {name!r}. {did_you_mean(name, known)}")

@@ -14,6 +14,7 @@ state.
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from turnwise.algo.records import check_options
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.learner.fast.kernels import load_kernels
 from turnwise.learner.sharding import first_element, is_sharded, local_shard, part, whole
@@ -200,8 +202,9 @@ def muon(
     weights: Sequence[MasterWeight],
     *,
     weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.95),
+    epsilon: float = 1e-8,
     momentum: float = 0.95,
-    **adam_options: Any,
 ) -> Sequence[Optimizer]:
     """Muon for hidden matrices, AdamW for all else: embeddings, heads, norms and biases."""
     hidden = [
@@ -211,25 +214,34 @@ def muon(
     ]
     others = [weight for weight in weights if weight not in hidden]
     made: list[Optimizer] = [Muon(hidden, weight_decay, momentum)] if hidden else []
-    return [*made, adamw(others, weight_decay=weight_decay, **adam_options)] if others else made
+    if others:
+        made.append(adamw(others, weight_decay=weight_decay, betas=betas, epsilon=epsilon))
+    return made
 
 
 OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "muon": muon}
 
 
-def get_optimizer(choice: MakeOptimizer | str) -> MakeOptimizer:
-    """Return the function that makes an optimiser: a name, `file.py:function`, or the function."""
-    if not isinstance(choice, str):
-        return choice
-    if choice in OPTIMIZERS:
-        return OPTIMIZERS[choice]
-    if ":" not in choice:
+def get_optimizer(
+    choice: MakeOptimizer | str, options: Mapping[str, Any] | None = None
+) -> MakeOptimizer:
+    """Return the function that makes an optimiser: a name, `file.py:function`, or the function.
+
+    An option that it does not take is an error.
+    """
+    make = OPTIMIZERS.get(choice) if isinstance(choice, str) else choice
+    if make is None and ":" not in str(choice):
         raise ConfigError(
-            f"there is no optimizer {choice!r}. {did_you_mean(choice, OPTIMIZERS)} "
+            f"there is no optimizer {choice!r}. {did_you_mean(str(choice), OPTIMIZERS)} "
             "Your own is written path/to/file.py:function."
         )
-    made: MakeOptimizer = import_object(choice, option="training.optimizer")
-    return made
+    if make is None:
+        make = import_object(str(choice), option="training.optimizer")
+    _, *parameters = inspect.signature(make).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        names = [parameter.name for parameter in parameters]
+        check_options(f"the optimizer {choice!r}", options or {}, names)
+    return make
 
 
 class MasterOptimizer:
@@ -263,7 +275,7 @@ class MasterOptimizer:
         ]
         # The parameters outlive this optimiser, and may get another one.
         weakref.finalize(self, _remove, hooks)
-        made = get_optimizer(make)(self._weights, **options)
+        made = get_optimizer(make, options)(self._weights, **options)
         self._optimizers = [made] if isinstance(made, Optimizer) else list(made)
         self._kernels = None if offload else KernelAdamW.of(self._optimizers, self._weights)
 

@@ -98,7 +98,7 @@ class LearnerOptions:
         # By name, so that a setting that is renamed cannot fall back to the default above.
         return cls(
             learning_rate=training.learning_rate,
-            optimizer=get_optimizer(training.optimizer),
+            optimizer=get_optimizer(training.optimizer, training.optimizer_options),
             optimizer_options=training.optimizer_options,
             weight_decay=training.weight_decay,
             adam_betas=(betas[0], betas[1]),
