@@ -72,8 +72,6 @@ def test_nothing_but_the_question_is_told_before_the_end():
     "form",
     [
         "{}",
-        "  {}\n",
-        "<answer>{}</answer>",
         "First I count.\n<answer>\n{}\n</answer> That is all.",
         "<answer>7777</answer> No, wait: <ANSWER>{}</ANSWER>",
     ],
@@ -104,13 +102,6 @@ def test_a_task_whose_own_answer_cannot_be_scored_is_at_fault(monkeypatch):
     trajectory = play_episode(ReasoningGymEnvironment("leg_counting"), answer("4"), seed=0)
     assert trajectory.status is EpisodeStatus.ENVIRONMENT_ERROR
     assert "broken scorer" in trajectory.error
-
-
-def test_a_task_without_a_stored_answer_has_no_expert():
-    env = ReasoningGymEnvironment("rubiks_cube")
-    question(env, 0)
-    assert env.expert_action() is None
-    assert env.sample_action(random.Random(0)) is None
 
 
 def test_options_come_as_arguments_or_from_the_config():

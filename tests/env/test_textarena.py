@@ -15,6 +15,7 @@ from turnwise import (
     EpisodeStatus,
     TextArenaEnvironment,
     check_env,
+    make_environment,
     play_episode,
     random_player,
 )
@@ -142,14 +143,6 @@ def test_an_opponent_function_reads_what_is_new_to_it_and_has_its_own_random_num
     assert game() == (read, drawn)
 
 
-def test_the_second_seat_reads_the_opponents_first_move_with_the_rules():
-    env = TextArenaEnvironment("TicTacToe-v0", seat=1, opponent=says("[4]"))
-    first = env.reset()
-    assert first.startswith("You are Player 1")
-    assert "Player 0 placed their symbol (O) in cell 4." in first
-    assert first.count("Current Board") == 1
-
-
 def test_an_invalid_move_is_named_and_a_second_one_loses_by_the_games_own_rule():
     env = TextArenaEnvironment("TicTacToe-v0", opponent=says("[1]"))
     env.reset()
@@ -253,11 +246,6 @@ def test_an_opponent_that_fails_is_an_error_of_the_episode():
     assert "returned int, expected a str" in trajectory.error
 
 
-def test_an_opponent_that_forfeits_at_once_leaves_a_won_game():
-    env = TextArenaEnvironment("TicTacToe-v0", seat=1, opponent=lambda *_: "no")
-    assert play_episode(env, random_player(0)).infos[-1]["outcome"] == "win"
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=20) | st.from_regex(r"\[[0-9]\]", fullmatch=True), min_size=9))
 def test_any_words_lead_to_an_end(words):
@@ -269,3 +257,63 @@ def test_any_words_lead_to_an_end(words):
 def test_the_checker_finds_nothing():
     report = check_env(lambda: TextArenaEnvironment("KuhnPoker-v0", seat=1))
     assert report.ok, str(report)
+
+
+def test_settings_may_come_from_the_config():
+    env = make_environment("textarena:GuessTheNumber-v0", {"max_number": 3})
+    assert "between 1 and 3" in env.reset()
+    assert (
+        make_environment("textarena:TicTacToe-v0", {"seat": 1})
+        .reset()
+        .startswith("You are Player 1")
+    )
+
+
+@pytest.mark.parametrize(
+    ("game", "options", "words"),
+    [
+        ("TicTacTo-v0", {}, "Did you mean 'TicTacToe-v0'"),
+        ("Nim-v0", {"colour": 3}, "does not take the options .*colour"),
+        ("Nim-v0", {"seat": 2}, "no seat 2"),
+        ("Nim-v0", {"opponent": "clever"}, "'random' or a function"),
+        ("TruthAndDeception-v0", {}, "no random opponent .*opponent=function"),
+        ("TwentyQuestions-v0", {}, "does not run here: .*API"),
+        ("ScorableGames-v0", {}, "ScorableGames-v0 does not run here: .*directory not found"),
+    ],
+)
+def test_a_mistake_in_the_settings_says_the_cure(game, options, words, monkeypatch):
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=words):
+        TextArenaEnvironment(game, **options)
+
+
+@pytest.fixture
+def registered():
+    """Registers a game class with TextArena under a name, for one test."""
+    from textarena.envs.registration import ENV_REGISTRY, register
+
+    names = []
+
+    def add(name, game_class):
+        register(name, game_class)
+        names.append(name)
+
+    yield add
+    for name in names:
+        del ENV_REGISTRY[name]
+
+
+def test_a_users_own_game_is_played_without_being_in_the_table(registered):
+    from textarena.envs.Nim.env import NimEnv
+    from textarena.envs.Secretary.env import SecretaryEnv
+    from textarena.envs.ThreePlayerTicTacToe.env import ThreePlayerTicTacToeEnv
+
+    registered("MyChoice-v0", SecretaryEnv)
+    registered("MyNim-v0", lambda: NimEnv([1, 1]))
+    registered("Crowd-v0", ThreePlayerTicTacToeEnv)
+    choice = TextArenaEnvironment("MyChoice-v0")
+    assert play_episode(choice, random_player(0), seed=0).status is EpisodeStatus.DONE
+    nim = TextArenaEnvironment("MyNim-v0", opponent=lambda *_: "[1 1]")
+    assert play_episode(nim, lambda *_: "[0 1]").infos[-1]["outcome"] == "loss"
+    with pytest.raises(ConfigError, match="three players or more"):
+        TextArenaEnvironment("Crowd-v0")

@@ -8,20 +8,28 @@ Needs the `textarena` extra.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, TypeAlias
+
+import yaml
 
 from turnwise.config import EnvironmentConfig
 from turnwise.env.adapters.randomness import Randomness
 from turnwise.env.base import BaseEnvironment
-from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean, import_extra
+from turnwise.errors import (
+    ConfigError,
+    EnvironmentFault,
+    describe_error,
+    did_you_mean,
+    import_extra,
+)
 
 Opponent: TypeAlias = Callable[[str, random.Random], str]
 """Takes the new observation and a random generator, and returns the other player's move."""
@@ -42,90 +50,16 @@ class Game:
 
     num_players: int | None = None
     """None if it is known only when the game is created."""
-    moves: tuple[str, ...] | None = None
+    moves: Sequence[str] | None = None
     """The formats of moves, with choices such as `<1-9>` and `<a|b>`. None if the game's texts list
     the moves in square brackets; empty if there is no random player."""
     board_is_state: bool = False
     """Whether the last board is the whole state."""
 
 
-# Of the games that need nothing from a network, those that one or two can play. Left out though
-# they start: Bandit-v0, whose reward is the regret (higher is worse), and Stratego-v0, which breaks
-# off with an exception in some positions. Sokoban-v0-medium may take minutes to draw a map.
-OFFLINE_GAMES: dict[str, Game] = {
-    # One player.
-    "2048-v0": Game(1, board_is_state=True),
-    "Blackjack-v0": Game(1),
-    "Countdown-v0": Game(1, ("[<0-5> <0-5> <+|-|*|/>]",)),
-    # In these three a wrong guess is an invalid move: to try moves out would be to know the answer.
-    "Crosswords-v0": Game(1, ()),
-    "Minesweeper-v0": Game(1, ()),
-    "Sudoku-v0": Game(1, (), board_is_state=True),
-    "Cryptarithm-v0": Game(1, ("[<A-Z> <0-9>]",)),
-    "FifteenPuzzle-v0": Game(1, board_is_state=True),
-    "FrozenLake-v0": Game(1, board_is_state=True),
-    "GuessTheNumber-v0": Game(1, ("[<1-50>]",)),
-    "LightsOut-v0": Game(1, ("[<0-4> <0-4>]",)),
-    "LogicPuzzle-v0": Game(1, ()),
-    "Mastermind-v0": Game(1, ("[<1-8> <1-8> <1-8> <1-8>]", "[" + " ".join(["<1-12>"] * 6) + "]")),
-    "PegJump-v0": Game(1, ("[<1-15> <1-15>]",), board_is_state=True),
-    "RushHour-v0": Game(1, ("[<A-Z><+|->]",), board_is_state=True),
-    "Secretary-v0": Game(1),
-    "Set-v0": Game(1, ("[<1-12>, <1-12>, <1-12>]",)),
-    "Slitherlink-v0": Game(1, ("[<h|v> <0-4> <0-4>]",), board_is_state=True),
-    "Sokoban-v0": Game(1, board_is_state=True),
-    "ThreeCardMonte-v0": Game(1, ("[<0-2>]",)),
-    "TowerOfHanoi-v0": Game(1, ("[A <B|C>]", "[B <A|C>]", "[C <A|B>]"), board_is_state=True),
-    # Two players.
-    "Alquerque-v0": Game(2, ()),
-    "Battleship-v0": Game(2, ("[<A-E><0-4>]",)),
-    "Battleship-v0-standard": Game(2, ("[<A-J><0-9>]",)),
-    "Battleship-v0-large": Game(2, ("[<A-N><0-13>]",)),
-    "Battleship-v0-extreme": Game(2, ("[<A-T><0-19>]",)),
-    "Breakthrough-v0": Game(2, ()),
-    "Briscola-v0": Game(2, ("[play <1-3>]",)),
-    "Chopsticks-v0": Game(2, ("[attack <0|1> <0|1>]", "[split <0-4> <0-4>]"), board_is_state=True),
-    "ColonelBlotto-v0": Game(2, ()),
-    "ConnectFour-v0": Game(2, ("[col <0-14>]",), board_is_state=True),
-    "ConnectFour-v0-blind": Game(2, ("[col <0-6>]",)),
-    "Crusade-v0": Game(2),
-    "GameOfPureStrategy-v0": Game(2),
-    "GermanWhist-v0": Game(2, ("[play <1-13>]",)),
-    "Golf-v0": Game(2, ("[draw]", "[take]", "[discard]", "[swap <1-3> <1-3>]")),
-    "HighSociety-v0": Game(2),
-    "IndianPoker-v0": Game(2, ("[check]", "[bet <1-9>]", "[call]", "[raise <1-9>]", "[fold]")),
-    "IteratedMatchingPennies-v0": Game(2),
-    "IteratedPrisonersDilemma-v0": Game(2),
-    "IteratedRockPaperScissors-v0": Game(2),
-    "IteratedTwoThirdsAverage-v0": Game(2, ("[<0-100>]",)),
-    "IteratedUltimatumGame-v0": Game(2, ("[Offer: $<0-50>]", "[Accept]", "[Reject]")),
-    "KuhnPoker-v0": Game(2),
-    "LiarsDice-v0": Game(2, ("[Bid: <1-12>, <1-6>]", "[Call]")),
-    "LinesOfAction-v0": Game(2, (), board_is_state=True),
-    "MemoryGame-v0": Game(2, ("[<0-3> <0-3> <0-3> <0-3>]",)),
-    "MemoryGame-v0-medium": Game(2, ("[<0-5> <0-5> <0-5> <0-5>]",)),
-    "MemoryGame-v0-hard": Game(2, ("[<0-7> <0-7> <0-7> <0-7>]",)),
-    "NewRecruit-v0": Game(2, ("[Propose] " + " ".join(["<A-E>"] * 8), "[Accept]", "[Reject]")),
-    "Nim-v0": Game(2, ("[<0-4> <1-11>]",), board_is_state=True),
-    "Othello-v0": Game(2, board_is_state=True),
-    "Othello-v0-hard": Game(2, ("[<0-7>, <0-7>]",), board_is_state=True),
-    "PigDice-v0": Game(2),
-    "Poker-v0": Game(2, ("[Check]", "[Call]", "[Fold]", "[Bet <20-200>]", "[Raise <20-200>]")),
-    "QuantumTicTacToe-v0": Game(2, ("[<0-8>,<0-8>]",)),
-    "SantoriniBaseFixed-v0": Game(2, ()),
-    "SimpleBlindAuction-v0": Game(2, ("[Bid on Item <0-4>: <1-500>]",)),
-    "SimpleNegotiation-v0": Game(2, ()),
-    "SimpleTak-v0": Game(2, board_is_state=True),
-    "Snake-v0": Game(2),
-    "SpiteAndMalice-v0": Game(2, ()),
-    "Surround-v0": Game(2),
-    "Tak-v0": Game(2, ()),
-    "TicTacToe-v0": Game(2, board_is_state=True),
-    "TruthAndDeception-v0": Game(2, ()),
-    "TwoDollar-v0": Game(2, ("[Propose] $<0|1>.<10-99>", "[Accept]", "[Reject]")),
-    "UltimateTicTacToe-v0": Game(2, ("[<0-8> <0-8>]",)),
-    "WildTicTacToe-v0": Game(2, board_is_state=True),
-}
+with Path(__file__).with_suffix(".yaml").open(encoding="utf-8") as _file:
+    OFFLINE_GAMES = {name: Game(**facts) for name, facts in yaml.safe_load(_file).items()}
+"""The games that are known to need no network, by their names."""
 
 
 def _arena() -> ModuleType:
@@ -160,10 +94,10 @@ class TextArenaEnvironment(BaseEnvironment):
         super().__init__(config)
         self.game = game
         options = {**self.config.params, **options}
-        params_seat = options.pop("seat", 0)
-        params_opponent = options.pop("opponent", "random")
-        self.seat: int = params_seat if seat is None else seat
-        self.opponent: str | Opponent = params_opponent if opponent is None else opponent
+        configured_seat = options.pop("seat", 0)
+        configured_opponent = options.pop("opponent", "random")
+        self.seat: int = configured_seat if seat is None else seat
+        self.opponent: str | Opponent = configured_opponent if opponent is None else opponent
         # A variant, such as PigDice-v0-50, goes by the name up to its version.
         family = re.sub(r"(-v\d+).*", r"\1", game)
         self._facts = OFFLINE_GAMES.get(game) or OFFLINE_GAMES.get(family) or Game()
@@ -182,8 +116,11 @@ class TextArenaEnvironment(BaseEnvironment):
                 f"opponent got {self.opponent!r}, expected 'random' or a function "
                 "(observation, rng) -> move"
             )
-        if self._num_players == 2 and self.opponent == "random" and self._facts.moves == ():
-            raise ConfigError(_no_random_moves(game))
+        if self._num_players == 2 and self.opponent == "random" and self._facts.moves == []:
+            raise ConfigError(
+                f"there is no random opponent for {game}, whose moves cannot be guessed from its "
+                "texts. Give opponent=function, called as function(observation, rng) -> move."
+            )
 
     def reset(self) -> str:
         self._done = False
@@ -253,27 +190,24 @@ class TextArenaEnvironment(BaseEnvironment):
     def _let_opponent_move(self) -> None:
         state = self._play.state
         for _ in range(MAX_OPPONENT_MOVES):
-            if state.done or state.current_player_id == self.seat:
+            player = state.current_player_id
+            if state.done or player == self.seat:
                 return
-            self._move(self._opponent_move(state.current_player_id))
+            observation = self._read_new(player)
+            if callable(self.opponent):
+                move: Any = self.opponent(observation, self._opponent_rng)
+            else:
+                move = self._random_move(player, self._opponent_rng)
+            if not isinstance(move, str):
+                raise EnvironmentFault(
+                    f"the opponent in {self.game} returned {type(move).__name__}, expected a str. "
+                    "Give opponent=function, called as function(observation, rng) -> move."
+                )
+            self._move(move)
         raise EnvironmentFault(
             f"the opponent in {self.game} moved {MAX_OPPONENT_MOVES} times in a row "
             "and the turn did not pass. Give an opponent that continues the game."
         )
-
-    def _opponent_move(self, player: int) -> str:
-        observation = self._read_new(player)
-        if not callable(self.opponent):
-            move = self._random_move(player, self._opponent_rng)
-            if move is None:
-                raise ConfigError(_no_random_moves(self.game))
-            return move
-        move = self.opponent(observation, self._opponent_rng)
-        if not isinstance(move, str):
-            raise EnvironmentFault(
-                f"the opponent in {self.game} returned {type(move).__name__}, expected a str"
-            )
-        return move
 
     def _move(self, action: str) -> bool:
         """Makes a move for the current player; returns whether it was valid."""
@@ -358,13 +292,6 @@ class TextArenaEnvironment(BaseEnvironment):
         return float(reward), info
 
 
-def _no_random_moves(game: str) -> str:
-    return (
-        f"there is no random opponent for {game}, whose moves cannot be guessed from its texts. "
-        "Give opponent=function, called as function(observation, rng) -> move."
-    )
-
-
 def _choose(options: str, rng: random.Random) -> str:
     """Chooses from `0-13` (numbers), `a-h` (letters) or `up|down` (words)."""
     if re.fullmatch(r"\d+-\d+", options):
@@ -385,8 +312,8 @@ def _make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
         game = _arena().make(name, **options)
     except TypeError as error:
         raise ConfigError(f"{name} does not take the options {dict(options)}: {error}") from None
-    except (ImportError, LookupError, OSError, SyntaxError, ValueError) as error:
-        raise _does_not_run(name, error) from error
+    except Exception as error:  # word lists, files or a network that it needs
+        raise ConfigError(f"{name} does not run here: {describe_error(error)}") from error
     adds_brackets = False
     while isinstance(game, _arena().Wrapper):
         adds_brackets |= type(game).__name__ == "ActionFormattingWrapper"
@@ -397,25 +324,13 @@ def _make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
 def _count_players(name: str, game: Any) -> int:
     """Starts a copy of a game that is not in the table; refuses one for three players."""
     game = copy.deepcopy(game)
-    try:
-        for count in (1, 2):
-            # A game for other numbers asserts or raises; a few ignore the argument.
-            with contextlib.suppress(AssertionError, ValueError):
-                game.reset(num_players=count, seed=0)
-                if game.state.num_players == count:
-                    return count
-    except (ImportError, LookupError, OSError, SyntaxError) as error:
-        raise _does_not_run(name, error) from error
+    for count in (1, 2):
+        try:
+            game.reset(num_players=count, seed=0)
+            if game.state.num_players == count:  # a few ignore the argument
+                return count
+        except (AssertionError, ValueError):
+            continue  # it is for another number of players
+        except Exception as error:
+            raise ConfigError(f"{name} does not run here: {describe_error(error)}") from error
     raise ConfigError(f"{name} is for three players or more; games for one or two can be played")
-
-
-def _does_not_run(name: str, error: Exception) -> ConfigError:
-    cause = f"{type(error).__name__}: {error}"
-    if isinstance(error, LookupError) and "nltk" in cause.lower():
-        cause = (
-            "it needs NLTK's word lists, which are not on this machine. Where there is a network: "
-            "python -m nltk.downloader words averaged_perceptron_tagger_eng"
-        )
-    elif "api key" in cause.lower():
-        cause = f"it asks a language model over the network. {error}"
-    return ConfigError(f"{name} does not run here: {cause}")

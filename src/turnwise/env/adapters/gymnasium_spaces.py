@@ -18,18 +18,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from turnwise.errors import ConfigError, TurnwiseError, did_you_mean, import_extra
+from turnwise.errors import ConfigError, TurnwiseError, import_extra
 
 spaces: Any = import_extra("gymnasium.spaces", "gym")
 
 Space: TypeAlias = Any
 """A `gymnasium.Space`; Gymnasium may not be installed where types are checked."""
 
-Names: TypeAlias = Mapping[str, Any] | Sequence[str] | None
-"""Names of the values of a Discrete, or of the elements of a vector or a Tuple.
-
-A mapping adds the meanings; for a Dict it has the names of each key's space.
-"""
+Names: TypeAlias = Mapping[str, str]
+"""The names of a Discrete's values or of a vector's numbers, with their meanings; may be empty."""
 
 MAX_NUMBERS = 64
 """Larger arrays are summarised."""
@@ -57,68 +54,50 @@ def check_action_space(space: Space) -> None:
             )
 
 
-def check_names(space: Space, names: Any, option: str) -> None:
-    """Raises an error for names that do not fit the space."""
-    if names is None:
-        return
-    if isinstance(space, spaces.Dict):
-        if not isinstance(names, Mapping):
-            raise ConfigError(f"{option} must be a mapping from keys to names, got {names!r}")
-        for key, inner in names.items():
-            if key not in space.spaces:
-                known = did_you_mean(str(key), map(str, space.spaces))
-                raise ConfigError(f"{option} names the key {key!r}, which {space} has not. {known}")
-            check_names(space[key], inner, f"{option}[{key!r}]")
-        return
+def read_names(space: Space, names: Mapping[str, str] | Sequence[str], option: str) -> Names:
+    """Returns a list or mapping of names as a mapping; raises an error if it does not fit."""
     if isinstance(names, str) or not isinstance(names, Mapping | Sequence):
         raise ConfigError(f"{option} must be a list or a mapping, got {names!r}")
-    num_parts = 0
-    if isinstance(space, spaces.Discrete):
-        num_parts = int(space.n)
-    elif isinstance(space, spaces.Tuple):
-        num_parts = len(space.spaces)
-    elif _is_numeric(space):
-        num_parts = math.prod(space.shape)
-    if len(names) != num_parts:
-        raise ConfigError(f"{option} has {len(names)} names, but {space} takes {num_parts}")
+    is_discrete = isinstance(space, spaces.Discrete)
+    count = int(space.n) if is_discrete else math.prod(space.shape) if _is_numeric(space) else 0
+    if len(names) != count:
+        raise ConfigError(f"{option} has {len(names)} names, but {space} takes {count}")
     folded = {_WORD_GAP.sub("", str(name).strip()).casefold() for name in names}
     if len(folded) < len(names) or "" in folded or not all(isinstance(n, str) for n in names):
         raise ConfigError(f"{option} must be texts, all different, got {list(names)!r}")
+    return names if isinstance(names, Mapping) else dict.fromkeys(names, "")
 
 
-def describe_space(space: Space, names: Names = None) -> str:
+def describe_space(space: Space, names: Names) -> str:
     """Describes the values of a space.
 
-    >>> describe_space(spaces.Box(-1, 1, (2,)))
+    >>> describe_space(spaces.Box(-1, 1, (2,)), {})
     'a list of 2 numbers, each from -1 to 1'
     """
-    labels = list(names or ())
-    if isinstance(space, spaces.Discrete) and labels:
-        return "one of: " + ", ".join(f"{n} ({space.start + i})" for i, n in enumerate(labels))
+    if isinstance(space, spaces.Discrete) and names:
+        return "one of: " + ", ".join(f"{n} ({space.start + i})" for i, n in enumerate(names))
     if _is_numeric(space):
-        return _describe_numbers(space, labels)
+        return _describe_numbers(space, names)
     if isinstance(space, spaces.Text):
         lengths = [str(length) for length in sorted({space.min_length, space.max_length})]
         characters = "".join(sorted(space.characters))
         return f"a text of {' to '.join(lengths)} characters out of {characters!r}"
-    if isinstance(space, spaces.Sequence):
-        return f"a list of any length, each item {describe_space(space.feature_space)}"
     if isinstance(space, spaces.Dict):
         head = "an object with these keys:"
-        inner = space.spaces.items()
-        parts = [(f'"{key}"', describe_space(s, _names_of_key(names, key))) for key, s in inner]
+        parts = {f'"{key}"': describe_space(inner, {}) for key, inner in space.spaces.items()}
     elif isinstance(space, spaces.Tuple):
         head = f"a list of {len(space.spaces)} items:"
-        labels = labels or _item_labels(space.spaces)
-        parts = [(label, describe_space(s)) for label, s in zip(labels, space.spaces, strict=True)]
+        parts = {f"item {i}": describe_space(s, {}) for i, s in enumerate(space.spaces, start=1)}
     else:
         return f"a value of {space}"
     if not parts:
         return "nothing"
-    return head + "".join("\n" + indent(f"- {label}: {text}", "  ") for label, text in parts)
+    return head + "".join(
+        "\n" + indent(f"- {label}: {text}", "  ") for label, text in parts.items()
+    )
 
 
-def _describe_numbers(space: Space, labels: list[str]) -> str:
+def _describe_numbers(space: Space, names: Names) -> str:
     low, high = _limits(space)
     whole = space.dtype.kind != "f"
     noun = "whole number" if whole else "number"
@@ -128,10 +107,10 @@ def _describe_numbers(space: Space, labels: list[str]) -> str:
     head = f"a list of {space.shape[0]} {noun}s"
     if len(space.shape) > 1:
         head = f"lists in lists of shape {' x '.join(map(str, space.shape))}, holding {noun}s"
-    if labels:
-        return f"{head}: " + ", ".join(f"{n} {r}" for n, r in zip(labels, ranges, strict=True))
-    if len(set(ranges)) <= 1:
-        return f"{head}, each {ranges[0]}" if ranges else head
+    if names:
+        return f"{head}: " + ", ".join(f"{n} {r}" for n, r in zip(names, ranges, strict=True))
+    if len(set(ranges)) == 1:
+        return f"{head}, each {ranges[0]}"
     if len(ranges) <= MAX_NUMBERS:
         return f"{head}: {', '.join(ranges)}"
     return f"{head} {_range(low.min(), high.max(), whole)}"
@@ -146,52 +125,39 @@ def _range(low: Any, high: Any, whole: bool) -> str:
     return f"of at least {least}" if high >= _UNBOUNDED else f"from {least} to {most}"
 
 
-def describe_observations(space: Space, names: Names = None) -> str:
+def describe_observations(space: Space, names: Names) -> str:
     """Returns the part of the prompt that says what is observed."""
-    if names and not isinstance(space, spaces.Dict | spaces.Discrete):
+    if names and not isinstance(space, spaces.Discrete):
         return "\n".join(["You see:", *_listed(names)])
     summary = "a summary of " if has_large_part(space) else ""
     return _as_sentence(f"You see {summary}{describe_space(space, names)}")
 
 
-def describe_observation(space: Space, value: Any, names: Names = None) -> str:
+def describe_observation(space: Space, value: Any, names: Names) -> str:
     """Describes an observation: one line per named element, else one line.
 
-    >>> print(describe_observation(None, np.array([0.123456, 2.0]), ["height", "speed"]))
+    >>> print(describe_observation(None, np.array([0.123456, 2.0]), {"height": "", "speed": ""}))
     height: 0.1235
     speed: 2
     """
-    labels = list(names or ())
-    if isinstance(space, spaces.Discrete) and labels:
-        return labels[int(value - space.start)]
-    if hasattr(value, "_asdict"):  # a GraphInstance
-        value = value._asdict()
-    if isinstance(value, tuple | list) and all(map(_is_number, value)) and not labels:
-        value = np.array(value)
-    if isinstance(value, Mapping):
-        inner = space.spaces if isinstance(space, spaces.Dict) else {}
-        parts = {
-            key: describe_observation(inner.get(key), part, _names_of_key(names, key))
-            for key, part in value.items()
-        }
+    if isinstance(space, spaces.Discrete) and names:
+        return list(names)[int(value - space.start)]
+    if names:
+        parts = dict(zip(names, np.ravel(value), strict=True))
+    elif isinstance(value, Mapping):
+        parts = dict(value)
     elif isinstance(value, tuple | list):
-        described = [describe_observation(None, part) for part in value]
-        parts = dict(zip(labels or _item_labels(value), described, strict=True))
-    elif labels:
-        parts = dict(zip(labels, map(_describe_value, np.ravel(value)), strict=True))
+        if all(isinstance(part, int | float | np.number) for part in value):
+            return _describe_value(np.array(value))
+        parts = {f"item {number}": part for number, part in enumerate(value, start=1)}
     else:
         return _describe_value(value)
     lines = []
-    for label, text in parts.items():
-        is_block = "\n" in text or (
-            isinstance(value, Mapping) and isinstance(value[label], Mapping)
-        )
+    for label, part in parts.items():
+        text = describe_observation(None, part, {})
+        is_block = "\n" in text or isinstance(part, Mapping)
         lines.append(f"{label}:\n{indent(text, '  ')}" if is_block else f"{label}: {text}")
     return "\n".join(lines) or "nothing"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number)
 
 
 def _describe_value(value: Any) -> str:
@@ -223,10 +189,10 @@ def has_large_part(space: Space) -> bool:
     return any(_is_numeric(leaf) and math.prod(leaf.shape) > MAX_NUMBERS for leaf in _leaves(space))
 
 
-def describe_answers(space: Space, names: Names = None) -> str:
+def describe_answers(space: Space, names: Names) -> str:
     """Returns the part of the prompt that lists the valid answers, with an example."""
     what = describe_space(space, names)
-    meanings = _listed(names) if isinstance(names, Mapping) else []
+    meanings = _listed({name: meaning for name, meaning in names.items() if meaning})
     if isinstance(space, spaces.Text):
         lines = [f"Answer with {what}, and nothing else."]
     elif isinstance(space, spaces.Discrete) and names:
@@ -235,8 +201,7 @@ def describe_answers(space: Space, names: Names = None) -> str:
     elif _is_scalar(space):
         lines = [f"Answer with {what}{':' if meanings else '.'}", *meanings]
     else:
-        lines = [_as_sentence(f"Answer with JSON: {what}")]
-        lines += [] if isinstance(space, spaces.Dict) else meanings
+        lines = [_as_sentence(f"Answer with JSON: {what}"), *meanings]
     lines.append(f"For example: {render_action(space, example_action(space), names)}")
     if not isinstance(space, spaces.Text):
         lines.append("If you write several, the last one counts.")
@@ -256,24 +221,23 @@ def example_action(space: Space) -> Any:
     return tuple(example_action(inner) for inner in space.spaces)
 
 
-def render_action(space: Space, value: Any, names: Names = None) -> str:
+def render_action(space: Space, value: Any, names: Names) -> str:
     """Returns the answer for `value`, from which `parse_action` restores it exactly."""
-    data = _to_json(space, value, names)
+    if isinstance(space, spaces.Discrete) and names:
+        return list(names)[int(value - space.start)]
+    data = _to_json(space, value)
     return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
 
 
-def _to_json(space: Space, value: Any, names: Names) -> Any:
-    if isinstance(space, spaces.Discrete):
-        return list(names)[int(value - space.start)] if names else int(value)
+def _to_json(space: Space, value: Any) -> Any:
     if _is_numeric(space):
         array = np.asarray(value, dtype=space.dtype)
         return _exact(array.reshape(()) if _is_scalar(space) else array)
     if isinstance(space, spaces.Text):
         return str(value)
     if isinstance(space, spaces.Dict):
-        inner = space.spaces.items()
-        return {str(k): _to_json(s, value[k], _names_of_key(names, k)) for k, s in inner}
-    return [_to_json(s, part, None) for s, part in zip(space.spaces, value, strict=True)]
+        return {str(key): _to_json(inner, value[key]) for key, inner in space.spaces.items()}
+    return [_to_json(inner, part) for inner, part in zip(space.spaces, value, strict=True)]
 
 
 def _exact(array: Any) -> Any:
@@ -283,17 +247,19 @@ def _exact(array: Any) -> Any:
     return float(str(array)) if array.dtype.kind == "f" else int(array)
 
 
-def parse_action(space: Space, text: str, names: Names = None) -> Any:
+def parse_action(space: Space, text: str, names: Names) -> Any:
     """Returns the action in a text, or raises `InvalidActionError`.
 
-    >>> int(parse_action(spaces.Discrete(2), "I push it to the right.", ["left", "right"]))
+    >>> names = {"left": "", "right": ""}
+    >>> int(parse_action(spaces.Discrete(2), "I push it to the right.", names))
     1
     """
     data: Any = None
     if isinstance(space, spaces.Text):
         data = text if text in space else text.strip()
     elif isinstance(space, spaces.Discrete):
-        data = text if _last_name(text, names) is not None else None
+        index = _last_name(text, names)
+        data = None if index is None else int(space.start) + index
     else:
         data = _last_json(text, "{" if isinstance(space, spaces.Dict) else "[")
     if data is None and _is_scalar(space):
@@ -302,7 +268,7 @@ def parse_action(space: Space, text: str, names: Names = None) -> Any:
     if data is None:
         raise InvalidActionError(f"no action found in {_SHORT.repr(text)}, {expected}")
     try:
-        value = _from_json(space, data, names)
+        value = _from_json(space, data)
     except (ValueError, OverflowError):
         value = None
     if value is None or not space.contains(value):
@@ -310,29 +276,19 @@ def parse_action(space: Space, text: str, names: Names = None) -> Any:
     return value
 
 
-def _from_json(space: Space, data: Any, names: Names) -> Any:
-    """Returns the value that `data` stands for; raises ValueError where its form is wrong."""
-    if isinstance(space, spaces.Discrete) and isinstance(data, str):
-        index = _last_name(data, names)
-        return None if index is None else space.dtype.type(space.start + index)
-    if _is_numeric(space):
-        return _read_numbers(space, data)
+def _from_json(space: Space, data: Any) -> Any:
+    """Returns the value that `data` stands for; None or a ValueError where its form is wrong."""
     if isinstance(space, spaces.Dict):
         keys = {str(key): key for key in space.spaces}
         if not isinstance(data, dict) or data.keys() != keys.keys():
             return None
-        return {
-            key: _from_json(space[key], data[name], _names_of_key(names, key))
-            for name, key in keys.items()
-        }
+        return {key: _from_json(space[key], data[name]) for name, key in keys.items()}
     if isinstance(space, spaces.Tuple):
         if not isinstance(data, list) or len(data) != len(space.spaces):
             return None
-        return tuple(_from_json(s, part, None) for s, part in zip(space.spaces, data, strict=True))
-    return data
-
-
-def _read_numbers(space: Space, data: Any) -> Any:
+        return tuple(_from_json(s, part) for s, part in zip(space.spaces, data, strict=True))
+    if isinstance(space, spaces.Text):
+        return data
     if _is_scalar(space):
         # A single number is accepted without the lists around it.
         while isinstance(data, list) and len(data) == 1:
@@ -390,9 +346,8 @@ def _last_json(text: str, opening: str) -> Any:
 
 def _listed(names: Names, first: int | None = None) -> list[str]:
     """Returns one line per name, with its number and its meaning if there are any."""
-    meanings = names if isinstance(names, Mapping) else dict.fromkeys(names or (), "")
     lines = []
-    for index, (name, meaning) in enumerate(meanings.items()):
+    for index, (name, meaning) in enumerate(names.items()):
         number = "" if first is None else f" ({first + index})"
         lines.append(f"- {name}{number}: {meaning}" if meaning else f"- {name}{number}")
     return lines
@@ -401,14 +356,6 @@ def _listed(names: Names, first: int | None = None) -> list[str]:
 def _as_sentence(text: str) -> str:
     """Adds a full stop, except after a list of lines."""
     return text if "\n" in text else f"{text}."
-
-
-def _names_of_key(names: Names, key: Any) -> Names:
-    return names.get(key) if isinstance(names, Mapping) else None
-
-
-def _item_labels(items: Sequence[Any]) -> list[str]:
-    return [f"item {i}" for i in range(1, len(items) + 1)]
 
 
 def _limits(space: Space) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Any registered Gymnasium environment as a text environment."""
+"""Any registered Gymnasium environment as a text environment; needs the `gym` extra."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ import difflib
 import random
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
+import yaml
 
 from turnwise.config import EnvironmentConfig
-from turnwise.env.adapters.gymnasium.descriptions import (
-    Env,
-    describe_environment,
-    is_uncertain,
-    solve_table,
-    transition_table,
-)
-from turnwise.env.adapters.gymnasium.spaces import (
+from turnwise.env.adapters.gymnasium_spaces import (
     InvalidActionError,
     Names,
     check_action_space,
-    check_names,
     describe_answers,
     describe_observation,
     describe_observations,
     has_large_part,
     parse_action,
+    read_names,
     render_action,
     spaces,
 )
@@ -39,7 +35,11 @@ from turnwise.errors import ConfigError, EnvironmentFault, MissingExtraError, im
 
 gymnasium: Any = import_extra("gymnasium", "gym")
 
+Env: TypeAlias = Any
+"""A `gymnasium.Env`."""
+
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+_DISCOUNT = 0.99  # below 1, so that shorter ways to the goal are better
 
 
 class GymnasiumEnvironment(BaseEnvironment):
@@ -73,8 +73,8 @@ class GymnasiumEnvironment(BaseEnvironment):
         source: str | Env | Callable[..., Env],
         config: EnvironmentConfig | Mapping[str, Any] | None = None,
         *,
-        action_names: Names = None,
-        observation_names: Names = None,
+        action_names: Mapping[str, str] | Sequence[str] | None = None,
+        observation_names: Mapping[str, str] | Sequence[str] | None = None,
         describe: Callable[[Any], str] | None = None,
         task: str | None = None,
         invalid_reward: float | None = None,
@@ -82,22 +82,48 @@ class GymnasiumEnvironment(BaseEnvironment):
     ) -> None:
         super().__init__(config)
         options = dict(self.config.params)
-        given: dict[str, Any] = {
+        texts: dict[str, Any] = {
             "action_names": action_names,
             "observation_names": observation_names,
             "describe": describe,
             "task": task,
             "invalid_reward": invalid_reward,
         }
-        for name, value in given.items():
+        for name, value in texts.items():
             configured = options.pop(name, None)
-            given[name] = configured if value is None else value
+            texts[name] = configured if value is None else value
         options = {**options.pop("make_kwargs", {}), **options, **make_kwargs}
         if isinstance(source, str) and self.config.max_steps is not None:
             options.setdefault("max_episode_steps", self.config.max_steps)
-        self._make = _maker(source, options)
+        if isinstance(source, gymnasium.Env) and options:
+            raise ConfigError(
+                f"an environment that is made already takes no {', '.join(options)}. "
+                "Give them where you make it, or pass its id instead."
+            )
+        self._source, self._options = source, options
         self._adopt(source if isinstance(source, gymnasium.Env) else self._make())
-        self._choose_description(**given)
+        self._description = self._choose_description(**texts)
+
+    def _make(self) -> Env:
+        """Creates a fresh Gymnasium environment."""
+        source = self._source
+        if isinstance(source, str):
+            return _make_registered(source, self._options)
+        if isinstance(source, gymnasium.Env):
+            try:
+                return copy.deepcopy(source)
+            except Exception as error:
+                raise ConfigError(
+                    f"{source} cannot be copied for a second episode ({error}). "
+                    "Pass a function that makes it instead: GymnasiumEnvironment(lambda: ...)"
+                ) from error
+        env = source(**self._options) if callable(source) else source
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(
+                "GymnasiumEnvironment takes a registered id such as 'CartPole-v1', a "
+                f"gymnasium.Env or a function that makes one, got {env!r}"
+            )
+        return env
 
     def _adopt(self, env: Env) -> None:
         """Uses a Gymnasium environment that has not started an episode yet."""
@@ -121,16 +147,16 @@ class GymnasiumEnvironment(BaseEnvironment):
         describe: Any,
         task: str | None,
         invalid_reward: float | None,
-    ) -> None:
+    ) -> Description:
         """Combines the built-in description with the user's own options, which take precedence."""
-        chosen = describe_environment(self._env)
+        chosen = _describe_environment(self._env)
         space = self._env.observation_space
         if observation_names is not None:
-            check_names(space, observation_names, "observation_names")
-            chosen = replace(chosen, observation=observation_names, describe=None)
+            names = read_names(space, observation_names, "observation_names")
+            chosen = replace(chosen, observation=names, describe=None)
         if action_names is not None:
-            check_names(self._action_space, action_names, "action_names")
-            chosen = replace(chosen, actions=action_names)
+            names = read_names(self._action_space, action_names, "action_names")
+            chosen = replace(chosen, actions=names)
         if task is not None:
             chosen = replace(chosen, task=task)
         if invalid_reward is not None:
@@ -147,7 +173,7 @@ class GymnasiumEnvironment(BaseEnvironment):
                 "summarised. Say what matters in it: describe=lambda observation: ...",
                 stacklevel=3,
             )
-        self._description = chosen
+        return chosen
 
     def reset(self, seed: int | None = None) -> str:
         self._done = False
@@ -155,7 +181,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         # Never None: copies of one environment would all have the same random numbers.
         seed = self.rng.randrange(2**31) if seed is None else seed
         observation, info = self._env.reset(seed=seed)
-        return self._see(_numpy(observation), _plain(info))
+        return self._see(_numpy(observation), _numpy(info, plain=True))
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         if self._text is None:
@@ -175,7 +201,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         observation, reward, terminated, truncated, info = self._env.step(value)
         terminated, truncated = bool(terminated), bool(truncated)
         self._done = terminated or truncated
-        info = _plain(info)
+        info = _numpy(info, plain=True)
         text = self._see(_numpy(observation), info)
         info = {**info, "terminated": terminated, "truncated": truncated and not terminated}
         if self._done:
@@ -216,14 +242,15 @@ class GymnasiumEnvironment(BaseEnvironment):
     def get_prompt_prefix(self) -> str:
         description = self._description
         parts = [description.task]
-        table = transition_table(self._env)
-        if table is not None and is_uncertain(table):
+        table = _transition_table(self._env)
+        if any(len(outcomes) > 1 for row in table.values() for outcomes in row.values()):
             parts[0] += f"\n{description.uncertainty}"
         if self.max_steps != GymnasiumEnvironment.max_steps:
             parts[0] += f"\nYou have at most {self.max_steps} actions."
         if description.describe is None:
-            seen = describe_observations(self._env.observation_space, description.observation)
-            parts.append(seen)
+            parts.append(
+                describe_observations(self._env.observation_space, description.observation)
+            )
         parts.append(describe_answers(self._action_space, description.actions))
         return "\n\n".join(parts)
 
@@ -238,9 +265,8 @@ class GymnasiumEnvironment(BaseEnvironment):
             return None
         if self._description.expert is not None:
             return self._render(self._description.expert(self._observation))
-        table = transition_table(self._env)
-        if self._policy is None and table is not None:
-            self._policy = solve_table(table)
+        if self._policy is None and (table := _transition_table(self._env)):
+            self._policy = _solve_table(table)
         return None if self._policy is None else self._render(self._policy[self._observation])
 
     def _render(self, value: Any) -> str:
@@ -260,41 +286,6 @@ class GymnasiumEnvironment(BaseEnvironment):
             self._env.close()
 
 
-def _maker(source: Any, options: dict[str, Any]) -> Callable[[], Env]:
-    """Returns a function that creates a fresh Gymnasium environment with each call."""
-    if isinstance(source, str):
-        return lambda: _make_registered(source, options)
-    if not callable(source) and not isinstance(source, gymnasium.Env):
-        raise ConfigError(
-            f"GymnasiumEnvironment takes a registered id such as 'CartPole-v1', a gymnasium.Env "
-            f"or a function that makes one, got {source!r}"
-        )
-    if isinstance(source, gymnasium.Env) and options:
-        raise ConfigError(
-            f"an environment that is made already takes no {', '.join(options)}. "
-            "Give them where you make it, or pass its id instead."
-        )
-
-    def make() -> Env:
-        if not isinstance(source, gymnasium.Env):
-            env = source(**options)
-            if isinstance(env, gymnasium.Env):
-                return env
-            raise ConfigError(
-                f"the function given to GymnasiumEnvironment made an object of type "
-                f"{type(env).__name__}, expected a gymnasium.Env"
-            )
-        try:
-            return copy.deepcopy(source)
-        except Exception as error:
-            raise ConfigError(
-                f"{source} cannot be copied for a second episode ({error}). "
-                "Pass a function that makes it instead: GymnasiumEnvironment(lambda: ...)"
-            ) from error
-
-    return make
-
-
 def _make_registered(name: str, options: dict[str, Any]) -> Env:
     try:
         return gymnasium.make(name, **options)
@@ -312,20 +303,172 @@ def _make_registered(name: str, options: dict[str, Any]) -> Env:
         raise ConfigError(f"Gymnasium cannot make {name!r} with {options}: {error}") from error
 
 
-def _numpy(value: Any) -> Any:
-    """Returns an observation as numpy arrays, whatever library the environment uses."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value
+def _numpy(value: Any, *, plain: bool = False) -> Any:
+    """Returns arrays of any library as numpy arrays, or, if `plain`, as Python values."""
     if isinstance(value, Mapping):
-        return {name: _numpy(part) for name, part in value.items()}
-    if isinstance(value, tuple):
+        return {name: _numpy(part, plain=plain) for name, part in value.items()}
+    if isinstance(value, tuple) and not plain:
         return tuple(_numpy(part) for part in value)
-    return np.asarray(value)[()] if hasattr(value, "__array__") else value
+    if hasattr(value, "__array__"):
+        array = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value)[()]
+        return array.tolist() if plain else array
+    return value
 
 
-def _plain(value: Any) -> Any:
-    """Returns values of numpy and the like as Python values."""
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    value = _numpy(value)
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+# What is known about Gymnasium's own environments: their texts, their drawings, their experts.
+
+
+@dataclass(frozen=True)
+class Description:
+    """How one environment is described to a language model."""
+
+    task: str
+    """The task, its rewards, and how to read the drawings."""
+    actions: Names = field(default_factory=dict)
+    """Name and meaning of each action (of a Discrete) or of each number (of a Box)."""
+    observation: Names = field(default_factory=dict)
+    """Name and meaning of each number of the observation."""
+    describe: Callable[[Env, Any], str] | None = None
+    """Describes an observation, where names for its numbers are not enough."""
+    uncertainty: str = "Beware: an action does not always have the effect that it names."
+    """Added if an action can have more than one effect."""
+    success: Literal["at the end", "with a reward", "at the limit", "unknown"] = "unknown"
+    """When the task counts as solved."""
+    expert: Callable[[Any], Any] | None = None
+    """A good action for an observation; not needed with a table of transitions."""
+    invalid_reward: float = 0.0
+    """The reward of an invalid action; where each step costs, it must not be cheaper."""
+    mask_is_advice: bool = False
+    """Whether actions outside the mask may be taken, at a price."""
+
+
+def _describe_environment(env: Env) -> Description:
+    """Returns the description of an environment, as far as its wrappers leave it true.
+
+    The texts are in `gymnasium.yaml`. An environment without an entry there is described by its
+    docstring and its spaces.
+    """
+    plain = env.unwrapped
+    kind = type(plain)
+    texts = _texts().get(kind.__name__)
+    if texts is None or not kind.__module__.startswith("gymnasium.envs."):
+        paragraphs = re.sub(r"(?m)^\s*#.*", "", kind.__doc__ or "").split("\n\n")
+        task = next((" ".join(p.split()) for p in paragraphs if p.strip()), "")
+        task = task if len(task) <= 500 else task[:500].rpartition(". ")[0] + "."
+        return Description(task=task or f"You act in {kind.__name__}.")
+    description = Description(
+        **texts, describe=_DRAWINGS.get(kind.__name__), expert=_EXPERTS.get(kind.__name__)
+    )
+    # The same class may come with other spaces, as LunarLander does.
+    if env.action_space != plain.action_space or not _fits(plain.action_space, description.actions):
+        description = replace(description, actions={}, expert=None)
+    space = plain.observation_space
+    if env.observation_space != space or not _fits(space, description.observation):
+        description = replace(description, observation={}, describe=None, expert=None)
+    return description
+
+
+@cache
+def _texts() -> Any:
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+def _fits(space: Any, names: Names) -> bool:
+    try:
+        return not names or bool(read_names(space, names, "names"))
+    except ConfigError:
+        return False
+
+
+def _transition_table(env: Env) -> dict[int, dict[int, list[Any]]]:
+    """Returns `P[state][action] = [(chance, next, reward, end), ...]` of an environment.
+
+    Empty if it has none, or if a wrapper changes its observations and actions.
+    """
+    plain = env.unwrapped
+    table = getattr(plain, "P", None)
+    if not isinstance(table, dict) or not isinstance(plain.observation_space, spaces.Discrete):
+        return {}
+    if env.observation_space != plain.observation_space or env.action_space != plain.action_space:
+        return {}
+    return table if table.keys() == set(range(plain.observation_space.n)) else {}
+
+
+def _solve_table(table: dict[int, dict[int, list[Any]]]) -> Any:
+    """Returns the best action of each state, by value iteration."""
+    rows = [
+        (state, action, chance, after, reward, not end)
+        for state, actions in table.items()
+        for action, outcomes in actions.items()
+        for chance, after, reward, end in outcomes
+    ]
+    state, action, chance, after, reward, goes_on = map(np.array, zip(*rows, strict=True))
+    num_states, num_actions = int(state.max()) + 1, int(action.max()) + 1
+    values = np.zeros(num_states)
+    while True:
+        gains = chance * (reward + _DISCOUNT * goes_on * values[after])
+        returns = np.bincount(state * num_actions + action, gains, num_states * num_actions)
+        best = returns.reshape(num_states, num_actions)
+        change = np.abs(best.max(axis=1) - values).max()
+        values = best.max(axis=1)
+        if change < 1e-9:
+            return best.argmax(axis=1)
+
+
+def _draw_lake(env: Env, state: int) -> str:
+    row, column = divmod(int(state), env.ncol)
+    cells = [[cell.decode() for cell in line] for line in env.desc]
+    where = {"H": "in a hole", "G": "at the goal"}.get(cells[row][column], "on ice")
+    cells[row][column] = "@"
+    drawing = "\n".join(" ".join(line) for line in cells)
+    return f"You are {where}, row {row + 1}, column {column + 1}.\n{drawing}"
+
+
+def _draw_cliff(env: Env, state: int) -> str:
+    num_rows, num_columns = env.shape
+    row, column = divmod(int(state), num_columns)
+    cells = [["."] * num_columns for _ in range(num_rows)]
+    cells[-1] = ["S", *["C"] * (num_columns - 2), "G"]
+    cells[row][column] = "@"
+    drawing = "\n".join(" ".join(line) for line in cells)
+    return f"You are in row {row + 1}, column {column + 1}.\n{drawing}"
+
+
+def _draw_taxi(env: Env, state: int) -> str:
+    row, column, passenger, destination = env.decode(int(state))
+    stands = [
+        f"{name} (row {r + 1}, column {c + 1})"
+        for name, (r, c) in zip(("Red", "Green", "Yellow", "Blue"), env.locs, strict=True)
+    ]
+    cells = [[cell.decode() for cell in line] for line in env.desc]
+    cells[1 + row][1 + 2 * column] = "@"
+    lines = [
+        f"Taxi: row {row + 1}, column {column + 1}.",
+        f"Passenger: {'in the taxi' if passenger == 4 else 'at ' + stands[passenger]}.",
+        f"Destination: {stands[destination]}.",
+    ]
+    return "\n".join(lines + ["".join(line) for line in cells])
+
+
+def _tell_blackjack(_env: Env, observation: tuple[int, int, int]) -> str:
+    total, dealer, ace = map(int, observation)
+    hand = "an ace counts as 11" if ace else "no ace counts as 11"
+    shown = "an ace" if dealer == 1 else f"a card worth {dealer}"
+    return f"Your cards add up to {total} ({hand}). The dealer shows {shown}."
+
+
+def _balance_pole(observation: Any) -> int:
+    """Pushes in the direction in which the pole falls, and corrects the cart's drift a little."""
+    position, velocity, angle, spin = map(float, observation)
+    return int(angle + 0.3 * spin + 0.02 * position + 0.05 * velocity > 0)
+
+
+_DRAWINGS: dict[str, Callable[[Env, Any], str]] = {
+    "FrozenLakeEnv": _draw_lake,
+    "CliffWalkingEnv": _draw_cliff,
+    "TaxiEnv": _draw_taxi,
+    "BlackjackEnv": _tell_blackjack,
+}
+_EXPERTS: dict[str, Callable[[Any], Any]] = {
+    "CartPoleEnv": _balance_pole,
+}
