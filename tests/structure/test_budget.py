@@ -10,10 +10,10 @@ ROOT = SOURCE.parents[1]
 # Lines of Python in each package; `.` are the modules beside them.
 LINES = {
     ".": 1136,
-    "agents": 2724,
+    "agents": 2747,
     "algo": 2644,
     "chat": 2420,
-    "cli": 5302,
+    "cli": 5184,
     "config": 1204,
     "data": 934,
     "deadlines": 776,

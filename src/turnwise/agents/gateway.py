@@ -18,16 +18,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from turnwise.agents import _extra as _extra  # isort: skip - its error names what to install
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
-from turnwise.agents.live import EventStream, EventWriter, ReplyStream
+from turnwise.agents.live import EventWriter, ReplyStream
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
-from turnwise.agents.wire import answering, read_json, unless_disconnected
+from turnwise.agents.wire import EventStream, answering, read_json, unless_disconnected
 from turnwise.errors import ConfigError
 from turnwise.http_server import BoundedServer, is_same_site, open_listener
 

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from starlette.responses import StreamingResponse
-
 from turnwise.agents.requests import ApiError, ChatReply, Delta
 from turnwise.errors import describe_error
 from turnwise.tools.thoughts import HARMONY_MARKS, THOUGHT_MARKS, answer_of, thought_of
@@ -129,22 +127,3 @@ class ReplyStream:
         """Cancel what is still sampled."""
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
-
-
-class EventStream(StreamingResponse):
-    """The response with a reply's events; the sampling ends with it, whatever the client does."""
-
-    def __init__(self, stream: ReplyStream, on_end: Callable[[], None]) -> None:
-        super().__init__(
-            stream.events(),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-cache"},
-        )
-        self._stream, self._on_end = stream, on_end
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
-            await self._stream.close()

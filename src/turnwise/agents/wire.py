@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from turnwise.agents.live import EventStream
+from turnwise.agents.live import ReplyStream
 from turnwise.agents.requests import ApiError
 from turnwise.errors import describe_error
 
@@ -107,3 +107,22 @@ async def unless_disconnected(request: Request, work: Any) -> Any:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+class EventStream(StreamingResponse):
+    """The response with a reply's events; the sampling ends with it, whatever the client does."""
+
+    def __init__(self, stream: ReplyStream, on_end: Callable[[], None]) -> None:
+        super().__init__(
+            stream.events(),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache"},
+        )
+        self._stream, self._on_end = stream, on_end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+            await self._stream.close()

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
+import json
 import random
 import sys
-from typing import TYPE_CHECKING, Annotated
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, say
+from turnwise.cli.common import legible, make_console, say, working
 from turnwise.cli.settings import Overrides
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from turnwise.cli.chat_session import ChatSession, Reply
-    from turnwise.tools import ToolCall
+    from turnwise.agents.requests import ChatReply, Delta
+    from turnwise.cli.chat_model import ChatModel
+    from turnwise.inference import SamplingParams
+    from turnwise.tools import ToolContext
 
 HELP = (
     "/reset starts a new conversation, /stats shows token counts, /quit exits (so does Ctrl-D). "
     "Ctrl-C stops a reply. To send a message that begins with a slash, write two: //like this"
 )
+MOST_ROUNDS = 20
+"""Replies in a row that may call tools."""
 
 
 def chat(
@@ -89,12 +95,10 @@ def chat(
     turnwise chat http://localhost:8000 --backend vllm --tokenizer Qwen/Qwen3-0.6B
     echo "What is the capital of France?" | turnwise chat smollm2-135m
     """
-    console = make_console()
-    is_terminal = sys.stdin.isatty() and console.is_terminal
     overrides = Overrides(tools=tool, parser=parser, system_prompt=system)
     with contextlib.ExitStack() as closing:
-        with console.status(f"loading {model}") if is_terminal else contextlib.nullcontext():
-            from turnwise.cli.chat_session import ChatSession, open_chat_model
+        with working(f"loading {model}"):
+            from turnwise.cli.chat_model import open_chat_model
             from turnwise.inference import SamplingParams
 
             opened = open_chat_model(
@@ -109,116 +113,187 @@ def chat(
                 dtype=dtype,
                 device=device,
                 trust_remote_code=trust_remote_code,
+                max_conversations=1,
             )
-        session = ChatSession(
-            opened,
-            SamplingParams(
-                opened.temperature if temperature is None else temperature,
-                top_p=opened.top_p if top_p is None else top_p,
-            ),
-            max_tokens or opened.max_tokens,
-            random.randrange(2**31) if seed is None else seed,
+        usual = opened.sampling or SamplingParams(0.7, top_p=0.9)
+        sampling = SamplingParams(
+            usual.temperature if temperature is None else temperature,
+            top_p=usual.top_p if top_p is None else top_p,
         )
-        screen = ChatScreen(console, is_terminal)
-        if opened.about is not None and is_terminal:
-            screen.note(legible(opened.about))
+        first_seed = random.randrange(2**31) if seed is None else seed
+        runner = closing.enter_context(asyncio.Runner())
+        closing.callback(lambda: runner.run(opened.session.close()))
+        talk = _Chat(opened, runner, sampling, max_tokens or opened.max_tokens, first_seed)
+        closing.callback(talk.reset)
+        if opened.about is not None and talk.is_terminal:
+            talk.note(legible(opened.about))
         elif opened.about is not None:
             say(opened.about, err=True)
-        _converse(session, screen)
+        talk.run()
 
 
-def _converse(session: ChatSession, screen: ChatScreen) -> None:
-    screen.note(HELP)
-    while (line := screen.ask()) is not None:
-        command = line.strip()
-        if not command:
-            continue
-        if command == "/quit":
-            return
-        if command == "/reset":
-            session.reset()
-            screen.note("New conversation.")
-        elif command == "/stats":
-            replies = session.replies
-            number = sum(reply.num_tokens for reply in replies)
-            speed = _speed(number, sum(reply.seconds for reply in replies))
-            used = len(session.conversation.stream) if session.conversation else 0
-            screen.console.print(
-                f"{len(replies)} {'reply' if len(replies) == 1 else 'replies'}, {number} tokens, "
-                f"{speed}; the conversation has {used:,} of "
-                f"{session.model.engine.context_length:,} tokens"
-            )
-        elif command == "/help":
-            screen.console.print(HELP)
-        elif command.startswith("/") and not command.startswith("//"):
-            screen.console.print(f"There is no command {legible(command)}. {HELP}")
-        else:
-            text = line.replace("//", "/", 1) if command[0] == "/" else line
-            reply = session.say(text, screen.show, screen.call)
-            screen.ending(reply, session)
+class _Chat:
+    """A conversation in the terminal; without styles if the output is piped."""
 
+    def __init__(
+        self,
+        model: ChatModel,
+        runner: asyncio.Runner,
+        sampling: SamplingParams,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        self.console = make_console()
+        self.is_terminal = sys.stdin.isatty() and self.console.is_terminal
+        self._model, self._runner = model, runner
+        self._sampling, self._max_tokens = sampling, max_tokens
+        self._seeds = itertools.count(seed)
+        self._messages: list[dict[str, Any]] = []
+        self._context: ToolContext | None = None
+        self._replies: list[ChatReply] = []
+        self._seconds = 0.0
+        self._num_used = 0
+        self.reset()
 
-class ChatScreen:
-    """Reads messages and prints replies; without styles if the output is piped."""
-
-    def __init__(self, console: Console, is_terminal: bool) -> None:
-        self.console = console
-        self.is_terminal = is_terminal
-        if is_terminal:
+    def run(self) -> None:
+        """Answer what is typed until the end of the input."""
+        if self.is_terminal:
             with contextlib.suppress(ImportError):  # not on every system
                 import readline  # noqa: F401 - its import gives `input` arrow keys and a history
-
-    def ask(self) -> str | None:
-        """Return the next line; None at the end of the input."""
+        self.note(HELP)
         while True:
             try:
-                return input("> " if self.is_terminal else "")
+                line = input("> " if self.is_terminal else "")
             except EOFError:
                 self.note("")
-                return None
+                return
             except KeyboardInterrupt:
                 if not self.is_terminal:
                     raise
                 self.note("\n/quit or Ctrl-D exits.")
+                continue
+            command = line.strip()
+            if command == "/quit":
+                return
+            if command == "/reset":
+                self.reset()
+                self.note("New conversation.")
+            elif command == "/stats":
+                number = sum(reply.num_sampled_tokens for reply in self._replies)
+                self.console.print(
+                    f"{len(self._replies)} {'reply' if len(self._replies) == 1 else 'replies'}, "
+                    f"{number} tokens, {number / max(self._seconds, 1e-9):.1f} tokens/s; the "
+                    f"conversation has {self._num_used:,} of {self._model.context_length:,} tokens"
+                )
+            elif command == "/help":
+                self.console.print(HELP)
+            elif command.startswith("/") and not command.startswith("//"):
+                self.console.print(f"There is no command {legible(command)}. {HELP}")
+            elif command:
+                self._say(line.replace("//", "/", 1) if command[0] == "/" else line)
 
-    def show(self, piece: str) -> None:
-        """Print the next piece of a reply."""
-        from rich.text import Text
-
-        self.console.print(Text(legible(piece)), end="", soft_wrap=True)
-
-    def call(self, call: ToolCall) -> None:
-        """Print a tool call and its result."""
-        from rich.text import Text
-
-        given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-        line = f"  {call.name}({given}) -> {call.result}"
-        self.console.print(Text(legible(f"\n{line}"), "magenta" if call.success else "red"))
-
-    def ending(self, reply: Reply, session: ChatSession) -> None:
-        from turnwise.inference import FinishReason
-
-        self.console.print()
-        length = session.model.engine.context_length
-        full = f"the context of {length:,} tokens is full, /reset starts a new conversation"
-        cut = {
-            FinishReason.LENGTH: "cut by --max-tokens",
-            FinishReason.CONTEXT: full,
-            FinishReason.ABORTED: "interrupted",
-        }
-        facts = [f"{reply.num_tokens} tokens", _speed(reply.num_tokens, reply.seconds)]
-        self.note(f"  {', '.join([*facts, cut.get(reply.reason, reply.reason.value)])}\n")
-        if not self.is_terminal:
-            if reply.reason is FinishReason.CONTEXT:
-                make_console(stderr=True).print(full)
-            if reply.reason is FinishReason.ABORTED:
-                raise KeyboardInterrupt
+    def reset(self) -> None:
+        """Start a new conversation."""
+        system = self._model.system_prompt
+        self._messages = [{"role": "system", "content": system}] if system else []
+        self._num_used = 0
+        if self._context is not None:
+            self._context.close()
+            self._context = None
 
     def note(self, text: str) -> None:
         """Print a dimmed line, only on a terminal."""
         if self.is_terminal:
             self.console.print(text, style="dim")
 
+    def _say(self, text: str) -> None:
+        """Send a message and show the replies; tools that one calls are executed."""
+        from turnwise.agents.requests import ApiError
 
-def _speed(num_tokens: int, seconds: float) -> str:
-    return f"{num_tokens / max(seconds, 1e-9):.1f} tokens/s"
+        self._messages.append({"role": "user", "content": text})
+        try:
+            for _ in range(MOST_ROUNDS):
+                reply = self._reply()
+                if not reply.calls:
+                    break
+                self._call_tools(reply)
+        except KeyboardInterrupt:
+            self.note("\n  interrupted\n")
+            if not self.is_terminal:
+                raise
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            self._messages.pop()
+            length = f"{self._model.context_length:,}"
+            full = f"the context of {length} tokens is full, /reset starts a new conversation"
+            self.console.print()
+            self.note(f"  {full}\n")
+            if not self.is_terminal:
+                say(full, err=True)
+
+    def _reply(self) -> ChatReply:
+        """Sample one reply and show it meanwhile; of an interrupted one its text is kept."""
+        from rich.text import Text
+
+        from turnwise.agents.requests import ChatRequest, Delta, Sent
+
+        sent, started = Sent(), time.monotonic()
+
+        def show(delta: Delta) -> None:
+            text = delta.text if sent.text else delta.text.lstrip()
+            between = "\n\n" if text and sent.thought and not sent.text else ""
+            sent.add(delta)
+            pieces = ((legible(delta.thought), "dim"), between, legible(text))
+            self.console.print(Text.assemble(*pieces), end="", soft_wrap=True)
+
+        tools = self._model.tools
+        request = ChatRequest(
+            list(self._messages),
+            tools=[tool.to_openai() for tool in tools.definitions] if tools else (),
+            max_tokens=self._max_tokens,
+            stop=self._model.format.stop_strings,
+            sampling=self._sampling,
+            seed=next(self._seeds),
+        )
+        try:
+            (reply,) = self._runner.run(self._model.session.complete(request, show))
+        # asyncio raises the second for a Ctrl-C that comes just as the loop begins.
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            self._messages.append({"role": "assistant", "content": sent.text})
+            raise KeyboardInterrupt from None
+        thought, text = sent.rest_of(reply)
+        show(Delta(thought, text, reply.num_prompt_tokens))
+        if sent.text or not reply.calls:
+            self.console.print()
+        seconds = time.monotonic() - started
+        self._messages.append(dict(reply.message))
+        self._replies.append(reply)
+        self._seconds += seconds
+        self._num_used = reply.num_prompt_tokens + reply.num_sampled_tokens
+        ending = reply.finish_reason
+        if ending == "length":
+            is_full = self._num_used >= self._model.context_length
+            ending = "the context is full, /reset" if is_full else "cut by --max-tokens"
+        speed = f"{reply.num_sampled_tokens / max(seconds, 1e-9):.1f} tokens/s"
+        self.note(f"  {reply.num_sampled_tokens} tokens, {speed}, {ending}\n")
+        return reply
+
+    def _call_tools(self, reply: ChatReply) -> None:
+        """Execute the calls of a reply, and show them with their results."""
+        from rich.text import Text
+
+        from turnwise.tools import ToolCall
+
+        tools = self._model.tools
+        assert tools is not None
+        if self._context is None:
+            self._context = tools.open_context()
+        for wanted in reply.calls:
+            call = ToolCall(wanted["function"]["name"], json.loads(wanted["function"]["arguments"]))
+            result = tools.execute(call, self._context)
+            given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+            line = f"  {call.name}({given}) -> {result.value}"
+            self.console.print(Text(legible(line), "magenta" if result.success else "red"))
+            message = {"role": "tool", "tool_call_id": wanted["id"], "name": call.name}
+            self._messages.append({**message, "content": result.text})

@@ -9,10 +9,8 @@ import json
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,13 +19,11 @@ import typer
 from turnwise.cli import options as opt
 from turnwise.cli.common import say, working
 from turnwise.cli.settings import Overrides
-from turnwise.errors import ConfigError, import_extra
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.agents import LLM
     from turnwise.agents.requests import ServedRequest
-    from turnwise.agents.session import AgentSession
-    from turnwise.cli.chat_session import ChatModel
 
 
 def serve(
@@ -92,8 +88,6 @@ def serve(
     turnwise serve http://localhost:30000 --backend sglang --tokenizer models/mine --name mine
     TURNWISE_API_KEY=secret turnwise serve models/mine --host 0.0.0.0 --backend vllm
     """
-    for package in ("starlette", "uvicorn"):
-        import_extra(package, "agents")
     key = _key(host, api_key, no_api_key)
     from turnwise.agents import Gateway
 
@@ -103,7 +97,7 @@ def serve(
         closing.callback(gateway.stop)
         gateway.listen()  # before the model is loaded: a port may be in use
         with working(f"loading {model}"):
-            from turnwise.cli.chat_session import open_chat_model
+            from turnwise.cli.chat_model import open_chat_model
 
             opened = open_chat_model(
                 "serve",
@@ -117,14 +111,15 @@ def serve(
                 dtype=dtype,
                 device=device,
                 trust_remote_code=trust_remote_code,
+                max_conversations=max_conversations,
                 has_tools=False,
             )
-            session = _session(opened, max_conversations)
-        with _until_interrupted() as interrupted:
-            gateway.start()
-            llm = gateway.open_at_root(session, key)
-            _introduce(llm, model, opened.step, is_new=api_key is None and key is not None)
-            interrupted.wait()
+        gateway.start()
+        llm = gateway.open_at_root(opened.session, key)
+        _introduce(llm, model, opened.step, is_new=api_key is None and key is not None)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
         say("stopping", err=True)
         asyncio.run(gateway.close(llm))
 
@@ -148,27 +143,6 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
             "--no-api-key."
         )
     return given or f"sk-{secrets.token_urlsafe(24)}"
-
-
-def _session(opened: ChatModel, max_conversations: int) -> AgentSession:
-    from turnwise.agents.session import AgentSession
-    from turnwise.episode.options import EpisodeLimits, EpisodeOptions, make_setup
-    from turnwise.inference import SamplingParams
-
-    sampling = None
-    if opened.step is not None:  # a run
-        sampling = SamplingParams(opened.temperature, top_p=opened.top_p)
-    episodes = make_setup(
-        opened.engine,
-        EpisodeOptions(
-            chat_format=opened.format,
-            # A request says how long its reply may be; otherwise the context is the limit.
-            limits=EpisodeLimits(max_turns=sys.maxsize, max_tokens_per_turn=None, max_seconds=None),
-            sampling=sampling,
-            parser=opened.parser,
-        ),
-    )
-    return AgentSession(episodes, honours_sampling=True, max_conversations=max_conversations)
 
 
 def _introduce(llm: LLM, model: str, step: int | None, is_new: bool) -> None:
@@ -198,18 +172,3 @@ def _log(request: ServedRequest) -> None:
         f"  {1000 * request.seconds:.0f} ms",
         err=True,
     )
-
-
-@contextlib.contextmanager
-def _until_interrupted() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C and SIGTERM set."""
-    interrupted = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: interrupted.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield interrupted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
