@@ -24,12 +24,12 @@ LINES = {
     "models": 1604,
     "progress": 808,
     "reward": 1287,
-    "runs": 4743,
+    "runs": 4793,
     "scale": 4295,
     "tools": 4748,
     "trainer": 6176,
     "user_code": 788,
-    "view": 3033,
+    "view": 2623,
 }
 FILES = 391
 JAVASCRIPT = 6921

@@ -7,10 +7,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.stored_examples import episodes
 from turnwise.runs.episode_store import EpisodeStore
+from turnwise.view.episodes import EpisodeQuery
 from turnwise.view.export import export_episode
-from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
-from turnwise.view.query import EpisodeQuery
-from turnwise.view.timeline import timeline
+from turnwise.view.payloads import episode_payload, json_bytes, timeline, tokens_payload
 from view.runs_to_view import write_run
 from view.serving import open_library, refresh
 

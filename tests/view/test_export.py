@@ -6,9 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.view.export import export_episode
-from turnwise.view.legible import is_odd, visible_html, visible_text
-from turnwise.view.token_texts import TokenTexts
+from turnwise.view.export import export_episode, is_odd, visible_html, visible_text
+from turnwise.view.payloads import TokenTexts
 from view.runs_to_view import said, write_run
 from view.test_security import NASTY
 

@@ -13,7 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from turnwise import ConfigStore, http_server
-from turnwise.view import episode_list, metrics, runs
+from turnwise.runs import metrics_log
+from turnwise.view import episodes, runs
 from view.runs_to_view import crowd, said, write_run
 from view.serving import eventually, open_library, refresh, serving
 
@@ -234,7 +235,7 @@ def test_columns_that_do_not_fit_together(client, spoil, name):
 
 
 def test_a_bomb_is_not_unpacked(client, spoil, monkeypatch):
-    for module in (runs, episode_list):
+    for module in (runs, episodes):
         monkeypatch.setattr(module, "MAX_FILE_BYTES", 2**20)
 
     def change(rows):
@@ -285,13 +286,13 @@ def test_half_requests_end(client, monkeypatch):
 
 
 def test_metrics_beyond_the_limit_are_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "MAX_BYTES", 1000)
+    monkeypatch.setattr(metrics_log, "MAX_BYTES", 1000)
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 500)))
-    reader = metrics.MetricsReader()
+    reader = metrics_log.MetricsReader()
     for _ in range(3):
         reader.update(path)
-        assert 60 < len(reader.steps) < 100
+        assert 60 < len(reader.lines) < 100
         assert "larger than 1,000 bytes" in reader.problem
 
 

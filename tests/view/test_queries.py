@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from turnwise import ConfigError
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.types import EpisodeStatus
-from turnwise.view.query import EpisodeQuery, same_task, snippet
+from turnwise.view.episodes import EpisodeQuery, same_task, snippet
 from view.runs_to_view import WORDS, crowd, said, write_run
 from view.serving import open_library
 

@@ -6,9 +6,8 @@ import pytest
 
 from turnwise.cli import main
 from turnwise.types import EpisodeStatus
-from turnwise.view.legible import is_odd
-from turnwise.view.report import export_run
-from turnwise.view.report_curves import charts
+from turnwise.view.export import is_odd
+from turnwise.view.report import charts, export_run
 from view.runs_to_view import said, write_run
 from view.serving import open_library
 from view.test_export import KNOWN, Page

@@ -3,7 +3,7 @@
 from hypothesis import example, given, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from turnwise.view.token_texts import TokenTexts, joined_bytes
+from turnwise.view.payloads import TokenTexts, joined_bytes
 from view.runs_to_view import TOKENIZER
 
 

@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from turnwise.bounded_files import parse_json, read_bytes, start_of
+from turnwise.bounded_files import opened, parse_json, start_of
 from turnwise.errors import ConfigError
 from turnwise.runs.disk_errors import disk_reason
 from turnwise.whole_files import write_whole
@@ -21,8 +21,9 @@ MetricsLine: TypeAlias = Mapping[str, float | int | str | bool]
 
 _LOG = logging.getLogger("turnwise")
 
-MAX_BYTES = 2**30
+MAX_BYTES = 2**28
 MAX_LINE_BYTES = 2**20
+_NUM_COMPARED = 256
 _MAX_INTEGER = 2**1023
 """A larger integer does not fit into a float."""
 
@@ -56,47 +57,96 @@ class MetricsLog:
     def read(self) -> list[dict[str, Any]]:
         """Return every line; none if there is no file. An incomplete last line, left by a crash, is
         skipped with a warning; any other invalid line raises `ConfigError`."""
-        return [values for _, values in self._lines()]
+        reader = MetricsReader()
+        try:
+            reader.update(self.path)
+        except FileNotFoundError:
+            return []
+        if reader.problem is not None:
+            raise ConfigError(reader.problem)
+        if reader.unfinished:
+            try:
+                reader.lines.append(decode_metrics(reader.unfinished))  # only its end is missing
+            except ConfigError:
+                _LOG.warning(
+                    "%s ends in half a line, left by a crash; it is ignored: %s",
+                    self.path,
+                    start_of(reader.unfinished),
+                )
+        return reader.lines
 
     def rewind(self, step: int) -> None:
         """Remove the lines after a step, for a run that resumes from there.
 
         The file is then byte for byte as it was after that step.
         """
-        lines = self._lines()
-        kept = b"".join(line + b"\n" for line, values in lines if values.get("step", step) <= step)
-        if not self.path.exists() or self.path.stat().st_size == len(kept):
+        values = self.read()
+        if not self.path.exists():
+            return
+        data = self.path.read_bytes()
+        lines = zip(data.split(b"\n"), values, strict=False)
+        kept = b"".join(line + b"\n" for line, known in lines if known.get("step", step) <= step)
+        if len(data) == len(kept):
             return
         try:
             write_whole(self.path, kept)
         except OSError as error:
             raise ConfigError(_cannot_write(self.path, error)) from error
 
-    def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return the bytes and the content of each line."""
-        try:
-            data = read_bytes(self.path, MAX_BYTES)
-        except FileNotFoundError:
-            return []
-        *ended, tail = data.split(b"\n")
-        lines = []
-        for number, line in enumerate(ended, start=1):
+
+class MetricsReader:
+    """Reads a `metrics.jsonl` that may grow, each time from where it last stopped."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.unfinished = b""
+        """What follows the last whole line: it may just be written."""
+        self._first_problem: str | None = None
+        self._num_lines = self._num_bad_lines = 0
+        self._inode, self._offset, self._before = -1, 0, b""
+
+    @property
+    def problem(self) -> str | None:
+        """The first line that cannot be read, and how many others there are."""
+        others = self._num_bad_lines - 1
+        more = f" ({others} more lines cannot be read)" if others > 0 else ""
+        return None if self._first_problem is None else f"{self._first_problem}{more}"
+
+    def update(self, path: Path) -> bool:
+        """Read the new lines; return whether all are new, since the run was rewound."""
+        with opened(path, 2**62) as file:
+            inode = os.fstat(file.fileno()).st_ino
+            # A file that was rewritten has other bytes before the place where the last one ended.
+            start = max(self._offset - _NUM_COMPARED, 0)
+            file.seek(start)
+            is_rewound = inode != self._inode or file.read(self._offset - start) != self._before
+            if is_rewound:
+                self._begin()
+                file.seek(0)
+            self._inode = inode
+            data = file.read(MAX_BYTES - self._offset)
+            is_cut = bool(file.read(1))
+        whole = data.rfind(b"\n") + 1
+        if len(data) - whole > MAX_LINE_BYTES:  # not a line that is being written
+            whole = len(data)
+        for line in data[:whole].removesuffix(b"\n").split(b"\n") if whole else ():
+            self._num_lines += 1
             try:
-                lines.append((line, decode_metrics(line)))
+                self.lines.append(decode_metrics(line))
             except ConfigError as error:
-                raise ConfigError(
-                    f"{self.path}, line {number}: {error}. Correct or delete that line."
-                ) from None
-        if tail:
-            try:
-                lines.append((tail, decode_metrics(tail)))  # only its end is missing
-            except ConfigError:
-                _LOG.warning(
-                    "%s ends in half a line, left by a crash; it is ignored: %s",
-                    self.path,
-                    start_of(tail),
-                )
-        return lines
+                self._num_bad_lines += 1
+                if self._first_problem is None:
+                    where = f"{path}, line {self._num_lines}"
+                    self._first_problem = f"{where}: {error}. Correct or delete that line."
+        if is_cut and self._first_problem is None:
+            self._first_problem = f"{path} is larger than {MAX_BYTES:,} bytes: the rest is left out"
+        self.unfinished = data[whole:]
+        self._offset += whole
+        self._before = (self._before + data[:whole])[-_NUM_COMPARED:]
+        return is_rewound
 
 
 def decode_metrics(line: bytes) -> dict[str, Any]:

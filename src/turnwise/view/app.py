@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,24 +20,70 @@ from starlette.types import ASGIApp
 from turnwise.bounded_files import parse_json
 from turnwise.errors import ConfigError
 from turnwise.view.compare import compare
-from turnwise.view.events import Notifier
+from turnwise.view.episodes import EpisodeQuery, neighbours, same_seed, same_task
 from turnwise.view.export import export_episode
-from turnwise.view.library import Library
+from turnwise.view.library import Library, Watcher
 from turnwise.view.notes import NotesNotSaved
-from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
-from turnwise.view.query import EpisodeQuery, neighbours, same_seed, same_task
+from turnwise.view.payloads import episode_payload, json_bytes, timeline, tokens_payload
 from turnwise.view.report import export_run
 from turnwise.view.run_files import legible_path
 from turnwise.view.runs import NotFound, ViewedRun
 from turnwise.view.security import Guard
-from turnwise.view.timeline import timeline
-from turnwise.view.watcher import Watcher
 
 _LOG = logging.getLogger("turnwise")
 PAGE = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
 """Types that not every system knows."""
-Answer: TypeAlias = Callable[["Viewer", Request], Any]
+_IN_EVENTS = ("key", "step", "status", "is_live", "num_episodes", "indexed", "notes", "problems")
+_HEARTBEAT_SECONDS = 15.0
+"""Seconds between keep-alive lines, by which each side sees that the other is there."""
+
+
+class Notifier:
+    """A notification that any thread can send to every open stream of events."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: set[asyncio.Event] = set()
+        self.is_closed = False
+
+    def attach(self) -> None:
+        """Attach to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def notify(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def close(self) -> None:
+        """End all streams, so that the server can stop."""
+        self.is_closed = True
+        self.notify()
+
+    def _wake(self) -> None:
+        for event in self._listeners:
+            event.set()
+
+    async def stream(self, message: Callable[[], bytes]) -> AsyncIterator[bytes]:
+        """Yield the message now, and again after each change."""
+        heard = asyncio.Event()
+        heard.set()
+        self._listeners.add(heard)
+        try:
+            yield b"retry: 2000\n\n"
+            while not self.is_closed:
+                try:
+                    await asyncio.wait_for(heard.wait(), _HEARTBEAT_SECONDS)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                heard.clear()
+                if not self.is_closed:
+                    data = await asyncio.to_thread(message)
+                    yield b"event: runs\ndata: " + data + b"\n\n"
+        finally:
+            self._listeners.discard(heard)
 
 
 class Viewer:
@@ -53,7 +99,7 @@ class Viewer:
     def runs(self, request: Request) -> dict[str, Any]:
         return {
             "runs": [run.summary() for run in self.library.runs],
-            "places": [legible_path(place.absolute()) for place in self.library.places],
+            "places": [legible_path(folder.absolute()) for folder in self.library.folders],
             "write_token": self.write_token,
         }
 
@@ -83,13 +129,10 @@ class Viewer:
 
     def episode(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
-        key, place, episode = run.episode(request.path_params["id"])
-        previous, following = neighbours(run.episodes, *key, place)
-        return {
-            **episode_payload(*key, place, episode),
-            "previous": previous,
-            "next": following,
-        }
+        (kind, step), index, episode = run.episode(request.path_params["id"])
+        previous, following = neighbours(run.episodes, kind, step, index)
+        payload = episode_payload(kind, step, index, episode)
+        return {**payload, "previous": previous, "next": following}
 
     def tokens(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
@@ -97,13 +140,11 @@ class Viewer:
         return tokens_payload(episode, _number(request, "agent"), run.token_texts)
 
     def seed(self, request: Request) -> dict[str, Any]:
-        kind = request.query_params.get("kind")
-        episodes = self._run(request).episodes
+        episodes, kind = self._run(request).episodes, request.query_params.get("kind")
         return {"episodes": same_seed(episodes, request.path_params["seed"], kind)}
 
     def task(self, request: Request) -> dict[str, Any]:
-        kind = request.query_params.get("kind")
-        episodes = self._run(request).episodes
+        episodes, kind = self._run(request).episodes, request.query_params.get("kind")
         return {"episodes": same_task(episodes, request.path_params["key"], kind)}
 
     def timeline(self, request: Request) -> dict[str, Any]:
@@ -114,9 +155,9 @@ class Viewer:
 
     def export(self, request: Request) -> Response:
         run = self._run(request)
-        key, place, episode = run.episode(request.path_params["id"])
-        page = export_episode(run.key, *key, place, episode, run.token_texts)
-        return _download(page, f"{run.key}-{key[0]}-{key[1]}-{place}.html")
+        (kind, step), index, episode = run.episode(request.path_params["id"])
+        page = export_episode(run.key, kind, step, index, episode, run.token_texts)
+        return _download(page, f"{run.key}-{kind}-{step}-{index}.html")
 
     def export_run(self, request: Request) -> Response:
         run = self._run(request)
@@ -124,8 +165,8 @@ class Viewer:
 
     def changes(self) -> bytes:
         """Return the event that is sent to pages when something changed."""
-        runs = self.library.runs
-        return json_bytes({"runs": [_state(run) for run in runs]})
+        runs = [run.summary() for run in self.library.runs]
+        return json_bytes({"runs": [{name: run[name] for name in _IN_EVENTS} for run in runs]})
 
     def _run(self, request: Request, *, with_episodes: bool = True) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
@@ -133,12 +174,6 @@ class Viewer:
         if is_new:  # the watcher would not report this change again
             self.notifier.notify()
         return run
-
-
-def _state(run: ViewedRun) -> dict[str, Any]:
-    summary = run.summary()
-    names = ("key", "step", "status", "is_live", "num_episodes", "indexed", "notes", "problems")
-    return {name: summary[name] for name in names}
 
 
 def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = None) -> ASGIApp:
@@ -165,44 +200,39 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         run, body = viewer.library.get(request.path_params["run"]), await request.body()
         return _json(await asyncio.to_thread(viewer.save_notes, run, body))
 
-    run = "/api/runs/{run}"
-    routes = [
-        Route("/", _asset),
-        Route("/assets/{name:path}", _asset),
-        Route("/api/events", events),
-        Route("/api/compare", _answer(viewer, Viewer.compare)),
-        Route("/api/runs", _answer(viewer, Viewer.runs)),
-        Route(run, _answer(viewer, Viewer.run)),
-        Route(f"{run}/metrics", _answer(viewer, Viewer.metrics)),
-        Route(f"{run}/notes", notes, methods=["PATCH"]),
-        Route(f"{run}/episodes", _answer(viewer, Viewer.episodes)),
-        Route(f"{run}/episodes/{{id}}", _answer(viewer, Viewer.episode)),
-        Route(f"{run}/episodes/{{id}}/tokens", _answer(viewer, Viewer.tokens)),
-        Route(f"{run}/seeds/{{seed}}", _answer(viewer, Viewer.seed)),
-        Route(f"{run}/tasks/{{key}}", _answer(viewer, Viewer.task)),
-        Route(f"{run}/steps/{{step:int}}/timeline", _answer(viewer, Viewer.timeline)),
-        Route("/export/{run}/{id}.html", _answer(viewer, Viewer.export)),
-        Route("/export/{run}.html", _answer(viewer, Viewer.export_run)),
-    ]
+    answers = {
+        "/api/compare": viewer.compare,
+        "/api/runs": viewer.runs,
+        "/api/runs/{run}": viewer.run,
+        "/api/runs/{run}/metrics": viewer.metrics,
+        "/api/runs/{run}/episodes": viewer.episodes,
+        "/api/runs/{run}/episodes/{id}": viewer.episode,
+        "/api/runs/{run}/episodes/{id}/tokens": viewer.tokens,
+        "/api/runs/{run}/seeds/{seed}": viewer.seed,
+        "/api/runs/{run}/tasks/{key}": viewer.task,
+        "/api/runs/{run}/steps/{step:int}/timeline": viewer.timeline,
+        "/export/{run}/{id}.html": viewer.export,
+        "/export/{run}.html": viewer.export_run,
+    }
     app = Starlette(
-        routes=routes,
+        routes=[
+            Route("/", _asset),
+            Route("/assets/{name:path}", _asset),
+            Route("/api/events", events),
+            Route("/api/runs/{run}/notes", notes, methods=["PATCH"]),
+            *(Route(path, _endpoint(answer)) for path, answer in answers.items()),
+        ],
         lifespan=lifespan,
-        exception_handlers={
-            NotFound: _failed(404),
-            NotesNotSaved: _failed(403),
-            ConfigError: _failed(400),
-            HTTPException: _http_failure,
-            Exception: _failed(500),
-        },
+        exception_handlers={HTTPException: _failed, ConfigError: _failed, Exception: _failed},
     )
     return Guard(app, port, viewer.write_token)
 
 
-def _answer(viewer: Viewer, answer: Answer) -> Callable[[Request], Response]:
-    """Run a request in a thread, so that a slow file does not delay other requests."""
+def _endpoint(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """Starlette runs a plain function in a thread: a slow file does not delay other requests."""
 
     def endpoint(request: Request) -> Response:
-        response = answer(viewer, request)
+        response = answer(request)
         return response if isinstance(response, Response) else _json(response)
 
     return endpoint
@@ -219,18 +249,15 @@ def _download(page: str, name: str) -> Response:
     return Response(page, 200, headers, media_type="text/html; charset=utf-8")
 
 
-def _failed(status: int) -> Callable[[Request, Exception], Response]:
-    def handler(request: Request, error: Exception) -> Response:
-        if status == 500:
-            _LOG.error("%s failed: %s: %s", request.url.path, type(error).__name__, error)
-        return _json({"error": str(error) or type(error).__name__}, status)
-
-    return handler
-
-
-def _http_failure(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    return _json({"error": f"{request.url.path[:200]}: there is nothing here"}, status)
+def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        why = f"{request.url.path[:200]}: there is nothing here"
+        return _json({"error": why}, error.status_code)
+    statuses = {NotFound: 404, NotesNotSaved: 403, ConfigError: 400, Exception: 500}
+    status = next(number for kind, number in statuses.items() if isinstance(error, kind))
+    if status == 500:
+        _LOG.error("%s failed: %s: %s", request.url.path, type(error).__name__, error)
+    return _json({"error": str(error) or type(error).__name__}, status)
 
 
 def _number(request: Request, name: str) -> int:

@@ -1,14 +1,27 @@
-"""Exports an episode as one HTML file: the conversation, and every token with its numbers."""
+"""Exports an episode as one HTML file: the conversation, and every token with its numbers.
+
+Exported pages need neither network nor scripts. No text from outside becomes markup in them, and
+none of it is invisible: every value of a template is shown by `visible_html`, and in an attribute a
+template takes the filter `attribute`.
+"""
 
 from __future__ import annotations
 
+import html
+import json
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from turnwise.runs.episode_branches import turn_messages
 from turnwise.runs.episode_table import StoredEpisode
-from turnwise.view.exported_pages import render
-from turnwise.view.payloads import episode_payload, tokens_payload
-from turnwise.view.token_texts import TokenTexts
+from turnwise.view.payloads import TokenTexts, episode_payload, tokens_payload
 
 NUM_SHADES = 5
 """The number of shades for positive values, and for negative ones."""
@@ -26,57 +39,47 @@ _NAMES = {
 
 
 def export_episode(
-    run: str, kind: str, step: int, place: int, episode: StoredEpisode, texts: TokenTexts
+    run: str, kind: str, step: int, index: int, episode: StoredEpisode, texts: TokenTexts
 ) -> str:
     """Return the whole HTML file of an episode."""
-    payload = episode_payload(kind, step, place, episode)
+    payload = episode_payload(kind, step, index, episode)
     audits = [tokens_payload(episode, n, texts) for n in range(len(episode.agents))]
     for audit in audits:
-        _add_gap(audit["columns"])
-    columns = _in_order({name for audit in audits for name in audit["columns"]})
+        columns = audit["columns"]
+        if "log_probs" in columns and "sampler_log_probs" in columns:  # shows a stale sampler
+            pairs = zip(columns["log_probs"], columns["sampler_log_probs"], strict=True)
+            columns["gap"] = [None if a is None or b is None else a - b for a, b in pairs]
+    names = {name for audit in audits for name in audit["columns"]}
+    others = sorted(name for name in names - set(_NAMES) if name.isidentifier())
+    in_order = [*(name for name in _NAMES if name in names), *others]
     for audit in audits:
-        known = [name for name in columns if name in audit["columns"]]
+        known = [name for name in in_order if name in audit["columns"]]
         audit |= {"buttons": [*known, "mask"], "shown": _tokens(audit, known)}
-    return render(
-        "episode.html",
-        title=f"{run}: {payload['id']}",
-        about=_about(payload),
-        agents=list(zip(payload["agents"], audits, strict=True)),
-        columns=columns,
-        names=_NAMES,
-        num_shades=NUM_SHADES,
-    )
-
-
-def _about(payload: Mapping[str, Any]) -> dict[str, str]:
     rewards = [agent["reward"] for agent in payload["agents"]]
     seconds = payload["seconds"].get("total")
-    facts = {
-        "kind": payload["kind"],
-        "step": str(payload["step"]),
+    optional = {
+        "error": payload["error"],
+        "traceback": payload["traceback"],
+        "seconds": None if seconds is None else f"{seconds:.3f}",
+    }
+    about = {
+        "kind": kind,
+        "step": str(step),
         "seed": payload["seed"],
         "group, member": f"{payload['group']}, {payload['member']}",
         "status": payload["status"],
-        "error": payload["error"],
-        "traceback": payload["traceback"],
         "reward": ", ".join("none" if r is None else f"{r['total']:.6g}" for r in rewards),
-        "seconds": None if seconds is None else f"{seconds:.3f}",
+        **{name: fact for name, fact in optional.items() if fact},
     }
-    optional = ("error", "traceback", "seconds")
-    return {name: fact for name, fact in facts.items() if fact or name not in optional}
-
-
-def _add_gap(columns: dict[str, list[float | None]]) -> None:
-    """Add the gap between the learner's log-probs and the sampler's: it shows a stale sampler."""
-    if "log_probs" in columns and "sampler_log_probs" in columns:
-        pairs = zip(columns["log_probs"], columns["sampler_log_probs"], strict=True)
-        columns["gap"] = [None if a is None or b is None else a - b for a, b in pairs]
-
-
-def _in_order(names: set[str]) -> list[str]:
-    known = [name for name in _NAMES if name in names]
-    others = sorted(name for name in names - set(_NAMES) if name.isidentifier())
-    return [*known, *others]
+    return render(
+        "episode.html",
+        title=f"{run}: {payload['id']}",
+        about=about,
+        agents=list(zip(payload["agents"], audits, strict=True)),
+        columns=in_order,
+        names=_NAMES,
+        num_shades=NUM_SHADES,
+    )
 
 
 class _Token(NamedTuple):
@@ -96,24 +99,167 @@ def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[_Token]:
     }
     rows = zip(audit["tokens"], audit["ids"], audit["mask"], audit["turn"], strict=True)
     follows = dict(audit["branches"])
-    for place, (text, number, is_sampled, turn) in enumerate(rows):
-        branch = f"branch {audit['branch'][place] + 1}" if follows else ""
-        after = f"after token {follows[place] - 1}" if follows.get(place) else "from the start"
-        known = {name: x for name, column in columns.items() if (x := column[place]) is not None}
+    for number, (text, token_id, is_sampled, turn) in enumerate(rows):
+        branch = f"branch {audit['branch'][number] + 1}" if follows else ""
+        after = f"after token {follows[number] - 1}" if follows.get(number) else "from the start"
+        known = {name: x for name, column in columns.items() if (x := column[number]) is not None}
         classes = ["t", *(["m"] if is_sampled else []), *([] if text else ["e"])]
-        classes += [c for name, x in known.items() if (c := _shade(name, x, largest[name]))]
+        for name, value in known.items():
+            if value:
+                shade = max(1, round(NUM_SHADES * abs(value) / largest[name]))
+                classes.append(f"{name}-{'p' if value > 0 else 'n'}{shade}")
         whose = f"sampled in turn {turn + 1}" if is_sampled else "prompt token, not trained on"
         numbers = "".join(f"\n{_NAMES.get(name, name)} {x:.5g}" for name, x in known.items())
         yield _Token(
             text.replace("\n", "⏎\n"),
-            f"token {place}, id {number}: {text!r}\n{whose}{branch and f', {branch}'}{numbers}",
+            f"token {number}, id {token_id}: {text!r}\n{whose}{branch and f', {branch}'}{numbers}",
             " ".join(classes),
-            f"{branch}, {after}" if place in follows else "",
+            f"{branch}, {after}" if number in follows else "",
         )
 
 
-def _shade(name: str, value: float, largest: float) -> str | None:
-    if not largest or not value:
-        return None
-    shade = max(1, min(NUM_SHADES, round(NUM_SHADES * abs(value) / largest)))
-    return f"{name}-{'p' if value > 0 else 'n'}{shade}"
+# ---- templates ----
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return a template of `exported/` with these values."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "exported"),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["attribute"] = _visible_attribute
+    environment.globals |= {
+        "as_text": _as_text,
+        "messages": _messages,
+        "position": _position,
+        "turn_facts": _turn_facts,
+    }
+    return environment
+
+
+def _visible(value: Any) -> Markup:
+    return value if isinstance(value, Markup) else Markup(visible_html(str(value)))
+
+
+def _visible_attribute(text: str) -> Markup:
+    return Markup(html.escape(visible_text(text), quote=True))
+
+
+def _as_text(value: Any, indent: int | None = None) -> str:
+    """Return a message's content or any other value as text; structures as JSON."""
+    if value is None and indent is None:
+        return ""
+    if isinstance(value, str) and indent is None:
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str, indent=indent)
+
+
+def _messages(agent: Mapping[str, Any]) -> Iterator[tuple[str, str, int | None, str | None]]:
+    """Yield the role and the text of every message, its turn if it is the model's, and the heading
+    above it where a branch begins.
+
+    What an agent that owns its loop returned is the last message.
+    """
+    messages, turns, result = agent["messages"], agent["turns"], agent["result"]
+    positions = turn_messages(messages, [turn["message"] for turn in turns])
+    numbers = {position: number for number, position in enumerate(positions)}
+    headings, first = {}, 0
+    for number, (turn, position) in enumerate(zip(turns, positions, strict=True)):
+        if agent["num_branches"] > 1 and (number == 0 or turn["follows"] != number - 1):
+            headings[first] = _position(turn).capitalize()
+        if position is None:  # the messages do not have this turn
+            yield "assistant", turn["text"], number, None
+        else:
+            first = position + 1
+    for position, message in enumerate(messages):
+        text, role = _as_text(message.get("content")), str(message.get("role", ""))
+        yield role, text, numbers.get(position), headings.get(position)
+    if isinstance(result, Mapping) and {"exit_code", "output"} <= result.keys():
+        yield f"command, exit code {result['exit_code']}", str(result["output"]), None, None
+    elif result is not None:
+        yield "returned by the agent", _as_text(result), None, None
+
+
+def _position(turn: Mapping[str, Any]) -> str:
+    """Return which branch a turn is on, and which turn it follows."""
+    follows = turn["follows"]
+    before = "from the start" if follows is None else f"follows turn {follows + 1}"
+    return f"branch {turn['branch'] + 1} · {before}"
+
+
+def _turn_facts(agent: Mapping[str, Any], number: int) -> Iterator[tuple[str, str]]:
+    turn, earned = agent["turns"][number], (agent["reward"] or {}).get("turns", [])
+    yield "turn", str(number + 1)
+    if turn["kind"] == "summary":
+        yield "kind", "summary"
+    if "row" in turn:
+        yield "place", _position(turn)
+    yield "tokens", f"{turn['tokens'][0]} to {turn['tokens'][1]}"
+    yield "ended by", turn["finish_reason"]
+    yield "environment's reward", f"{turn['reward']:.6g}"
+    if number < len(earned):
+        yield "credited reward", f"{earned[number]:.6g}"
+    if turn["info"]:
+        yield "info", _as_text(turn["info"])
+    for name, seconds in turn["seconds"].items():
+        if name != "start":
+            yield f"{name} seconds", f"{seconds:.4f}"
+
+
+# ---- text from outside ----
+
+# Control characters (those of terminals among them), marks that turn the order of writing round,
+# characters without width, separators of lines that are none, halves of pairs, and what is
+# not assigned: a reader would not see them, or see something else.
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_NONCHARACTER = re.compile("[\ufdd0-\ufdef\ufffe\uffff]")
+_PLAIN = re.compile(r"[\x20-\x7e\n\t]*")
+
+
+def is_odd(character: str) -> bool:
+    """Return whether a reader would not see a character as what it is.
+
+    >>> [is_odd(c) for c in "a\\n\\x1b\\u202e\\u200b"]
+    [False, False, True, True, True]
+    """
+    if character in "\n\t":
+        return False
+    if unicodedata.category(character) in _INVISIBLE:
+        return True
+    return _NONCHARACTER.match(character) is not None or 0xE0100 <= ord(character) <= 0xE01EF
+
+
+def visible_text(text: str) -> str:
+    """Return text with odd characters as their numbers, for places without markup.
+
+    >>> visible_text("a\\x1b[31m")
+    'a⟦U+001B⟧[31m'
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    return "".join(f"⟦U+{ord(c):04X}⟧" if is_odd(c) else c for c in text)
+
+
+def visible_html(text: str) -> str:
+    """Return text as HTML: escaped, odd characters in boxes with their numbers.
+
+    >>> visible_html("<b>")
+    '&lt;b&gt;'
+    """
+    if _PLAIN.fullmatch(text):
+        return html.escape(text)
+    return "".join(_box(c) if is_odd(c) else html.escape(c) for c in text)
+
+
+def _box(character: str) -> str:
+    name = html.escape(unicodedata.name(character, "control character"), quote=True)
+    return f'<span class="odd" title="{name}">U+{ord(character):04X}</span>'

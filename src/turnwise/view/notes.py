@@ -33,14 +33,14 @@ class NotesNotSaved(ConfigError):
 def read_notes(path: Path) -> dict[str, Any]:
     """Return the notes in a file, complete; none if there is no such file."""
     try:
-        found = read_json_object(path, MAX_BYTES)
+        notes = read_json_object(path, MAX_BYTES)
     except FileNotFoundError:
-        found = {}
-    return {**NO_NOTES, **_checked(found, str(path))}
+        notes = {}
+    return {**NO_NOTES, **_checked(notes, str(path))}
 
 
-def change_notes(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change some of a run's notes and return all of them.
+def change_notes(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Change some of a run's notes.
 
     A file that cannot be read is not replaced: somebody wrote it. Fields that are not ours stay.
     """
@@ -61,31 +61,25 @@ def change_notes(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
             f"the notes cannot be saved in {folder}: {os.strerror(error.errno or 0)}. They belong "
             "in the run's folder, which the user who started `turnwise view` must be able to write."
         ) from error
-    return notes
 
 
-def _checked(notes: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _checked(notes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return checked notes, each tag once; raise `ConfigError` for values of another kind."""
-    found = dict(notes)
-    if "tags" in found:
-        found["tags"] = _checked_tags(found["tags"], place)
-    note, archived = found.get("note", ""), found.get("archived", False)
+    note, archived = notes.get("note", ""), notes.get("archived", False)
     if not isinstance(note, str) or len(note) > _MAX_NOTE:
         raise ConfigError(
-            f"{place}: note got {note!r:.80}, expected text of at most {_MAX_NOTE:,} characters"
+            f"{where}: note got {note!r:.80}, expected text of at most {_MAX_NOTE:,} characters"
         )
     if not isinstance(archived, bool):
-        raise ConfigError(f"{place}: archived got {archived!r:.80}, expected true or false")
-    return found
-
-
-def _checked_tags(tags: Any, place: str) -> list[str]:
-    texts = tags if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) else None
-    words = None if texts is None else list(dict.fromkeys(" ".join(tag.split()) for tag in texts))
-    is_fine = words is not None and all(w and len(w) <= _MAX_TAG and "," not in w for w in words)
-    if words is None or not is_fine or len(words) > _MAX_TAGS:
+        raise ConfigError(f"{where}: archived got {archived!r:.80}, expected true or false")
+    if "tags" not in notes:
+        return dict(notes)
+    tags = notes["tags"]
+    is_list = isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
+    words = list(dict.fromkeys(" ".join(tag.split()) for tag in tags)) if is_list else [""]
+    if len(words) > _MAX_TAGS or not all(0 < len(w) <= _MAX_TAG and "," not in w for w in words):
         raise ConfigError(
-            f"{place}: tags got {tags!r:.80}, expected a list of at most {_MAX_TAGS} texts without "
+            f"{where}: tags got {tags!r:.80}, expected a list of at most {_MAX_TAGS} texts without "
             f"commas, each of 1 to {_MAX_TAG} characters"
         )
-    return words
+    return {**notes, "tags": words}

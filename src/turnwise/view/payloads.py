@@ -1,32 +1,39 @@
-"""An episode and its tokens, in the form that the page receives."""
+"""What the page receives of an episode: its conversation, its tokens, and its timeline."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from turnwise.errors import ConfigError
+from turnwise.bounded_files import parse_json, read_bytes
+from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import Reward
 from turnwise.runs.episode_branches import TurnTree, layout, token_branches
-from turnwise.runs.episode_table import Array, StoredAgent, StoredEpisode, StoredTurn
-from turnwise.view.episode_list import task_key
-from turnwise.view.token_texts import TokenTexts
+from turnwise.runs.episode_table import Phase, StoredAgent, StoredEpisode, StoredTurn
+from turnwise.view.episodes import task_key
 
 _MAX_TOKENS = 2**20
 """The limit for one agent; more would take gigabytes to send and to draw."""
+_MAX_TOKENIZER_BYTES = 2**27
 
 
-def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) -> dict[str, Any]:
+# ---- the conversation ----
+
+
+def episode_payload(kind: str, step: int, index: int, episode: StoredEpisode) -> dict[str, Any]:
     """Return an episode as a conversation, turn by turn."""
     return {
-        "id": f"{kind}-{step}-{place}",
+        "id": f"{kind}-{step}-{index}",
         "kind": kind,
         "step": step,
-        "index": place,
+        "index": index,
         "seed": str(episode.seed),
         "group": episode.group,
         "member": episode.member,
@@ -43,7 +50,10 @@ def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) ->
 
 
 def _agent(agent: StoredAgent) -> dict[str, Any]:
-    turns = [_turn(turn) for turn in agent.turns]
+    turns = [
+        {**vars(turn), "tokens": list(turn.tokens), "calls": [vars(call) for call in turn.calls]}
+        for turn in agent.turns
+    ]
     if agent.branches:
         for turn, (row, column) in zip(turns, layout(_tree(agent)), strict=True):
             turn["row"], turn["column"] = row, column
@@ -63,18 +73,15 @@ def _tree(agent: StoredAgent) -> TurnTree:
 
 
 def _reward(reward: Reward, turns: Sequence[StoredTurn]) -> dict[str, Any]:
-    actions = [place for place, turn in enumerate(turns) if turn.kind == "action"]
+    actions = [number for number, turn in enumerate(turns) if turn.kind == "action"]
     by_turn = [0.0] * len(turns)
-    if reward.per_turn is None or len(reward.per_turn) == len(actions):
-        for place, value in zip(
-            actions, reward.by_turn(len(actions)) if actions else (), strict=True
-        ):
-            by_turn[place] = value
+    if actions and (reward.per_turn is None or len(reward.per_turn) == len(actions)):
+        for number, value in zip(actions, reward.by_turn(len(actions)), strict=True):
+            by_turn[number] = value
     return {"total": reward.total, "parts": dict(reward.parts), "turns": by_turn}
 
 
-def _turn(turn: StoredTurn) -> dict[str, Any]:
-    return {**vars(turn), "tokens": list(turn.tokens), "calls": [vars(call) for call in turn.calls]}
+# ---- tokens ----
 
 
 def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> dict[str, Any]:
@@ -90,26 +97,240 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
             "Read them from the Parquet file."
         )
     turns = np.full(len(agent.ids), -1)
-    for place, turn in enumerate(agent.turns):
-        turns[turn.tokens[0] : turn.tokens[1]] = place
+    for turn_number, turn in enumerate(agent.turns):
+        turns[turn.tokens[0] : turn.tokens[1]] = turn_number
     ids = agent.ids.tolist()
-    places = [turn.tokens for turn in agent.turns]
+    spans = [turn.tokens for turn in agent.turns]
     return {
         "count": len(ids),
         "tokens": texts.texts(ids) or [f"⟨{number}⟩" for number in ids],
         "ids": ids,
         "mask": agent.mask.astype(int).tolist(),
         "turn": turns.tolist(),
-        "branch": token_branches(len(ids), places, agent.branches, _tree(agent)),
+        "branch": token_branches(len(ids), spans, agent.branches, _tree(agent)),
         "branches": agent.branches,
-        "columns": {name: _numbers(column) for name, column in agent.columns.items()},
+        # With the seven digits of a float32; None for those that are not finite.
+        "columns": {
+            name: [float(f"{x:.7g}") if math.isfinite(x) else None for x in column.tolist()]
+            for name, column in agent.columns.items()
+        },
         "note": texts.note,
     }
 
 
-def _numbers(column: Array) -> list[float | None]:
-    """Return numbers with the seven digits of a float32; None for those that are not finite."""
-    return [float(f"{x:.7g}") if math.isfinite(x) else None for x in column.tolist()]
+class TokenTexts:
+    """The tokenizer of a run: the text of each token, which joined are the text of the stream.
+
+    A character can be several tokens, and a model can sample bytes that are no text at all.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.note: str | None = None
+        """The reason why there are no texts."""
+        self._tokenizer: Any = None
+        self._bytes: dict[int, bytes] = {}
+        if path is None:
+            self.note = (
+                "The run's folder has no tokenizer.json: its tokenizer has none. Tokens are shown "
+                "by their numbers."
+            )
+            return
+        try:
+            self._read(path)
+        except BaseException as error:  # the file may hold anything; the rest can still be shown
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise  # Rust's panics are no `Exception`
+            self.note = f"The run's tokenizer.json cannot be read: {str(error)[:200]}"
+
+    def _read(self, path: Path) -> None:
+        core = import_extra("tokenizers", "view")
+        text = read_bytes(path, _MAX_TOKENIZER_BYTES).decode()
+        data = parse_json(text, path.name)
+        self._tokenizer = core.Tokenizer.from_str(text)
+        kinds = set(_decoder_kinds(data.get("decoder")))
+        if not kinds & {"ByteLevel", "ByteFallback"}:
+            return  # the decoder may use the preceding tokens
+        added = {token["id"]: token["content"] for token in data.get("added_tokens", ())}
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            if number in added:
+                self._bytes[number] = added[number].encode()
+            elif "ByteLevel" in kinds and all(character in _ALPHABET for character in token):
+                self._bytes[number] = bytes(_ALPHABET[character] for character in token)
+            elif "ByteLevel" in kinds:
+                self._bytes[number] = token.encode()
+            elif byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):
+                self._bytes[number] = bytes.fromhex(byte[1])
+            else:  # a piece of text with a mark for spaces, as in Llama 2's
+                self._bytes[number] = token.replace("▁", " ").encode()
+
+    def texts(self, ids: Sequence[int]) -> list[str] | None:
+        """Return a text for each token; None if the texts are not known."""
+        if self._tokenizer is None:
+            return None
+        if self._bytes:
+            return joined_bytes([self._bytes.get(number, b"\xff") for number in ids])
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        texts = []
+        for number in ids:
+            try:
+                texts.append(stream.step(self._tokenizer, number) or "")
+            except Exception:  # an id that the tokenizer does not know
+                stream = DecodeStream(skip_special_tokens=False)
+                texts.append("\ufffd")
+        return texts
+
+
+def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
+    """Return the text that each token completes; a byte that is not text as its number.
+
+    >>> joined_bytes([b"a", "é".encode()[:1], "é".encode()[1:], bytes([255]), b"b"])
+    ['a', '', 'é', '\\\\xff', 'b']
+    """
+    texts = [""] * len(tokens)
+    owners = [number for number, token in enumerate(tokens) for _ in token]
+    end = 0
+    for character in b"".join(tokens).decode("utf-8", "surrogateescape"):
+        if "\udc80" <= character <= "\udcff":  # what stands for a byte that is no text
+            size, text = 1, f"\\x{ord(character) - 0xDC00:02x}"
+        else:
+            size, text = len(character.encode()), character
+        end += size
+        texts[owners[end - 1]] += text
+    return texts
+
+
+def _decoder_kinds(decoder: Any) -> Iterator[str]:
+    """Yield the components of a decoder."""
+    if isinstance(decoder, dict):
+        yield str(decoder.get("type"))
+        for inner in decoder.get("decoders") or ():
+            yield from _decoder_kinds(inner)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters by which byte-level tokenizers write bytes: printable ones stand for
+    themselves, the others for those from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+# ---- the timeline of a step ----
+
+# The order of the stages of a turn, and their names in the page.
+_PARTS = (("engine", "generate"), ("tools", "tool"), ("environment", "environment"))
+Span = dict[str, Any]
+
+
+def timeline(
+    kind: str,
+    step: int,
+    episodes: Sequence[StoredEpisode],
+    phases: Sequence[Phase],
+    metrics: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the phases of a step, and what each episode spent its time on, in seconds after the
+    start of the step."""
+    rows = []
+    for index, episode in enumerate(episodes):
+        start = episode.seconds.get("start", 0.0)
+        end = start + episode.seconds.get("total", 0.0)
+        has_agent = "agent" in episode.seconds
+        spans = (_agent_spans if has_agent else _turn_spans)(episode, start, end)
+        last = max([end, *(span["end"] for span in spans)])
+        rows.append({"id": f"{kind}-{step}-{index}", "start": start, "end": last, "spans": spans})
+    drawn: list[Span] = [{"name": name, "start": start, "end": end} for name, start, end in phases]
+    shares: defaultdict[str, float] = defaultdict(float)
+    if kind == "train":
+        for name in ("evaluate", "log"):
+            took = metrics.get(f"time/{name}")
+            if took and drawn:
+                start = drawn[-1]["end"]
+                drawn.append({"name": name, "start": start, "end": start + took})
+        for name, value in metrics.items():
+            is_share = name.startswith("time/") and not name.endswith("_per_second")
+            if is_share and name not in ("time/step", "time/memory_gib"):
+                shares[name.removeprefix("time/")] = value
+    else:
+        for span in (span for row in rows for span in row["spans"]):
+            shares[span["kind"]] += span["end"] - span["start"]
+    ends = [row["end"] for row in rows] + [phase["end"] for phase in drawn]
+    return {
+        "step": step,
+        "kind": kind,
+        "seconds": max(ends, default=metrics.get("time/step", 0.0)),
+        "phases": drawn,
+        "episodes": rows,
+        "shares": shares,
+    }
+
+
+def _turns(episode: StoredEpisode) -> list[tuple[StoredTurn, int]]:
+    """Return the turns of all agents with their numbers, by the time at which they began."""
+    turns = [(turn, number) for agent in episode.agents for number, turn in enumerate(agent.turns)]
+    if all("start" in turn.seconds for turn, _ in turns):
+        turns.sort(key=lambda item: item[0].seconds["start"])
+    return turns
+
+
+def _turn_spans(episode: StoredEpisode, start: float, end: float) -> list[Span]:
+    """Return the stages of each turn one after the other, and the waiting between them."""
+    spans: list[Span] = []
+    begun = start
+
+    def add(kind: str, until: float, turn: int = -1) -> None:
+        nonlocal begun
+        spans.append({"kind": kind, "start": begun, "end": until, "turn": turn})
+        begun = until
+
+    for order, (turn, number) in enumerate(_turns(episode)):
+        if "start" in turn.seconds:
+            at = start + turn.seconds["start"]
+            if order == 0:
+                add("environment", at)
+            elif at - begun > 1e-4:
+                add("wait", at, number)
+            begun = at
+        for part, stage in _PARTS:
+            if took := turn.seconds.get(part):
+                add(stage, begun + took, number)
+    if reward := episode.seconds.get("reward"):
+        add("reward", begun + reward)
+    if end - begun > 1e-4:
+        add("wait", end)
+    return spans
+
+
+def _agent_spans(episode: StoredEpisode, start: float, end: float) -> list[Span]:
+    """Return the spans of an agent that owns its loop: its own work, and the calls of the model.
+
+    Calls that are under way together count once.
+    """
+    spans: list[Span] = []
+    begun = start
+    for turn, number in _turns(episode):
+        at = start + turn.seconds.get("start", 0.0)
+        done = at + turn.seconds.get("engine", 0.0)
+        if at > begun:
+            spans.append({"kind": "agent", "start": begun, "end": at, "turn": -1})
+        if done > begun:
+            first = max(at, begun)
+            spans.append({"kind": "generate", "start": first, "end": done, "turn": number})
+        begun = max(begun, done, at)
+    reward = min(episode.seconds.get("reward", 0.0), max(end - begun, 0.0))
+    for kind, until in (("agent", end - reward), ("reward", end)):
+        if until > begun:
+            spans.append({"kind": kind, "start": begun, "end": until, "turn": -1})
+            begun = until
+    return spans
+
+
+# ---- JSON ----
 
 
 def json_bytes(data: Any) -> bytes:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from turnwise.view.exported_pages import render
-from turnwise.view.report_curves import charts
-from turnwise.view.report_episodes import choose, listed, whole_episode
+from turnwise.view.episodes import EpisodeList, EpisodeQuery
+from turnwise.view.export import render
+from turnwise.view.payloads import episode_payload
 from turnwise.view.runs import ViewedRun
 
 NUM_EPISODES = 12
@@ -25,69 +25,222 @@ def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int 
     run.open_episodes(math.inf)
     run.metrics.examine(math.inf)
     about = run.detail()
+    words = [
+        about["environment"],
+        about["status"].partition(":")[0] or "unknown status",
+        f"step {about['step']}" + (f" of {total}" if (total := about["total_steps"]) else ""),
+        f"{about['num_episodes']:,} episodes",
+    ]
+    if about["started"]:
+        words.append(time.strftime("started %Y-%m-%d %H:%M", time.localtime(about["started"])))
+    tiles = []
+    if (main := about["headline"]) is not None:
+        tiles.append((main["metric"], main["number"], main["about"]))
+    if (best := about["best_checkpoint"]) is not None:
+        tiles.append(("best checkpoint", f"step {best['step']:,}", best["about"]))
+    for name in ("reward", "success", "turns"):
+        if isinstance(value := about["last"].get(name), int | float):
+            tiles.append((name, f"{value:.4g}", "mean of the last training step"))
+    changes = []
+    for change in about["changes"]:
+        settings = {}
+        for name, values in change["settings"].items():
+            is_pair = isinstance(values, list) and len(values) == 2
+            before, after = values if is_pair else ("", values)
+            settings[name] = f"{before} → {after}"
+        changes.append({"step": change["step"], "settings": settings})
     facts = {"Start": run.facts("provenance"), "Hashes": run.facts("identity")}
     page = {
         "title": about["name"],
-        "subtitle": _subtitle(about),
+        "subtitle": " · ".join(filter(None, words)),
         "run": about,
-        "tiles": list(_tiles(about)),
+        "tiles": tiles,
         "charts": charts(run.metrics.columns(), list(about["parts"])),
-        "changes": [
-            {"step": change["step"], "settings": dict(_changed(change["settings"]))}
-            for change in about["changes"]
-        ],
+        "changes": changes,
         "provenance": {title: named for title, named in facts.items() if named},
     }
     size = len(render("run.html", episodes=None, **page).encode())
-    return render("run.html", episodes=_episodes(run, about, num_episodes, size, max_bytes), **page)
+    episodes = _episodes(run, about["steps"], num_episodes, max_bytes - size)
+    episodes["max_mib"] = max_bytes / 2**20
+    return render("run.html", episodes=episodes, **page)
 
 
-def _subtitle(about: Mapping[str, Any]) -> str:
-    steps = f"step {about['step']}"
-    if about["total_steps"]:
-        steps += f" of {about['total_steps']}"
-    words = [about["environment"], about["status"].partition(":")[0] or "unknown status", steps]
-    words.append(f"{about['num_episodes']:,} episodes")
-    if about["started"]:
-        words.append(time.strftime("started %Y-%m-%d %H:%M", time.localtime(about["started"])))
-    return " · ".join(filter(None, words))
+# ---- episodes ----
 
-
-def _tiles(about: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the main numbers, each with its label and what it is about."""
-    main, best, last = about["headline"], about["best_checkpoint"], about["last"]
-    if main is not None:
-        yield main["metric"], main["number"], main["about"]
-    if best is not None:
-        yield "best checkpoint", f"step {best['step']:,}", best["about"]
-    for name in ("reward", "success", "turns"):
-        if isinstance(value := last.get(name), int | float):
-            yield name, f"{value:.4g}", "mean of the last training step"
-
-
-def _changed(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, values in settings.items():
-        is_pair = isinstance(values, list) and len(values) == 2
-        before, after = values if is_pair else ("", values)
-        yield name, f"{before} → {after}"
+MOST_ROWS = 1000
+"""The limit of the table, which has the episodes of steps spread over the training."""
+_FAILED_SHARE = 4
+"""One in so many of the whole conversations may be a failed episode."""
 
 
 def _episodes(
-    run: ViewedRun, about: Mapping[str, Any], number: int, size: int, max_bytes: int
+    run: ViewedRun, steps: Sequence[int], number: int, max_bytes: float
 ) -> dict[str, Any]:
     """Return the rows of the table, and as many whole episodes as fit."""
-    chosen = choose(run.episodes, about["steps"], number) if number else []
-    rows, total = listed(run.episodes, about["steps"])
+    total = _ask(run.episodes, limit=1)["total"]
+    wanted = len(steps) if total <= MOST_ROWS else max(MOST_ROWS * len(steps) // total, 2)
+    rows: list[dict[str, Any]] = []
+    for step in spread(steps, wanted):
+        rows += _ask(run.episodes, step=step, sort="index", limit=500)["episodes"]
+    chosen = _choose(run.episodes, steps, number) if number else {}
     articles = {}
-    for one in chosen:
-        article = whole_episode(run, one)
-        if size + len(article.encode()) <= max_bytes:
-            size += len(article.encode())
-            articles[one.episode["id"]] = article
+    for name, (episode, why) in chosen.items():
+        (kind, step), index, stored = run.episode(name)
+        payload = episode_payload(kind, step, index, stored)
+        about = [why, f"status {payload['status'].replace('_', ' ')}"]
+        if episode["reward"] is not None:
+            about.append(f"reward {episode['reward']:.6g}")
+        if payload["part"]:
+            about.append(f"environment {payload['part']}")
+        article = render("article.html", about=[*about, f"seed {payload['seed']}"], **payload)
+        if len(article.encode()) <= max_bytes:
+            max_bytes -= len(article.encode())
+            articles[name] = article
     return {
         "total": total,
-        "rows": rows,
+        "rows": rows[:MOST_ROWS],
         "articles": articles,
         "num_left_out": len(chosen) - len(articles),
-        "max_mib": max_bytes / 2**20,
     }
+
+
+def _choose(
+    episodes: EpisodeList, steps: Sequence[int], number: int
+) -> dict[str, tuple[Mapping[str, Any], str]]:
+    """Return the best and the worst episodes of steps spread over the training, and failed ones,
+    by their ids and with the reason."""
+    failed = _ask(episodes, status="error", limit=max(1, number // _FAILED_SHARE))["episodes"]
+    chosen = {one["id"]: (one, "failed") for one in failed[:number]}
+    for step in spread(steps, max((number - len(chosen)) // 2, 1)):
+        for sort, why in (("-reward", "best"), ("reward", "worst")):
+            for one in _ask(episodes, step=step, kind="train", sort=sort, limit=1)["episodes"]:
+                if one["reward"] is not None and len(chosen) < number:
+                    chosen.setdefault(one["id"], (one, f"{why} reward of step {step}"))
+    for step in spread(steps, number):  # with few steps or equal rewards, others fill up
+        if len(chosen) < number:
+            for one in _ask(episodes, step=step, limit=number - len(chosen))["episodes"]:
+                chosen.setdefault(one["id"], (one, f"from step {step}"))
+    in_order = sorted(chosen.items(), key=lambda item: (item[1][0]["step"], item[1][0]["index"]))
+    return dict(in_order)
+
+
+def _ask(episodes: EpisodeList, **query: object) -> dict[str, Any]:
+    return EpisodeQuery.parse([(name, str(value)) for name, value in query.items()]).run(episodes)
+
+
+def spread(steps: Sequence[int], number: int) -> list[int]:
+    """Return so many of the steps, the first and the last among them.
+
+    >>> spread(range(1, 101), 3), spread([4, 9], 5)
+    ([1, 50, 100], [4, 9])
+    """
+    if number >= len(steps):
+        return list(steps)
+    if number == 1:
+        return [steps[-1]]
+    return [steps[n * (len(steps) - 1) // (number - 1)] for n in range(number)]
+
+
+# ---- curves, as plain SVG ----
+
+_WIDTH, _HEIGHT = 340, 150
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 20
+_MOST_POINTS = 300
+"""The limit of one curve; of more points, the minimum and maximum of neighbours are drawn."""
+
+# The charts in their order, with their titles. Evaluations are drawn in the chart of their metric.
+_TITLES = {
+    "reward": "reward",
+    "success": "success",
+    "turns": "turns per episode",
+    "tokens_per_episode": "tokens per episode",
+    "truncated": "truncated episodes",
+    "errors": "failed episodes",
+    "invalid_actions": "invalid actions",
+    "tool_failures": "failed tool calls",
+    "entropy": "entropy",
+    "kl": "KL to the sampler",
+    "kl_ref": "KL to the reference",
+    "clip_fraction": "clipped tokens",
+    "grad_norm": "gradient norm",
+    "gap_max": "largest log-prob gap",
+    "zero_variance": "zero-variance groups",
+    "explained_variance": "explained variance",
+    "value_loss": "value loss",
+    "learning_rate": "learning rate",
+    "time/step": "seconds per step",
+}
+_EVALUATIONS = ("greedy", "sampled")
+
+
+class Curve(NamedTuple):
+    """One line of a chart."""
+
+    label: str
+    points: list[tuple[float, float]]
+    style: str
+    """A class of the page's style sheet."""
+
+
+def charts(columns: Mapping[str, Any], environments: Sequence[str] = ()) -> list[str]:
+    """Return a figure for each main metric, for each term of the reward, and for reward and success
+    in each environment of a mix."""
+    series = columns["series"]
+    terms = sorted(name for name in series if name.startswith("reward/"))
+    minor = columns.get("minor", ())
+    wanted = [("", name) for name in (*_TITLES, *terms) if name not in minor]
+    wanted += [(f"{one}/", name) for one in environments for name in ("reward", "success")]
+    drawn = []
+    for prefix, name in wanted:
+        sources = [("training", f"{prefix}{name}", "own")]
+        sources += [(f"{e} evaluation", f"eval/{prefix}{e}/{name}", e) for e in _EVALUATIONS]
+        curves = [
+            Curve(label, points, style)
+            for label, metric, style in sources
+            if (points := _points(columns["steps"], series.get(metric, ())))
+        ]
+        if curves:
+            drawn.append(_figure(f"{prefix}{_TITLES.get(name, name)}", curves))
+    return drawn
+
+
+def _points(steps: Sequence[Any], values: Sequence[Any]) -> list[tuple[float, float]]:
+    pairs = zip(steps, values, strict=False)
+    known = [(float(s), float(v)) for s, v in pairs if s is not None and v is not None]
+    size = -(-2 * len(known) // _MOST_POINTS)
+    if size <= 1:
+        return known
+    buckets = [known[start : start + size] for start in range(0, len(known), size)]
+    ends = [{min(b, key=lambda p: p[1]), max(b, key=lambda p: p[1])} for b in buckets]
+    return [point for both in ends for point in sorted(both)]
+
+
+def _figure(title: str, curves: Sequence[Curve]) -> str:
+    every = [point for curve in curves for point in curve.points]
+    first, last = min(x for x, _ in every), max(x for x, _ in every)
+    last = last if last > first else first + 1
+    low, high = min(y for _, y in every), max(y for _, y in every)
+    room = (high - low) * 0.06 or abs(low) / 2 or 1.0
+    low, high = low - room, high + room
+
+    def position(step: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (step - first) / (last - first) * (_WIDTH - _RIGHT - _LEFT)
+        y = _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _BOTTOM - _TOP)
+        return round(x, 1), round(y, 1)
+
+    # Three to six round numbers.
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    every_tick = next(n * power for n in (1, 2, 5, 10) if n * power >= (high - low) / 4)
+    ticks = [(math.ceil(low / every_tick) + n) * every_tick for n in range(8)]
+    return render(
+        "figure.html",
+        title=title,
+        curves=curves,
+        lines=[(curve.style, [position(*point) for point in curve.points]) for curve in curves],
+        steps=(first, last),
+        ticks=[(position(first, value)[1], value) for value in ticks if value <= high],
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+    )

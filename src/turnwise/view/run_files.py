@@ -17,7 +17,7 @@ from turnwise.runs.run_folder import RunFolder
 
 _LOG_TAIL = 16_000
 MAX_FILE_BYTES = 2**29
-"""The limit for one file, unpacked."""
+"""The limit for one file of episodes, unpacked."""
 T = TypeVar("T")
 
 FileKey: TypeAlias = tuple[str, int]
@@ -31,18 +31,6 @@ class FileStamp(NamedTuple):
     size: int
     changed: int
 
-    @classmethod
-    def of(cls, about: os.stat_result) -> FileStamp:
-        return cls(about.st_ino, about.st_size, about.st_mtime_ns)
-
-
-class _Seen(NamedTuple):
-    """The content of a file when it was last read."""
-
-    stamp: FileStamp | None
-    value: Any
-    problem: str | None
-
 
 class RunFiles:
     """The files of one run that are really inside its folder."""
@@ -51,43 +39,31 @@ class RunFiles:
         self.path = path
         """The run's folder with symbolic links resolved."""
         self.folder = RunFolder(path)
-        self._seen: dict[str, _Seen] = {}
+        self._read: dict[str, tuple[FileStamp | None, Any]] = {}
+        self.problems: dict[str, str] = {}
+        """Why files could not be read, by their names."""
 
-    @property
-    def stamps_read(self) -> dict[str, FileStamp | None]:
-        """The stamps of the files that were read."""
-        return {name: seen.stamp for name, seen in self._seen.items()}
-
-    @property
-    def problems(self) -> list[str | None]:
-        """Why files could not be read."""
-        return [seen.problem for seen in list(self._seen.values())]
-
-    def read(
-        self, path: Path, read: Callable[[Path], T], empty: T, *, as_last_read: bool = False
-    ) -> T:
-        """Return a file's content, read again when it changed; `empty` if it cannot be read.
-
-        With `as_last_read`, a file that was read before is not looked at again.
-        """
-        seen = self._seen.get(path.name)
-        value: T = empty if seen is None else seen.value
-        if seen is not None and as_last_read:
-            return value
+    def read(self, path: Path, read: Callable[[Path], T], empty: T) -> T:
+        """Return a file's content, read again when it changed; `empty` if it cannot be read."""
         stamp = self.stamp(path)
-        if seen is not None and seen.stamp == stamp and stamp is not None:
+        known = self._read.get(path.name)
+        if known is not None and known[0] == stamp and stamp is not None:
+            value: T = known[1]
             return value
         problem, value = None, empty
         try:
-            if (found := self.inside(path)) is not None:
-                value = read(found)
+            if (plain := self.inside(path)) is not None:
+                value = read(plain)
             elif os.path.lexists(path):
                 problem = f"{path} is no plain file of the run"
         except FileNotFoundError:
             pass  # the file was removed
         except Exception as error:
             problem = describe(error)
-        self._seen[path.name] = _Seen(stamp, value, problem)
+        self.problems.pop(path.name, None)
+        if problem is not None:
+            self.problems[path.name] = problem
+        self._read[path.name] = stamp, value
         return value
 
     def first_log_time(self) -> float | None:
@@ -121,16 +97,16 @@ class RunFiles:
             mode = os.lstat(path).st_mode
             if path.parent == self.path and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 return path  # no link: the usual case, many times a second
-            found = path.resolve(strict=True)
-            is_plain = found.is_file() or found.is_dir()
+            resolved = path.resolve(strict=True)
+            is_plain = resolved.is_file() or resolved.is_dir()
         except (OSError, RuntimeError, ValueError):
             return None
-        return found if is_plain and found.is_relative_to(self.path) else None
+        return resolved if is_plain and resolved.is_relative_to(self.path) else None
 
     def stamp(self, path: Path) -> FileStamp | None:
-        found = self.inside(path)
+        plain = self.inside(path)
         with contextlib.suppress(OSError):
-            return None if found is None else FileStamp.of(found.stat())
+            return None if plain is None else _stamp(plain.stat())
         return None
 
     def episode_files(self) -> dict[FileKey, FileStamp]:
@@ -141,8 +117,24 @@ class RunFiles:
             for key, path in ({} if folder is None else episode_files(folder)).items():
                 about = os.lstat(path)
                 if stat.S_ISREG(about.st_mode):
-                    stamps[key] = FileStamp.of(about)
+                    stamps[key] = _stamp(about)
         return stamps
+
+    def is_locked(self) -> bool:
+        """Return whether a process trains here, by the system's list of locks.
+
+        Trying the lock could disturb a run that is just starting.
+        """
+        lock = self.stamp(self.path / ".lock")
+        with contextlib.suppress(OSError):
+            locks = Path("/proc/locks").read_text()
+            inodes = set(re.findall(r"FLOCK.* \w+:\w+:(\d+) ", locks))
+            return lock is not None and str(lock.inode) in inodes
+        return False
+
+
+def _stamp(about: os.stat_result) -> FileStamp:
+    return FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
 
 
 def legible_path(path: Path) -> str:
@@ -153,22 +145,3 @@ def legible_path(path: Path) -> str:
 def describe(error: Exception) -> str:
     """Return an error in one line; errors of other packages with their type."""
     return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-
-
-_LOCKS: tuple[float, set[int]] = (0.0, set())
-
-
-def locked_inodes() -> set[int]:
-    """Return the files that a process has locked, from the system's list.
-
-    Trying a lock could disturb a run that is just starting.
-    """
-    global _LOCKS  # noqa: PLW0603 - read at most twice a second for all runs
-    when, inodes = _LOCKS
-    if time.monotonic() - when > 0.5:
-        inodes = set()
-        with contextlib.suppress(OSError):
-            found = re.findall(r"FLOCK.* \w+:\w+:(\d+) ", Path("/proc/locks").read_text())
-            inodes = set(map(int, found))
-        _LOCKS = time.monotonic(), inodes
-    return inodes

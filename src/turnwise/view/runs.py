@@ -12,17 +12,15 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.episode_store import (
-    file_name,
-    older_format,
-    read_phases,
-    read_table,
-)
+from turnwise.runs.doctor import Doctor, settings_if_readable
+from turnwise.runs.episode_store import file_name, older_format, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
-from turnwise.view.episode_list import EpisodeList
-from turnwise.view.metrics import MetricsReader
+from turnwise.runs.headline import headline, is_number, kl_is_informative
+from turnwise.runs.metrics_log import MetricsReader
+from turnwise.runs.run_folder import RunFolder
+from turnwise.view.episodes import EpisodeList, overview
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
-from turnwise.view.query import overview
+from turnwise.view.payloads import TokenTexts
 from turnwise.view.run_files import (
     MAX_FILE_BYTES,
     FileKey,
@@ -30,9 +28,7 @@ from turnwise.view.run_files import (
     RunFiles,
     describe,
     legible_path,
-    locked_inodes,
 )
-from turnwise.view.token_texts import TokenTexts
 from turnwise.yaml_files import read_yaml
 
 _LOG = logging.getLogger("turnwise")
@@ -53,13 +49,97 @@ class NotFound(ConfigError):
     """There is no such run or episode."""
 
 
+class RunMetrics:
+    """The metrics of a run, and what the doctor found in them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self, folder: Path | None = None) -> None:
+        config = None if folder is None else settings_if_readable(RunFolder(folder))
+        self._doctor = Doctor(config)
+        self._findings: list[dict[str, Any]] = []
+        self._num_examined = 0
+        if folder is None:
+            self._reader = MetricsReader()
+            self.problem: str | None = None
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return self._reader.lines
+
+    def update(self, path: Path | None) -> None:
+        """Read the new lines; None: there is no such file."""
+        with self._lock:
+            try:
+                if path is None:
+                    self._begin()
+                elif self._reader.update(path):
+                    self._begin(path.parent)
+                self.problem = self._reader.problem
+            except FileNotFoundError:
+                self._begin()
+            except ConfigError as error:
+                self._begin()
+                self.problem = str(error)
+
+    def at(self, step: int) -> dict[str, Any]:
+        """Return the metrics of a step; empty if there are none."""
+        return next((s for s in reversed(self.steps) if s.get("step") == step), {})
+
+    def columns(self, since: int = 0) -> dict[str, Any]:
+        """Return each metric as a column, with None where a step has no value.
+
+        `minor` are metrics that say nothing in this run, and are drawn only when asked for.
+        """
+        with self._lock:
+            steps = [s for s in self.steps if s.get("step", 0) > since]
+            minor = [] if kl_is_informative(self.steps) else ["kl"]
+        names = dict.fromkeys(name for step in steps for name in step if name != "step")
+        series = {
+            name: [v if is_number(v := step.get(name)) else None for step in steps]
+            for name in names
+        }
+        return {"steps": [step.get("step") for step in steps], "series": series, "minor": minor}
+
+    def examine(self, seconds: float) -> bool:
+        """Let the doctor examine more steps for a while; return whether it has new findings.
+
+        Thousands of steps take long, so that a request waits only for a part of them.
+        """
+        end = time.monotonic() + seconds
+        with self._lock:
+            num_before = len(self._findings)
+            while self._num_examined < len(self.steps) and time.monotonic() < end:
+                metrics = self.steps[self._num_examined]
+                self._num_examined += 1
+                for finding in self._doctor.look(metrics):
+                    self._findings.append(
+                        {
+                            "step": metrics.get("step", self._num_examined),
+                            "name": finding.code,
+                            "severity": "warning",
+                            "text": f"{finding.text} {finding.because}".rstrip(),
+                            "fix": finding.fix,
+                        }
+                    )
+            return len(self._findings) > num_before
+
+    def findings(self) -> dict[str, Any]:
+        """Return the doctor's findings so far, each with its step."""
+        with self._lock:
+            examined = {"steps": self._num_examined, "of": len(self.steps)}
+            return {"findings": list(self._findings), "examined": examined}
+
+
 class ViewedRun:
     """One run, in its current state."""
 
     def __init__(self, key: str, path: Path) -> None:
         self.key = key
         self.files = RunFiles(path)
-        self.metrics = MetricsReader()
+        self.metrics = RunMetrics()
         self.episodes = EpisodeList(self.files.folder.episodes)
         self._episode_files: dict[FileKey, FileStamp] = {}
         """The existing files of episodes; `episodes` may not have them yet."""
@@ -67,7 +147,7 @@ class ViewedRun:
         self._failure: str | None = None
         self.updated: float | None = None
         """When the run was last written to, as of the last `refresh`."""
-        self._best_checkpoint: dict[str, Any] | None = None
+        self._headline: tuple[object, dict[str, Any] | None] | None = None
         self._began: float | None = None
         self._noting = threading.Lock()
         self._seen: object = None
@@ -92,113 +172,114 @@ class ViewedRun:
         return self.refresh(seconds)
 
     def _refresh(self, seconds: float) -> bool:
-        folder = self.files.folder
-        self._find_episodes()
+        files, folder = self.files, self.files.folder
+        stamp = files.stamp(folder.episodes)
+        is_settled = stamp is not None and time.time_ns() - stamp.changed > _COARSE_NS
+        if stamp != self._folder_stamp or not is_settled:
+            self._episode_files = files.episode_files()
+            self._older_format = older_format(folder.episodes)
+            self._folder_stamp = stamp
         has_read = self.episodes.update(self._episode_files, seconds)
-        self.metrics.update(self.files.inside(folder.metrics_file))
-        paths = (folder.status_file, folder.metrics_file, folder.log_file)
-        stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]
-        self.updated = max((stamp.changed / 1e9 for stamp in stamps), default=None)
-        self._status()
-        self.notes()
-        self._best_checkpoint = self._read_best_checkpoint()
-        best, read = self._best_checkpoint, self.files.stamps_read
-        seen = (stamps[:2], read, self._episode_files, self.is_live, best)
+        self.metrics.update(files.inside(folder.metrics_file))
+        written = [files.stamp(p) for p in (folder.status_file, folder.metrics_file)]
+        times = [s.changed / 1e9 for s in (*written, files.stamp(folder.log_file)) if s is not None]
+        self.updated = max(times, default=None)
+        noted = [files.stamp(files.path / NOTES_FILE), files.stamp(self._best_file)]
+        seen = (written, noted, self._episode_files, self.is_live)
         is_new, self._seen = seen != self._seen, seen
         return is_new or has_read
 
-    def _find_episodes(self) -> None:
-        stamp = self.files.stamp(self.files.folder.episodes)
-        is_settled = stamp is not None and time.time_ns() - stamp.changed > _COARSE_NS
-        if stamp != self._folder_stamp or not is_settled:
-            self._episode_files = self.files.episode_files()
-            self._older_format = older_format(self.files.folder.episodes)
-            self._folder_stamp = stamp
-
     @property
     def is_live(self) -> bool:
-        if self._status(as_last_read=True).get("status") != "running":
+        if self._status().get("status") != "running":
             return False
-        lock = self.files.stamp(self.files.path / ".lock")
-        if lock is not None and lock.inode in locked_inodes():
-            return True
-        return time.time() - (self.updated or 0.0) < _FRESH_SECONDS
+        return self.files.is_locked() or time.time() - (self.updated or 0.0) < _FRESH_SECONDS
 
     # ---- what cannot be read ----
 
     @property
     def problems(self) -> list[str]:
         """The reasons why some of the run cannot be shown."""
-        found = [self._failure, self.metrics.problem, *self.files.problems]
-        found += [self.episodes.problem, self._older_format]
-        return [problem[:_MAX_PROBLEM] for problem in found if problem][:_MAX_PROBLEMS]
+        problems = [self._failure, self.metrics.problem, *list(self.files.problems.values())]
+        problems += [self.episodes.problem, self._older_format]
+        return [problem[:_MAX_PROBLEM] for problem in problems if problem][:_MAX_PROBLEMS]
 
     def note_failure(self, error: Exception) -> bool:
         """Record an error that is shown and logged once; return whether it is new."""
-        found = describe(error)
-        if found == self._failure:
+        failure = describe(error)
+        if failure == self._failure:
             return False
-        self._failure = found
-        _LOG.warning("the run %s cannot be read: %s", self.key, found)
+        self._failure = failure
+        _LOG.warning("the run %s cannot be read: %s", self.key, failure)
         return True
 
     # ---- what the page receives ----
 
     def summary(self) -> dict[str, Any]:
         """Return the run for the list; of one that cannot be read, the name and the reason."""
+        status: Mapping[str, Any] = {}
+        last: Mapping[str, Any] = {}
+        main = best = None
+        is_live = False
         try:
-            return self._summary(self._status(as_last_read=True), self.metrics.last, self.is_live)
+            status, is_live = self._status(), self.is_live
+            last = self.metrics.steps[-1] if self.metrics.steps else {}
+            main, best = self._main_number(status), self._best_checkpoint()
+            if self._began is None:
+                self._began = self.files.first_log_time()
         except Exception as error:
             self.note_failure(error)
-            return self._summary({}, {}, False)
-
-    def _summary(
-        self, status: Mapping[str, Any], last: Mapping[str, Any], is_live: bool
-    ) -> dict[str, Any]:
-        step = last.get("step", status.get("step", 0))
         return {
             "key": self.key,
             "path": legible_path(self.files.path),
             "name": self.key.partition("~")[0],
             "environment": str(status.get("environment", "")),
             "status": str(status.get("status", "")),
-            "step": step,
+            "step": last.get("step", status.get("step", 0)),
             "total_steps": status.get("num_steps"),
-            "started": self._started,
+            "started": self._began,
             "updated": self.updated,
             "num_episodes": self.episodes.num_episodes,
-            "headline": self._headline(status) if last else None,
-            "best_checkpoint": self._best_checkpoint,
+            "headline": main,
+            "best_checkpoint": best,
             "last": last,
             "is_live": is_live,
             "indexed": self.indexed(),
-            "notes": self.notes(as_last_read=True),
+            "notes": self.notes(),
             "problems": self.problems,
         }
 
-    def _headline(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the headline of the run, which `turnwise.runs.headline` computes for all."""
-        evaluation = status.get("evaluation")
-        found = self.metrics.headline(evaluation if isinstance(evaluation, str) else None)
-        return None if found is None else found.to_dict()
+    def _main_number(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the headline of the run; computed again only when there are new steps."""
+        evaluation, steps = status.get("evaluation"), list(self.metrics.steps)
+        state = len(steps), steps[-1:], evaluation
+        if self._headline is None or self._headline[0] != state:
+            main = headline(steps, evaluation if isinstance(evaluation, str) else None)
+            self._headline = state, None if main is None else main.to_dict()
+        return self._headline[1]
 
-    def _read_best_checkpoint(self) -> dict[str, Any] | None:
+    @property
+    def _best_file(self) -> Path:
+        return self.files.folder.checkpoints / "best.json"
+
+    def _best_checkpoint(self) -> dict[str, Any] | None:
         """Return which checkpoint is the best and by which metric; None if there is none."""
-        path = self.files.folder.checkpoints / "best.json"
         none: BestMark | None = None
-        found = self.files.read(path, lambda file: read_best_mark(file.parent), none)
-        if found is None:
+        mark = self.files.read(self._best_file, lambda file: read_best_mark(file.parent), none)
+        if mark is None:
             return None
-        folder = self.files.inside(path.parent / f"step-{found.step:08d}")
-        return None if folder is None else found.to_dict()
+        folder = self.files.inside(self._best_file.parent / f"step-{mark.step:08d}")
+        return None if folder is None else mark.to_dict()
 
     def detail(self) -> dict[str, Any]:
         self.metrics.examine(_PATIENCE_SECONDS)
+        config, folder, none = self.config(), self.files.folder, list[dict[str, Any]]()
+        changes = self.files.read(folder.changes_file, lambda path: folder.changes, none)
         return {
             **self.summary(),
             **overview(self.episodes),
-            "config": self.config(),
-            "changes": self._changes(),
+            "config": config,
+            "changes": changes,
             **self.metrics.findings(),
             "log_tail": self.files.log_tail(),
         }
@@ -211,43 +292,30 @@ class ViewedRun:
     def has_unread_episodes(self) -> bool:
         return self.episodes.num_files < len(self._episode_files)
 
-    def _status(self, as_last_read: bool = False) -> dict[str, Any]:
-        """Return the status; as it was last read, where there may be thousands of runs to list."""
-        file, folder = self.files.folder.status_file, self.files.folder
-        return self.files.read(file, lambda path: folder.status, {}, as_last_read=as_last_read)
-
-    def _changes(self) -> list[dict[str, Any]]:
-        folder, none = self.files.folder, list[dict[str, Any]]()
-        return self.files.read(folder.changes_file, lambda path: folder.changes, none)
+    def _status(self) -> dict[str, Any]:
+        folder = self.files.folder
+        return self.files.read(folder.status_file, lambda path: folder.status, {})
 
     def config(self) -> dict[str, Any]:
         """Return the settings; empty if they cannot be read. Parsing YAML is slow."""
         path = self.files.folder.config_file
-        return self.files.read(path, lambda found: read_yaml(found, _MAX_CONFIG_BYTES), {})
+        return self.files.read(path, lambda plain: read_yaml(plain, _MAX_CONFIG_BYTES), {})
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return `identity` or `provenance` of `run.json`; empty if it has none."""
-        found = self._status().get(name)
-        return dict(found) if isinstance(found, Mapping) else {}
+        facts = self._status().get(name)
+        return dict(facts) if isinstance(facts, Mapping) else {}
 
-    def notes(self, as_last_read: bool = False) -> dict[str, Any]:
+    def notes(self) -> dict[str, Any]:
         """Return the user's tags and note, and whether the run is archived."""
-        path, none = self.files.path / NOTES_FILE, dict(NO_NOTES)
-        found = self.files.read(path, read_notes, none, as_last_read=as_last_read)
-        return {name: found[name] for name in NO_NOTES}
+        notes = self.files.read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
+        return {name: notes[name] for name in NO_NOTES}
 
     def change_notes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Save some of the notes, and return all of them."""
         with self._noting:
             change_notes(self.files.path, changes)
         return self.notes()
-
-    @property
-    def _started(self) -> float | None:
-        """The time of the first line of the log, which never changes."""
-        if self._began is None:
-            self._began = self.files.first_log_time()
-        return self._began
 
     # ---- stored episodes ----
 
@@ -262,15 +330,15 @@ class ViewedRun:
         match = re.fullmatch(r"([a-z][a-z-]{0,63})-([0-9]{1,18})-([0-9]{1,9})", name)
         if match is None:
             raise NotFound(f"there is no episode {name[:80]!r}; an id is, for example, train-12-3")
-        key, place = (match[1], int(match[2])), int(match[3])
+        key, index = (match[1], int(match[2])), int(match[3])
         path = self._episode_path(key)
         try:
-            table = read_table(path, row=place, max_bytes=MAX_FILE_BYTES)
+            table = read_table(path, row=index, max_bytes=MAX_FILE_BYTES)
         except IndexError:
             raise NotFound(
-                f"step {key[1]} has fewer {key[0]} episodes, and none with number {place}"
+                f"step {key[1]} has fewer {key[0]} episodes, and none with number {index}"
             ) from None
-        return key, place, table_to_episodes(table, str(path))[0]
+        return key, index, table_to_episodes(table, str(path))[0]
 
     def _episode_path(self, key: FileKey) -> Path:
         if key not in self._episode_files:

@@ -58,9 +58,25 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        guarded = _with_headers(send, scope["path"])
+        policy = EXPORT_POLICY if scope["path"].startswith("/export/") else PAGE_POLICY
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update({**_HEADERS, "content-security-policy": policy})
+            await send(message)
+
         refusal = self._refusal(scope)
-        app = self._app if refusal is None else _refused(*refusal)
+        app: ASGIApp = self._app
+        if refusal is not None:
+            status, why = refusal
+            allow = {"allow": ", ".join(_METHODS)} if status == 405 else {}
+            app = Response(
+                json_bytes({"error": why}),
+                status,
+                {"connection": "close", **allow},
+                media_type="application/json",
+            )
         await app(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
@@ -95,20 +111,3 @@ class Guard:
         if int(lengths[0]) > MAX_BYTES:
             return 413, f"notes got {lengths[0]} bytes, expected at most {MAX_BYTES:,}"
         return None
-
-
-def _with_headers(send: Send, path: str) -> Send:
-    policy = EXPORT_POLICY if path.startswith("/export/") else PAGE_POLICY
-
-    async def guarded(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers.update({**_HEADERS, "content-security-policy": policy})
-        await send(message)
-
-    return guarded
-
-
-def _refused(status: int, why: str) -> Response:
-    headers = {"connection": "close", **({"allow": ", ".join(_METHODS)} if status == 405 else {})}
-    return Response(json_bytes({"error": why}), status, headers, media_type="application/json")

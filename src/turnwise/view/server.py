@@ -16,7 +16,7 @@ from types import FrameType
 from turnwise.errors import ConfigError
 from turnwise.http_server import BoundedServer, open_listener
 from turnwise.view.app import Viewer, make_app
-from turnwise.view.library import Library, check_places
+from turnwise.view.library import Library, check_folders
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -25,17 +25,17 @@ _FIRST_READ_SECONDS = 2.0
 
 
 def serve(
-    places: Sequence[Path],
+    folders: Sequence[Path],
     port: int | None = None,
     open_browser: bool = True,
     report: Callable[[str], None] = print,
     is_read_only: bool = False,
 ) -> None:
     """Show the runs in these folders, at a port; without one, at the first free one from 8765."""
-    check_places(places)
+    check_folders(folders)
     with listening(port) as listener:
         number = listener.getsockname()[1]
-        library = Library(places)
+        library = Library(folders)
         library.find()
         end = time.monotonic() + _FIRST_READ_SECONDS
         for run in library.runs:
@@ -46,13 +46,16 @@ def serve(
         if num_runs:
             report(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
         else:
-            where = " and ".join(map(str, places))
+            where = " and ".join(map(str, folders))
             report(f"Waiting for the first run in {where}: {address} (Ctrl-C ends it)")
+
+        def show() -> None:
+            if open_browser and _has_display():
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
         viewer = Viewer(library, is_read_only)
-        shows = open_browser and has_display()
-        app = make_app(viewer, number, (lambda: _open(address)) if shows else None)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
-            ViewServer(viewer, app).run([listener])
+            ViewServer(viewer, make_app(viewer, number, show)).run([listener])
 
 
 class ViewServer(BoundedServer):
@@ -74,24 +77,19 @@ class ViewServer(BoundedServer):
 
 def listening(port: int | None) -> socket.socket:
     """Return a socket that can be reached from this machine only."""
+    ports = range(PORT, PORT + _NUM_TRIED) if port is None else range(port, port + 1)
     try:
-        return open_listener(HOST, range(PORT, PORT + _NUM_TRIED) if port is None else [port])
+        return open_listener(HOST, ports)
     except OSError as error:
-        if port is None:
-            last = PORT + _NUM_TRIED - 1
-            raise ConfigError(f"no port from {PORT} to {last} is free: {error}") from None
+        tried = f"port {port}" if port is not None else f"any port from {PORT} to {ports[-1]}"
         raise ConfigError(
-            f"cannot listen on port {port}: {error.strerror or error}. Choose another with "
-            "--port, or leave it out to take the next that is free."
+            f"cannot listen on {tried}: {error.strerror or error}. Choose another with --port, or "
+            "leave it out to take the next that is free."
         ) from None
 
 
-def has_display() -> bool:
+def _has_display() -> bool:
     """Return whether there is a display on which a browser could open."""
     if platform.system() == "Linux":
         return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return "SSH_CONNECTION" not in os.environ
-
-
-def _open(address: str) -> None:
-    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -1,0 +1,453 @@
+"""The episodes of a run in memory, as a table of their short columns, and the queries of the page.
+
+Everything comes from the run's Parquet files: of each only the columns that a list shows are read,
+once, and for a search the column of texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.runs.episode_store import file_name, open_table, read_table
+from turnwise.runs.episode_table import SCHEMA
+from turnwise.types import EpisodeStatus
+from turnwise.view.run_files import MAX_FILE_BYTES, FileKey, FileStamp, describe
+
+TEXT_COLUMNS = {"anything": "text", "task": "prompt", "answer": "answer"}
+"""The columns in which a text is searched, by the names in the address."""
+_MAX_SHOWN = 200
+_MAX_PROBLEM = 500
+_READ = {
+    **{name: name for name in ("seed", "group", "member", "part", "status", "reward", "success")},
+    **{name: f"num_{name}" for name in ("turns", "tokens", "sampled_tokens", "tool_calls")},
+    "branches": "num_branches",
+    "tools": "tools",
+}
+"""The columns of the list that are in the files as they are, by their names in the list."""
+_DERIVED = {
+    "kind": pa.string(),
+    "step": pa.int64(),
+    "index": pa.int64(),
+    "seconds": pa.float64(),
+    "task": pa.string(),
+    "answer": pa.string(),
+    "task_key": pa.string(),
+}
+_LIST = pa.schema(
+    [*((name, SCHEMA.field(column).type) for name, column in _READ.items()), *_DERIVED.items()]
+)
+
+
+# ---- the list ----
+
+
+@dataclass
+class _File:
+    """What is known of one file of episodes."""
+
+    stamp: FileStamp
+    num_episodes: int = 0
+    rows: pa.Table | None = None
+    """None: not read yet, or the file cannot be read."""
+    problem: str | None = None
+
+
+class EpisodeList:
+    """The episodes of one run. Many threads may use it at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[FileKey, _File] = {}
+        self._lock = threading.Lock()
+        self._table: pa.Table | None = None
+        self._searched: tuple[pa.Table, str, str, list[int]] | None = None
+        self.is_open = False
+        """Whether someone looks at the episodes; else they are only counted."""
+
+    def update(self, stamps: Mapping[FileKey, FileStamp], seconds: float) -> bool:
+        """Follow the run's files for so long, the newest steps first; return whether any changed.
+
+        There may be thousands of runs: of those that nobody opened, no rows are in memory.
+        """
+        end = time.monotonic() + seconds
+        with self._lock:
+            gone = [key for key, file in self._files.items() if stamps.get(key) != file.stamp]
+            for key in gone:
+                del self._files[key]
+            fresh = [key for key in stamps if not self._is_read(key)]
+            fresh.sort(key=lambda key: (-key[1], key[0] != "train"))
+            for number, key in enumerate(fresh):
+                if number and time.monotonic() > end:
+                    break
+                self._files[key] = self._read(key, stamps[key])
+            if gone or fresh:
+                self._table = None
+            return bool(gone or fresh)
+
+    def _is_read(self, key: FileKey) -> bool:
+        file = self._files.get(key)
+        return file is not None and (
+            not self.is_open or file.rows is not None or file.problem is not None
+        )
+
+    def _read(self, key: FileKey, stamp: FileStamp) -> _File:
+        path = self._folder / file_name(*key)
+        try:
+            if self.is_open:
+                rows = _list_rows(path, key)
+                return _File(stamp, rows.num_rows, rows)
+            with open_table(path, MAX_FILE_BYTES) as file:
+                return _File(stamp, file.metadata.num_rows)
+        except Exception as error:  # the file may hold anything; the page shows the reason
+            return _File(stamp, problem=describe(error)[:_MAX_PROBLEM])
+
+    @property
+    def num_episodes(self) -> int:
+        return sum(file.num_episodes for file in list(self._files.values()))
+
+    @property
+    def num_files(self) -> int:
+        """How many files were read."""
+        return sum(self._is_read(key) for key in list(self._files))
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({step for _, step in list(self._files)})
+
+    @property
+    def problem(self) -> str | None:
+        """Why the first of the files that cannot be read cannot, and how many others there are."""
+        problems = sorted(file.problem for file in list(self._files.values()) if file.problem)
+        if len(problems) > 1:
+            return f"{problems[0]} ({len(problems) - 1} more files)"
+        return problems[0] if problems else None
+
+    @property
+    def table(self) -> pa.Table:
+        """All episodes that were read, by kind and step."""
+        with self._lock:
+            if self._table is None:
+                files = sorted((key, file) for key, file in self._files.items() if file.rows)
+                self._table = pa.concat_tables([_LIST.empty_table(), *(f.rows for _, f in files)])
+            return self._table
+
+    def search(self, table: pa.Table, text: str, part: str) -> list[int]:
+        """Return the rows of a table of this list whose episodes contain a text, in any case."""
+        last = self._searched
+        if last is not None and last[0] is table and last[1:3] == (text, part):
+            return last[3]  # the next page of the same search
+
+        def search_file(key: FileKey) -> list[int]:
+            hits = pc.match_substring(self.texts(key, part), text, ignore_case=True)
+            return list(pc.indices_nonzero(hits).to_pylist())
+
+        files = table.group_by(["kind", "step"], use_threads=False).aggregate([("index", "count")])
+        sizes = {(row["kind"], row["step"]): row["index_count"] for row in files.to_pylist()}
+        rows, start = [], 0
+        for size, hits in zip(sizes.values(), _pool().map(search_file, sizes), strict=True):
+            rows += [start + hit for hit in hits if hit < size]
+            start += size
+        self._searched = table, text, part, rows
+        return rows
+
+    def texts(self, key: FileKey, part: str) -> pa.ChunkedArray:
+        """Return the text of each episode of a file in which a search looks."""
+        column = TEXT_COLUMNS[part]
+        try:
+            path = self._folder / file_name(*key)
+            return read_table(path, [column], max_bytes=MAX_FILE_BYTES)[column]
+        except Exception:  # the file was removed or replaced a moment ago
+            return pa.chunked_array([], pa.string())
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, "turnwise-search")
+
+
+def _list_rows(path: Path, key: FileKey) -> pa.Table:
+    """Return what a list shows of the episodes of a file."""
+    names = [*_READ.values(), "seconds.total", "task_id", "prompt", "answer"]
+    read = read_table(path, names, max_bytes=MAX_FILE_BYTES)
+    keys = zip(*(read[name].to_pylist() for name in ("task_id", "seed", "part")), strict=True)
+    size = read.num_rows
+    columns = {
+        **{name: read[column] for name, column in _READ.items()},
+        "kind": pa.array([key[0]] * size, pa.string()),
+        "step": pa.array([key[1]] * size, pa.int64()),
+        "index": pa.array(range(size), pa.int64()),
+        "seconds": pc.struct_field(read["seconds"], "total"),
+        "task": _beginnings(read["prompt"]),
+        "answer": _beginnings(read["answer"]),
+        "task_key": pa.array([task_key(*names) for names in keys], pa.string()),
+    }
+    return pa.table([columns[name] for name in _LIST.names], _LIST)
+
+
+def _beginnings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the first words of each text in one line."""
+    start = pc.utf8_slice_codeunits(texts, 0, 4 * _MAX_SHOWN)
+    line = pc.utf8_trim_whitespace(pc.replace_substring_regex(start, r"\s+", " "))
+    return pc.utf8_slice_codeunits(line, 0, _MAX_SHOWN)
+
+
+def task_key(task_id: str | None, seed: int, part: str) -> str:
+    """Return the key of an episode's task: the row of the dataset, else the environment's seed.
+
+    In a mix, each environment has its own tasks.
+    """
+    key = task_id or f"seed-{seed}"
+    if part:
+        named = json.dumps([part, key]).encode()
+        key = hashlib.blake2b(named, digest_size=8).hexdigest()
+    return key
+
+
+# ---- queries ----
+
+_SORTS = [
+    *("step", "reward", "turns", "tokens", "sampled_tokens", "tool_calls", "branches", "seconds"),
+    *("seed", "success", "status", "kind", "index"),
+]
+_WORDS = ("kind", "status", "tool", "task", "part")
+_RANGES = {
+    f"{end}_{name}": name
+    for name in ("reward", "turns", "tokens", "step", "branches")
+    for end in ("min", "max")
+}
+_FILTERS = {*_WORDS, *_RANGES, *("sort", "limit", "offset", "text", "in", "seed", "step")}
+_FILTERS.add("success")
+_ERRORS = [status.value for status in EpisodeStatus if status.is_error]
+_IS_SUCCESS = pc.coalesce(pc.field("success"), pc.scalar(False))
+_SUCCESSES = {
+    "yes": _IS_SUCCESS,
+    # Counted as in the metrics: without a report there is no success. Failed episodes have neither.
+    "no": ~_IS_SUCCESS & ~pc.field("status").isin(_ERRORS),
+}
+_MOST = 500
+_MOST_TEXT = 1000
+_MOST_VALUES = 200
+"""Values in one address."""
+_MAX_INTEGER = 2**63 - 1
+_AROUND = 60
+"""Characters of a text that are shown on either side of a hit."""
+
+
+@dataclass
+class EpisodeQuery:
+    """The conditions that an episode must meet, the order, and the page of results."""
+
+    conditions: list[pc.Expression] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    """Tools of which the episode must have called one; empty for any."""
+    text: str = ""
+    part: str = "anything"
+    """Where the text must occur."""
+    sort: str = "-step"
+    limit: int = 50
+    offset: int = 0
+
+    @classmethod
+    def parse(cls, asked: Sequence[tuple[str, str]]) -> EpisodeQuery:
+        """Make a query from the address. Empty values are ignored; wrong ones are an error."""
+        query = cls()
+        num_values = sum(1 + value.count(",") for _, value in asked)
+        if num_values > _MOST_VALUES:
+            raise ConfigError(f"got {num_values:,} filters, expected at most {_MOST_VALUES}")
+        words: dict[str, list[str]] = {}
+        for name, value in asked:
+            if name not in _FILTERS:
+                raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, _FILTERS)}")
+            if value == "":
+                continue
+            if name in _WORDS:
+                # A tool's name is the model's own, and may have a comma in it.
+                words.setdefault(name, []).extend([value, *value.split(",")])
+            elif name == "text":
+                if len(value) > _MOST_TEXT:
+                    raise ConfigError(f"text got {len(value)} characters, expected {_MOST_TEXT}")
+                query.text = value
+            elif name == "in":
+                query.part = _one_of(name, value, TEXT_COLUMNS)
+            elif name == "success":
+                query.conditions.append(_SUCCESSES[_one_of(name, value, _SUCCESSES)])
+            elif name == "sort":
+                _one_of(name, value.removeprefix("-"), _SORTS)
+                query.sort = value
+            elif name == "limit":
+                query.limit = _integer(name, value, 1, _MOST)
+            elif name == "offset":
+                query.offset = _integer(name, value, 0, _MAX_INTEGER)
+            elif name in ("seed", "step"):
+                query.conditions.append(pc.field(name) == _clamped(name, value))
+            else:
+                column = pc.field(_RANGES[name])
+                bound = _number(name, value) if "reward" in name else _clamped(name, value)
+                is_least = name.startswith("min_")
+                query.conditions.append(column >= bound if is_least else column <= bound)
+        query.tools = words.pop("tool", [])
+        for name, given in words.items():
+            column = pc.field("task_key" if name == "task" else name)
+            is_any_error = name == "status" and "error" in given
+            query.conditions.append(column.isin([*given, *(_ERRORS if is_any_error else ())]))
+        return query
+
+    def run(self, episodes: EpisodeList) -> dict[str, Any]:
+        """Return the number of episodes found, and those of the requested page."""
+        table = episodes.table
+        rows = pa.array(range(table.num_rows), pa.int64())
+        if self.text:
+            rows = pa.array(episodes.search(table, self.text, self.part), pa.int64())
+        if self.tools:
+            called = pc.is_in(pc.list_flatten(table["tools"]), pa.array(self.tools, pa.string()))
+            callers = pc.list_parent_indices(table["tools"]).filter(called)
+            rows = rows.filter(pc.is_in(rows, callers.cast(pa.int64())))
+        if self.text or self.tools:
+            table = table.take(rows)
+        for condition in self.conditions:
+            table = table.filter(condition)
+        way = "descending" if self.sort.startswith("-") else "ascending"
+        chosen = self.sort.removeprefix("-")
+        usual = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
+        keys = [(chosen, way), *(key for key in usual if key[0] != chosen)]
+        order = pc.sort_indices(table, keys)
+        shown = list_episodes(table.take(order[self.offset : self.offset + self.limit]))
+        if self.text:
+            texts: dict[FileKey, pa.ChunkedArray] = {}
+            for one in shown:
+                key = one["kind"], one["step"]
+                if key not in texts:
+                    texts[key] = episodes.texts(key, self.part)
+                is_there = one["index"] < len(texts[key])
+                text = texts[key][one["index"]].as_py() if is_there else ""
+                one["snippet"] = snippet(text, self.text)
+        return {"total": table.num_rows, "episodes": shown}
+
+
+def list_episodes(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return rows of the list in the form that the page receives."""
+    return [
+        {**row, "id": f"{row['kind']}-{row['step']}-{row['index']}", "seed": str(row["seed"])}
+        for row in rows.to_pylist()
+    ]
+
+
+def same_seed(episodes: EpisodeList, seed: str, kind: str | None) -> list[dict[str, Any]]:
+    """Return the episodes of one seed of the environment, in the order of training."""
+    return _over_steps(episodes, pc.field("seed") == _clamped("seed", seed), kind)
+
+
+def same_task(episodes: EpisodeList, key: str, kind: str | None) -> list[dict[str, Any]]:
+    """Return the episodes of one task (`task_key`), in the order of training."""
+    return _over_steps(episodes, pc.field("task_key") == key, kind)
+
+
+def _over_steps(
+    episodes: EpisodeList, condition: pc.Expression, kind: str | None
+) -> list[dict[str, Any]]:
+    rows = episodes.table.filter(condition & (pc.field("kind") == kind) if kind else condition)
+    keys = [("step", "ascending"), ("kind", "descending"), ("index", "ascending")]
+    return list_episodes(rows.take(pc.sort_indices(rows, keys)[:_MOST]))
+
+
+def neighbours(
+    episodes: EpisodeList, kind: str, step: int, index: int
+) -> tuple[str | None, str | None]:
+    """Return the ids of the episodes before and after one, of the same kind."""
+    rows = episodes.table.filter(pc.field("kind") == kind)  # by step and index
+    steps, indices = rows["step"].to_numpy(), rows["index"].to_numpy()
+    (positions,) = ((steps == step) & (indices == index)).nonzero()
+    if not len(positions):
+        return None, None
+    before, after = int(positions[0]) - 1, int(positions[0]) + 1
+    ids = {n: f"{kind}-{steps[n]}-{indices[n]}" for n in (before, after) if 0 <= n < len(steps)}
+    return ids.get(before), ids.get(after)
+
+
+def overview(episodes: EpisodeList) -> Mapping[str, Any]:
+    """Return the values that the filters offer."""
+    table = episodes.table
+    kinds, statuses, parts = (_counts(table[name]) for name in ("kind", "status", "part"))
+    has_reports = table["success"].null_count < table.num_rows
+    return {
+        "steps": episodes.steps,
+        "branched": table.filter(pc.field("branches") > 1).num_rows,
+        "kinds": sorted(kinds, key=lambda kind: (kind != "train", kind)),
+        "statuses": statuses,
+        "successes": {
+            name: table.filter(condition).num_rows
+            for name, condition in _SUCCESSES.items()
+            if has_reports
+        },
+        "parts": {name: count for name, count in parts.items() if name},
+        "tools": _counts(pc.list_flatten(table["tools"])),
+    }
+
+
+def _counts(values: pa.ChunkedArray) -> dict[str, int]:
+    return {one["values"]: one["counts"] for one in pc.value_counts(values).to_pylist()}
+
+
+def snippet(text: str, searched: str) -> dict[str, Any] | None:
+    """Return where a text was last said, with some words around it; None if it was not.
+
+    The last place says most: what stands at the beginning, other episodes have too. Places are
+    counted as JavaScript does, where a character beyond U+FFFF is two.
+
+    >>> snippet("Is it more than 500? No.", "THAN 5")
+    {'text': 'Is it more than 500? No.', 'start': 11, 'end': 17}
+    """
+    hits = list(re.finditer(re.escape(searched), text, re.IGNORECASE))
+    if not hits:
+        return None
+    first, last = hits[-1].span()
+    start, end = max(first - _AROUND, 0), min(last + _AROUND, len(text))
+    before, hit = text[start:first], text[first:last]
+    before = f"…{before}" if start else before
+    after = text[last:end] + ("…" if end < len(text) else "")
+    begin, size = (len(part.encode("utf-16-le", "surrogatepass")) // 2 for part in (before, hit))
+    return {"text": before + hit + after, "start": begin, "end": begin + size}
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected {' or '.join(known)}")
+    return value
+
+
+def _integer(name: str, value: str, least: int, most: int) -> int:
+    number = int(value) if re.fullmatch(r"[-+]?[0-9]{1,40}", value) else None
+    if number is None or not least <= number <= most:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a number from {least} to {most}")
+    return number
+
+
+def _clamped(name: str, value: str) -> int:
+    """Return a whole number, of which nothing beyond 64 bits is stored."""
+    number = _integer(name, value, -(10**40), 10**40)
+    return max(-_MAX_INTEGER, min(number, _MAX_INTEGER))
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a number")
+    return number
