@@ -105,7 +105,6 @@ def test_several_attempts_give_pass_at_k_for_every_task(turnwise, runs):
     for k in (1, 2, 4):
         expected = statistics.fmean(pass_at_k(4, number, k) for number in solved)
         assert attempts["pass_at_k"][str(k)]["value"] == pytest.approx(expected)
-        assert attempts["tasks"][0]["pass_at_k"][str(k)] == pass_at_k(4, solved[0], k)
     assert attempts["mean_at_k"]["value"] == pytest.approx(sum(solved) / 48)
     assert attempts["pass_at_k"]["1"] == attempts["mean_at_k"]
     assert attempts["reward"]["low"] <= attempts["reward"]["value"] <= attempts["reward"]["high"]
@@ -146,7 +145,6 @@ def test_without_success_there_is_only_the_mean_reward(turnwise, runs):
     attempts = figures(turnwise, *options)["attempts"]
     assert (attempts["pass_at_k"], attempts["mean_at_k"]) == (None, None)
     assert "info['success']" in attempts["reason"]
-    assert "pass_at_k" not in attempts["tasks"][0]
     shown = turnwise("eval", *options).out
     assert "only the mean reward is given" in shown
     assert "pass@2" not in shown

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from cli.test_eval_agents import figures, runs as runs
-from turnwise.cli.scores import Estimate, standard_error
+from turnwise.cli.scores import Estimate
 from turnwise.runs.headline import wilson_interval
-
-rows_of_episodes = st.integers(1, 5).flatmap(
-    lambda num: st.lists(
-        st.lists(st.floats(-1e3, 1e3), min_size=num, max_size=num), min_size=2, max_size=9
-    )
-)
-
-
-@given(rows=rows_of_episodes)
-def test_the_error_of_a_mean_is_the_cluster_robust_one(rows):
-    """Against the formula by episodes: residuals are added up in each row, then squared."""
-    episodes = np.array(rows)
-    sums = (episodes - episodes.mean()).sum(axis=1)
-    num_rows = len(rows)
-    variance = num_rows / (num_rows - 1) * (sums**2).sum() / episodes.size**2
-    found = standard_error([statistics.fmean(row) for row in rows])
-    assert found == pytest.approx(variance**0.5, rel=1e-6, abs=1e-9)
 
 
 def test_intervals_over_rows_hold_the_truth_and_intervals_over_episodes_do_not():

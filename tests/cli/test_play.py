@@ -190,7 +190,7 @@ def read_until(terminal: int, text: str, seconds: float = 60) -> str:
 def test_in_a_real_terminal(coins):
     process, terminal = start_in_terminal("play", coins, "-p", "num_asked=1")
     opening = read_until(terminal, "1> ")
-    assert "╭─ system prompt ──" in re.sub(r"\x1b\[[\d;]*m", "", opening)
+    assert "system prompt: " in re.sub(r"\x1b\[[\d;]*m", "", opening)
     assert "[bold]Be quick.[/bold]" in opening  # an environment's brackets are no markup
     os.write(terminal, b"take\n")
     read_until(terminal, "2> ")

@@ -13,7 +13,7 @@ LINES = {
     "agents": 2747,
     "algo": 2644,
     "chat": 2420,
-    "cli": 5184,
+    "cli": 5031,
     "config": 1204,
     "data": 934,
     "deadlines": 776,

@@ -1,12 +1,14 @@
-"""Players that replace the model: the expert, the random player, or a function of the user."""
+"""Who plays episodes: a model, the expert, the random player, a function, a model behind a URL."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from turnwise.cli.run_paths import which_checkpoint
 from turnwise.deadlines import call_with_deadline
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.players import Player, expert_player, random_player
@@ -16,7 +18,9 @@ from turnwise.user_code import import_object
 
 if TYPE_CHECKING:
     from turnwise.chat import Message
-    from turnwise.inference import GenerationRequest
+    from turnwise.config import ConfigStore
+    from turnwise.inference import BaseInferenceEngine, GenerationRequest
+    from turnwise.models import LoadedModel
 
 SCRIPTED = ("expert", "random")
 AgentMaker: TypeAlias = Callable[[int, int], Player]
@@ -26,6 +30,46 @@ _EXPECTED = (
     "expected a function (observation) or (observation, state) that returns the action as text, "
     "plain or async; or a class with such a __call__, of which each episode gets an object"
 )
+
+
+def load_player(
+    name: str | None,
+    source: Path | None,
+    checkpoint: str,
+    config: ConfigStore,
+    model: str | None,
+    trust_remote_code: bool,
+) -> LoadedModel:
+    """Return the model of a run or a checkpoint, or the model `name`; None: only a tokenizer.
+
+    The actions of a player without a model become tokens too. `model` overrides the base model of
+    the run's weights. The sections `model` and `inference` become those of the model that plays.
+    """
+    from turnwise.models import LoadedModel
+    from turnwise.trainer import state
+
+    if name is None:
+        if model is not None:
+            state.use_model(config, model)
+        return LoadedModel(None, state.load_configured_tokenizer(config))
+    if source is None:
+        config.model.model_name, config.model.local_path = name, None
+        config.model.trust_remote_code = trust_remote_code
+        return state.load_configured_model(config)
+    player, trained = state.load_trained_model(
+        source, which_checkpoint(checkpoint), trust_remote_code=trust_remote_code, model=model
+    )
+    config.model, config.inference = trained.model, trained.inference
+    return player
+
+
+def engine_for(player: LoadedModel) -> BaseInferenceEngine:
+    """Return the engine of a model; of a scripted player, one that only has the tokenizer."""
+    from turnwise.inference import ScriptedEngine, create_inference_engine
+
+    if player.model is None:
+        return ScriptedEngine(player.tokenizer)
+    return create_inference_engine(player.model, tokenizer=player.tokenizer)
 
 
 def agent_by_name(who: str) -> AgentMaker:

@@ -95,7 +95,7 @@ def chat(
     turnwise chat http://localhost:8000 --backend vllm --tokenizer Qwen/Qwen3-0.6B
     echo "What is the capital of France?" | turnwise chat smollm2-135m
     """
-    overrides = Overrides(tools=tool, parser=parser, system_prompt=system)
+    overrides = Overrides(tool=tool, parser=parser, system_prompt=system)
     with contextlib.ExitStack() as closing:
         with working(f"loading {model}"):
             from turnwise.cli.chat_model import open_chat_model

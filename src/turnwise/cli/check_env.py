@@ -65,7 +65,7 @@ def check_env(
         raise ConfigError("--env is for a run whose own environment cannot be restored.")
     name = env if source is None else other_env
     overrides = Overrides(
-        name, param, max_steps, dataset=dataset, tools=tool, parser=parser, part=part
+        name, param, max_steps, dataset=dataset, tool=tool, parser=parser, part=part
     )
     overrides.allow_code()
     with (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ import typer
 from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json, say, working
 from turnwise.cli.run_paths import find_source, not_a_run, run_containing, which_checkpoint
-from turnwise.cli.settings import Overrides, load_player, open_settings, read_settings
+from turnwise.cli.settings import Overrides, open_settings, read_settings
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class SplitName(StrEnum):
 
 
 def evaluate(
+    ctx: typer.Context,
     run_or_model: Annotated[
         str | None,
         opt.argument(
@@ -138,6 +139,9 @@ def evaluate(
     turnwise eval --url https://api.openai.com/v1 --model gpt-4.1-mini --env guess-number
     turnwise eval runs/mine --json | jq .model.success
     """
+    from turnwise.runs.checkpoints import CheckpointStore
+    from turnwise.runs.headline import headline
+    from turnwise.runs.run_folder import RunFolder
     from turnwise.user_code import settings_from
 
     source = find_source(run_or_model, checkpoint)
@@ -173,43 +177,20 @@ def evaluate(
             f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
             "Leave out one of them."
         )
-    overrides = Overrides(
-        environment=env,
-        param=param,
-        max_steps=max_steps,
-        reward=reward,
-        dataset=dataset,
-        tools=tool,
-        parser=parser,
-        system_prompt=system_prompt,
-        model=model,
-        part=part,
-        agent=caller,
-    )
+    overrides = Overrides.typed(ctx.params, model=model, agent=caller)
     overrides.allow_code(agent if served is None else None)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
+            from turnwise.cli.agents import load_player
             from turnwise.cli.eval_episodes import Plan, make_part
-            from turnwise.models import LoadedModel
-            from turnwise.trainer.state import (
-                find_checkpoint,
-                load_configured_tokenizer,
-                use_model,
-            )
+            from turnwise.trainer.state import find_checkpoint
 
             settings = source
             if source is not None and agent is None:
                 settings = find_checkpoint(source, which_checkpoint(checkpoint)).path
             config = open_settings(settings, overrides, takes_mix=True)
-            if agent is None:
-                assert run_or_model is not None
-                player = load_player(
-                    run_or_model, source, checkpoint, config, model, trust_remote_code
-                )
-            else:
-                if model is not None:
-                    use_model(config, model)
-                player = LoadedModel(None, load_configured_tokenizer(config))
+            name = run_or_model if agent is None else None
+            player = load_player(name, source, checkpoint, config, model, trust_remote_code)
         if max_tokens is not None:
             config.inference.max_tokens, config.limits.max_tokens_per_turn = max_tokens, None
         if seed is not None:
@@ -219,8 +200,8 @@ def evaluate(
             name: make_part(settings, split, name, plan)
             for name, settings in config.parts().items()
         }
-        for each in parts.values():
-            _play(each, player, plan)
+        for name, each in parts.items():
+            _play(each, player, plan, name)
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
@@ -230,13 +211,21 @@ def evaluate(
         if config.environments
         else parts[""].evaluated_on,
         "split": split,
-        **_facts_about_run(source, checkpoint),
+        "checkpoint": None,
+        "in_training": None,
     }
+    if source is not None:
+        folder = RunFolder(run_containing(source))
+        if checkpoint == "best":
+            best = CheckpointStore(folder.checkpoints).best
+            facts["checkpoint"] = str(best or "the last step: no evaluation has marked a best one")
+        with contextlib.suppress(ConfigError):  # the file of metrics may be damaged
+            if (main := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
+                facts["in_training"] = main.to_dict()
     if served is not None and greedy is None:
         facts["sampling"] = "the server's own"
     if agent is not None:
         facts["played_by"] = agent
-    _warn_of_failures(parts, plan)
     weights = [item.weight for item in config.environments or ()]
     _report(facts, parts, dict(zip(parts, weights, strict=False)), plan, as_json, show)
 
@@ -250,26 +239,24 @@ def _check_players(
             "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
             "agent: turnwise eval --agent expert --env guess-number"
         )
-    if source is not None:
-        return
-    if env is None and name is None:
+    if source is None and env is None:
+        what = f"--agent {agent} does not say what to play" if name is None else not_a_run(name)
         raise ConfigError(
-            f"--agent {agent} does not say what to play. Name an environment: --env guess-number"
+            f"{what}. A model plays in an environment that you name: --env guess-number"
         )
-    if env is None:
-        hint = "" if agent else " A model plays in an environment that you name: --env guess-number"
-        raise ConfigError(f"{not_a_run(str(name))}.{hint}")
-    if name is not None and agent is not None:
+    if source is None and name is not None and agent is not None:
         raise ConfigError(
             f"got the model {name} and --agent {agent}, and one of them plays. Leave out one; a "
             "run's folder can be named with --agent, for its environment."
         )
 
 
-def _play(part: Part, player: LoadedModel, plan: Plan) -> None:
+def _play(part: Part, player: LoadedModel, plan: Plan, name: str) -> None:
+    """Play the episodes of an environment; `name` is that of one of a mix."""
     from rich.status import Status
 
     from turnwise.cli.eval_episodes import play_part
+    from turnwise.trainer.failures import cut_below_own_limit, described
     from turnwise.trainer.rollout import Interrupted
     from turnwise.trainer.stopping import StopRequest
 
@@ -288,39 +275,13 @@ def _play(part: Part, player: LoadedModel, plan: Plan) -> None:
     except (Interrupted, KeyboardInterrupt):
         console.print("interrupted")
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _warn_of_failures(parts: Mapping[str, Part], plan: Plan) -> None:
-    from turnwise.trainer.failures import cut_below_own_limit, described
-
-    for name, part in parts.items():
-        results = part.played[plan.who]
-        if (note := cut_below_own_limit(results)) is not None:
-            say(note, err=True)
-        if all(result.status.is_error for result in results):
-            where = f" of {name}" if name else ""
-            why = legible(described(results[0]))
-            raise ConfigError(f"every episode{where} failed, the first one with: {why}")
-
-
-def _facts_about_run(source: Path | None, checkpoint: str) -> dict[str, Any]:
-    """Return which checkpoint is the best one, and the headline that the run reported."""
-    from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.headline import headline
-    from turnwise.runs.run_folder import RunFolder
-
-    facts: dict[str, Any] = {"checkpoint": None, "in_training": None}
-    if source is None:
-        return facts
-    if checkpoint == "best":
-        best = CheckpointStore(RunFolder(source).checkpoints).best
-        unmarked = "the last step: no evaluation has marked a best one (training.eval_episodes)"
-        facts["checkpoint"] = unmarked if best is None else str(best)
-    folder = RunFolder(run_containing(source))
-    with contextlib.suppress(ConfigError):  # the file of metrics may be damaged
-        if (main := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
-            facts["in_training"] = main.to_dict()
-    return facts
+    results = part.played[plan.who]
+    if (note := cut_below_own_limit(results)) is not None:
+        say(note, err=True)
+    if all(result.status.is_error for result in results):
+        where = f" of {name}" if name else ""
+        why = legible(described(results[0]))
+        raise ConfigError(f"every episode{where} failed, the first one with: {why}")
 
 
 def _report(
@@ -390,21 +351,17 @@ def _title(facts: Mapping[str, Any], part: Part, plan: Plan) -> str:
     who = legible(str(facts["name"] or plan.agent))
     if facts["name"] and plan.agent:
         who = f"{legible(plan.agent)} in the environment of {who}"
-    how = "" if plan.agent is not None else f", {facts['sampling']}"
     number, num_rows = part.num_tasks, len(part.rows or ())
+    kind = "episodes" if plan.k is None else "tasks"
+    many = (
+        f"{number:,} {kind} on {part.evaluated_on}" if num_rows else f"{number:,} held-out {kind}"
+    )
     if plan.k is not None:
-        tasks = "held-out tasks" if part.rows is None else f"tasks of {part.evaluated_on}"
-        many = f"{number:,} {tasks}, {plan.k} attempts each"
-    elif part.rows is None:
-        many = f"{number:,} held-out episodes"
-    else:
-        many = f"{number:,} episodes on {part.evaluated_on}"
-        if number == num_rows:
-            many += ", each once"
-        elif num_rows == 1:
-            many += " (the interval is over its episodes, and says nothing about other rows)"
-        elif number > num_rows:
-            many += f", each {number // num_rows:,} times (intervals are over rows)"
+        many += f", {plan.k} attempts each"
+    elif num_rows and number >= num_rows:
+        times = number // num_rows
+        many += f", each {times:,} times (intervals are over rows)" if times > 1 else ", each once"
+    how = "" if plan.agent is not None else f", {facts['sampling']}"
     best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
     return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
 
@@ -429,53 +386,51 @@ def _show_scores(console: Console, scores: Mapping[str, Any], plan: Plan) -> Non
     """Print a table of all players; if there were several attempts, one of pass@k first."""
     from rich.table import Table
 
-    first = legible(plan.agent or "model")
-    attempts = scores.get("attempts")
-    players = {who: values for who, values in scores.items() if who != "attempts"}
-    if attempts is not None:
-        players.pop(plan.who)
+    def show(rows: Sequence[Sequence[str]]) -> None:
         table = Table.grid(padding=(0, 3))
         table.add_column(style="bold")
-        table.add_column(justify="right", no_wrap=True)
-        for k, estimate in (attempts["pass_at_k"] or {}).items():
-            table.add_row(f"{first} pass@{k}", _range(estimate, "3f"))
-        if attempts["mean_at_k"] is not None:
-            table.add_row(f"{first} mean@{plan.k}", _range(attempts["mean_at_k"], "3f"))
-        table.add_row(f"{first} reward", _range(attempts["reward"], "4g"))
+        for _ in rows[0][1:]:
+            table.add_column(justify="right", no_wrap=True)
+        for cells in rows:
+            table.add_row(*cells, style=None if cells[0] else "dim")
         console.print(table)
+
+    def interval(estimate: Mapping[str, float], form: str = ".3f") -> str:
+        return f"{estimate['value']:{form}} ({estimate['low']:{form}} to {estimate['high']:{form}})"
+
+    first = legible(plan.agent or "model")
+    players = dict(scores)
+    rows: list[Sequence[str]] = []
+    if (attempts := players.pop("attempts", None)) is not None:
+        del players[plan.who]
+        estimates = {f"pass@{k}": value for k, value in (attempts["pass_at_k"] or {}).items()}
+        if attempts["mean_at_k"] is not None:
+            estimates[f"mean@{plan.k}"] = attempts["mean_at_k"]
+        rows = [(f"{first} {name}", interval(value)) for name, value in estimates.items()]
+        show([*rows, (f"{first} reward", interval(attempts["reward"], ".4g"))])
         if attempts["reason"] is not None:
             console.print(attempts["reason"], style="yellow")
         num_short = sum(task["attempts"] < attempts["k"] for task in attempts["tasks"])
         if num_short:
             console.print(
                 f"{num_short:,} of {len(attempts['tasks']):,} tasks had attempts that failed with "
-                f"an error: those attempts are not counted, and pass@{plan.k} leaves these tasks "
-                "out"
+                f"an error, which are not counted; pass@{plan.k} leaves these tasks out"
             )
     columns = ["reward", "std", "turns", "truncated"]
     if any(values["success"] is not None for values in players.values()):
         columns.insert(0, "success")
     if any(values["errors"] for values in players.values()):
         columns.append("errors")
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="bold")
-    for _ in columns:
-        table.add_column(justify="right", no_wrap=True)
-    table.add_row("", *columns, style="dim")
+    rows = [("", *columns)]
     for who, values in players.items():
-        low, high = values["success_low"] or 0, values["success_high"] or 0
+        rate = {"value": values["success"] or 0, "low": values["success_low"] or 0}
         cells = {
-            "success": f"{values['success'] or 0:.3f} ({low:.3f} to {high:.3f})",
+            "success": interval({**rate, "high": values["success_high"] or 0}),
             "reward": f"{values['reward']:.4g} ± {values['reward_margin']:.2g}",
             "std": f"{values['reward_std']:.3g}",
             "turns": f"{values['turns']:.2f}",
             "truncated": f"{values['truncated']:.1%}",
             "errors": f"{values['errors']:.1%}",
         }
-        table.add_row(first if who == plan.who else who, *(cells[name] for name in columns))
-    console.print(table)
-
-
-def _range(estimate: Mapping[str, float], form: str) -> str:
-    value, low, high = (f"{estimate[name]:.{form}}" for name in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
+        rows.append((first if who == plan.who else who, *(cells[name] for name in columns)))
+    show(rows)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.cli.agents import SCRIPTED, ServedModel, agent_by_name
+from turnwise.cli.agents import SCRIPTED, ServedModel, agent_by_name, engine_for
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
@@ -20,15 +21,11 @@ from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.player_engine import chat_episode, player_episode
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
-from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.evaluation import GREEDY, held_out_tasks, num_of_rows
 from turnwise.trainer.rollout import Rows, run_tasks
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
-
-OnEpisode = Callable[[str, int, int], None]
-"""Receives who plays, how many episodes are finished, and how many there are."""
 
 _AGENT_CONCURRENCY = 8
 """Concurrent episodes of a user's agent, which may wait for a server."""
@@ -83,16 +80,13 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
         if rows is None:
             raise ConfigError(
                 f"--split train plays the rows that were trained on, and there is no dataset{where}"
-                ": episodes differ by their seeds, and evaluations are on seeds that training "
-                "never plays. Leave out --split."
+                ": episodes differ by their seeds. Leave out --split."
             )
     elif split == "eval" and is_trained_on:
         raise ConfigError(
             f"--split eval plays held-out rows, and there are none{where}: all "
             f"{len(rows or ()):,} rows were trained on. To hold rows out, train with "
-            "eval_dataset (a file of other rows), or with training.eval_fraction (5 % by default) "
-            "and at least 64 different rows. To evaluate on other rows now: --dataset FILE; on the "
-            "rows that were trained on: --split train."
+            "eval_dataset or training.eval_fraction; for other rows now: --dataset FILE"
         )
     num_tasks = plan.num_tasks
     if rows is not None:
@@ -106,11 +100,15 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
 
 
 def play_part(
-    part: Part, player: LoadedModel, plan: Plan, stop: StopRequest, on_episode: OnEpisode
+    part: Part,
+    player: LoadedModel,
+    plan: Plan,
+    stop: StopRequest,
+    on_episode: Callable[[str, int, int], None],
 ) -> None:
     """Play the tasks by the model or agent, and by the scripted players that the part has.
 
-    For an agent, `player` has only a tokenizer, since the agent's actions become tokens too.
+    `on_episode` gets who plays, how many episodes are finished, and how many there are.
     """
     config, components = part.config, part.components
     tasks = held_out_tasks(part.num_tasks, config.training.seed, part.rows)
@@ -127,30 +125,34 @@ def play_part(
         collector = EpisodeCollector(engine, source, options)
 
         def play(who: str, name: str | None, tasks: Sequence[EpisodeTask]) -> None:
-            def report(done: int, total: int) -> None:
-                on_episode(who, done, total)
-
+            report = functools.partial(on_episode, who)
             if name is None:
                 part.played[who] = run_tasks(collector, tasks, stop, report)
                 return
             served = plan.served if name == plan.agent else None
             make = _episode_maker(collector.setup, source, name, served)
             is_scripted = name in SCRIPTED and not isinstance(source, EpisodeSource)
-            many = 1 if is_scripted else _AGENT_CONCURRENCY
-            playing = _play_all(make, collector, tasks, report, many)
-            part.played[who] = run_unless_stopped(playing, stop)
+            num_workers = 1 if is_scripted else min(_AGENT_CONCURRENCY, len(tasks))
+            results: dict[int, EpisodeResult] = {}
+            waiting = iter(enumerate(tasks))
+
+            async def work() -> None:
+                for number, task in waiting:  # shared by all workers
+                    results[number] = await make(task).run()
+                    report(len(results), len(tasks))
+
+            async def play_all() -> list[EpisodeResult]:
+                await together(work() for _ in range(num_workers))
+                in_order = [results[number] for number in range(len(tasks))]
+                await collector.score_together(in_order)
+                return in_order
+
+            part.played[who] = run_unless_stopped(play_all(), stop)
 
         play(plan.who, plan.agent, attempts)
         for who in _scripted_players(source, tasks[0].task):
             if not stop.is_requested and who != plan.agent:
                 play(who, who, tasks)
-
-
-def engine_for(player: LoadedModel) -> BaseInferenceEngine:
-    """Return the engine of a model; of a scripted player, one that only has the tokenizer."""
-    if player.model is None:
-        return ScriptedEngine(player.tokenizer)
-    return create_inference_engine(player.model, tokenizer=player.tokenizer)
 
 
 def _scripted_players(
@@ -194,25 +196,3 @@ def _episode_maker(
     limits = dataclasses.replace(setup.limits, max_tokens=None, max_context_tokens=None)
     setup = dataclasses.replace(setup, limits=limits)
     return lambda task: chat_episode(setup, source, served.reply, task)
-
-
-async def _play_all(
-    make: Callable[[EpisodeTask], PlayableEpisode],
-    collector: EpisodeCollector,
-    tasks: Sequence[EpisodeTask],
-    report: Callable[[int, int], None],
-    max_concurrency: int,
-) -> list[EpisodeResult]:
-    """Play with the same tools, limits and rewards as the model."""
-    results: dict[int, EpisodeResult] = {}
-    waiting = iter(enumerate(tasks))
-
-    async def work() -> None:
-        for number, task in waiting:  # shared by all workers
-            results[number] = await make(task).run()
-            report(len(results), len(tasks))
-
-    await together(work() for _ in range(min(max_concurrency, len(tasks))))
-    in_order = [results[number] for number in range(len(tasks))]
-    await collector.score_together(in_order)
-    return in_order

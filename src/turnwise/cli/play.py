@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,12 +13,10 @@ from turnwise.cli.run_paths import find_source
 from turnwise.cli.settings import Overrides, open_settings
 from turnwise.errors import ConfigError
 
-if TYPE_CHECKING:
-    from turnwise.cli.play_episodes import Played
-
 
 def play(
-    env: Annotated[
+    ctx: typer.Context,
+    env_or_run: Annotated[
         str | None,
         opt.argument(
             "[ENV_OR_RUN]",
@@ -40,7 +38,7 @@ def play(
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
     max_steps: opt.MaxSteps = None,
     param: opt.Parameters = None,
-    other_env: opt.EnvironmentOption = None,
+    env: opt.EnvironmentOption = None,
     reward: opt.RewardOption = None,
     dataset: opt.DatasetOption = None,
     tool: opt.ToolOption = None,
@@ -80,49 +78,39 @@ def play(
     turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
     from turnwise.cli.common import make_console, print_json, working
-    from turnwise.cli.play_episodes import WITHOUT_MODEL, PlayOptions, play_episodes
-    from turnwise.cli.play_screen import Screen
+    from turnwise.cli.play_episodes import WITHOUT_MODEL, play_episodes
+    from turnwise.cli.play_screen import Played, Screen
     from turnwise.errors import TurnwiseError
     from turnwise.user_code import settings_from
 
     if as_json and player == "human":
         raise ConfigError("--json is not for a human: name --player expert, random or a run")
-    env_run = find_source(env)
+    env_run = find_source(env_or_run)
     player_run = None if player in WITHOUT_MODEL else find_source(player, checkpoint)
-    if env is None and player_run is None:
+    overrides = Overrides.typed(ctx.params)
+    # Only an environment, without other components: nothing imports torch.
+    plain = Overrides(env=env, param=param, max_steps=max_steps)
+    is_bare = env_run is None and overrides == plain
+    if env_or_run is None and player_run is None:
         raise ConfigError(
             "no environment is named. Name one (turnwise play guess-number) or a "
             "run: turnwise play runs/mine, turnwise play --player runs/mine"
         )
-    if env is None:
+    if env_or_run is None:
         env_run = player_run
     elif env_run is None:
-        if other_env is not None:
+        if env is not None:
             raise ConfigError(
-                f"got the environment {env} and --env {other_env}. Name one of them; "
+                f"got the environment {env_or_run} and --env {env}. Name one of them; "
                 "--env is for a run whose own environment cannot be restored."
             )
-        other_env = env
-    components = Overrides(
-        reward=reward,
-        dataset=dataset,
-        tools=tool,
-        parser=parser,
-        system_prompt=system_prompt,
-        model=model,
-        part=part,
-    )
-    # Only an environment, without other components: nothing imports torch.
-    is_bare = env_run is None and components == Overrides()
-    overrides = dataclasses.replace(
-        components, environment=other_env, param=param, max_steps=max_steps
-    )
+        overrides = dataclasses.replace(overrides, env=env_or_run)
     is_function = player not in WITHOUT_MODEL and player_run is None and ".py:" in player
     overrides.allow_code(player if is_function else None)
-    name = env or player
-    screen = Screen(make_console(quiet=as_json), name, is_brief=player != "human" and episodes > 1)
+    name = env_or_run or player
+    is_brief = player != "human" and episodes > 1
+    screen = Screen(make_console(quiet=as_json), name, player, delay, is_brief)
     first_seed = random.randrange(10_000) if seed is None else seed
-    seeds = range(first_seed, first_seed + episodes)
     played: list[Played] = []
     try:
         source = env_run or player_run
@@ -131,20 +119,21 @@ def play(
                 config = open_settings(source, overrides, is_checked=source is not None)
             if env_run is not None:
                 screen.name = f"{config.environment.name} of {name}"
-            how = PlayOptions(
-                player=player,
+            for episode in play_episodes(
+                config,
+                screen,
+                range(first_seed, first_seed + episodes),
                 run=player_run,
                 checkpoint=checkpoint,
                 model=model,
                 is_greedy=greedy,
-                delay=delay,
                 debug=debug,
                 trust_remote_code=trust_remote_code,
-            )
-            for episode in play_episodes(config, how, seeds, screen, is_bare):
+                is_bare=is_bare,
+            ):
                 played.append(episode)
                 if as_json:
-                    print_json(_as_json(episode), indent=None)
+                    print_json(episode.to_dict(), indent=None)
     except (KeyboardInterrupt, EOFError):
         screen.left()
     except Exception as error:  # raised by the user's environment: print it without a traceback
@@ -153,30 +142,4 @@ def play(
         screen.failed(error)
         raise typer.Exit(1) from None
     if episodes > 1 and played:
-        screen.summary(played, player)
-
-
-def _as_json(played: Played) -> dict[str, Any]:
-    trajectory = played.trajectory
-    turns = []
-    for number, action in enumerate(trajectory.actions):
-        turn = {
-            "action": action,
-            "reward": trajectory.rewards[number],
-            "info": trajectory.infos[number],
-        }
-        if played.calls[number]:
-            turn["calls"] = [
-                {"name": c.name, "arguments": c.arguments, "success": c.success, "result": c.result}
-                for c in played.calls[number]
-            ]
-        turns.append(turn)
-    return {
-        "seed": trajectory.seed,
-        **({} if played.row is None else {"row": played.row}),
-        "status": trajectory.status,
-        "success": trajectory.success,
-        "reward": trajectory.total_reward,
-        **({} if played.score is None else {"score": played.score}),
-        "turns": turns,
-    }
+        screen.summary(played)

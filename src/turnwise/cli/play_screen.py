@@ -8,10 +8,10 @@ import shlex
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from turnwise.cli.common import legible, make_console
@@ -21,9 +21,6 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.progress.run_state import count
 from turnwise.tools import ActionParser, ToolCall, ToolDefinition
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
-
-if TYPE_CHECKING:
-    from turnwise.cli.play_episodes import Played
 
 HELP = (
     "? shows the state and this help, hint the expert's action, quit exits (so do Ctrl-C, Ctrl-D). "
@@ -37,36 +34,64 @@ ENDINGS = {
     EpisodeStatus.TRUNCATED_BY_TIME: "out of time",
     EpisodeStatus.TRUNCATED_BY_TOOL_CALLS: "out of tool calls",
 }
-_MOST_SHOWN = 2000
-"""Characters of a tool result that are printed."""
+
+
+@dataclass
+class Played:
+    """An episode, as it is printed."""
+
+    trajectory: Trajectory
+    row: int | None = None
+    """The row of the dataset, from 0."""
+    calls: list[Sequence[ToolCall]] = field(default_factory=list)
+    """The tool calls of each turn."""
+    score: float | None = None
+    """The reward by the run's reward function; None: there is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        trajectory = self.trajectory
+        turns: list[dict[str, Any]] = []
+        steps = zip(trajectory.actions, trajectory.rewards, trajectory.infos, strict=True)
+        for (action, reward, info), calls in zip(steps, self.calls, strict=True):
+            turns.append({"action": action, "reward": reward, "info": info})
+            if calls:
+                names = ("name", "arguments", "success", "result")
+                turns[-1]["calls"] = [{n: getattr(call, n) for n in names} for call in calls]
+        return {
+            "seed": trajectory.seed,
+            **({} if self.row is None else {"row": self.row}),
+            "status": trajectory.status,
+            "success": trajectory.success,
+            "reward": trajectory.total_reward,
+            **({} if self.score is None else {"score": self.score}),
+            "turns": turns,
+        }
 
 
 class Screen:
     """Prints episodes turn by turn, or one line per episode if `is_brief`."""
 
-    def __init__(self, console: Console, name: str, is_brief: bool = False) -> None:
+    def __init__(
+        self, console: Console, name: str, player: str, delay: float, is_brief: bool
+    ) -> None:
         self.console = console
         self.name = name
+        self.player = player
+        self.delay = delay
         self.is_brief = is_brief
-        self.trajectory = Trajectory()
+        self.played = Played(Trajectory())
         """The current episode."""
 
-    def start(self, played: Played, rules: str, observation: str, max_turns: int | None) -> None:
-        self.trajectory = played.trajectory
+    def start(self, rules: str, observation: str, max_turns: int) -> None:
         if self.is_brief:
             return
-        facts = [f"seed {self.trajectory.seed}"]
-        if played.row is not None:
-            facts.append(f"row {played.row + 1} of the dataset")
-        if max_turns is not None:
-            facts.append(f"at most {count(max_turns, 'turn')}")
+        facts = [f"seed {self.played.trajectory.seed}"]
+        if self.played.row is not None:
+            facts.append(f"row {self.played.row + 1} of the dataset")
+        facts.append(f"at most {count(max_turns, 'turn')}")
         self._print(Text.assemble((self.name, "bold"), (f"  {', '.join(facts)}", "dim")))
-        if rules and self.console.is_terminal:
-            text = Text(legible(rules))
-            title: Any = {"title": "system prompt", "title_align": "left", "border_style": "dim"}
-            self.console.print(Panel(text, **title))
-        elif rules:
-            self._print(Text(f"system prompt: {rules}"))
+        if rules:
+            self._print(Text.assemble(("system prompt: ", "bold"), rules))
         self._print(Text(f"\n{observation}\n"))
 
     def ask(
@@ -78,19 +103,14 @@ class Screen:
         """Return the next action that the person types; `parser` reads the calls of tools."""
         with contextlib.suppress(ImportError):  # not on every system
             import readline  # noqa: F401 - its import gives `input` arrow keys and a history
-        tools = ""
-        if definitions:
-            lines = [
-                f"  /{tool.name} {_expected(tool)}  {tool.description}".rstrip()
-                for tool in definitions
-            ]
-            tools = "\n".join(["tools:", *lines])
-        if not self.trajectory.actions:
+        lines = [f"  /{_usage(tool)}  {tool.description}".rstrip() for tool in definitions]
+        tools = "\n".join(["tools:", *lines]) if lines else ""
+        if not self.played.calls:
             if tools:
                 self._print(Text(tools, "dim"))
             self._print(Text("(? for help, quit to exit)", "dim"))
         while True:
-            line = input(self._prompt())
+            line = input(self._prompt)
             if not sys.stdin.isatty():
                 self._print(Text(line))  # a transcript of piped input shows it
             word = line.strip()
@@ -114,18 +134,25 @@ class Screen:
         """Print a player's action, and dimmed its thought before it."""
         if self.is_brief:
             return
-        number = Text.assemble(self._prompt(), (f"{who} " if who else "", "bold"))
+        number = Text.assemble(self._prompt, (f"{who} " if who else "", "bold"))
         if thought:
             self._print(Text.assemble(number, (thought, "dim italic")))
-            number = Text(" " * len(self._prompt()))
+            number = Text(" " * len(self._prompt))
         self._print(Text.assemble(number, (action, "cyan")))
 
-    def turn(self, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
-        """Print the results of a turn's tool calls or its observation, and the reward."""
+    def turn(self, action: str, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
+        """Record a turn; print the results of its tool calls or its observation, and the reward."""
+        trajectory = self.played.trajectory
+        trajectory.actions.append(action)
+        trajectory.rewards.append(result.reward)
+        trajectory.infos.append(result.info)
+        self.played.calls.append(calls)
         if self.is_brief:
             return
         for call in calls:
-            self._call(call)
+            given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+            style = "magenta" if call.success else "red"
+            self._print(Text.assemble((f"  {call.name}({given}) -> ", style), str(call.result)))
         if result.observation and not (calls and all(call.result is not None for call in calls)):
             self._print(Text(result.observation))
         reward = result.reward
@@ -135,78 +162,55 @@ class Screen:
             note.append("  (invalid action)", "yellow")
         self._print(note)
 
-    def _call(self, call: ToolCall) -> None:
-        given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-        result = str(call.result)
-        if len(result) > _MOST_SHOWN:
-            result = f"{result[:_MOST_SHOWN]} ... ({len(result):,} characters)"
-        style = "magenta" if call.success else "red"
-        self._print(Text.assemble((f"  {call.name}({given}) -> ", style), result))
-
-    def ending(self, played: Played) -> None:
-        trajectory = played.trajectory
-        verdict, style = _verdict(trajectory)
+    def ending(self) -> None:
+        trajectory, score = self.played.trajectory, self.played.score
+        verdict, style = "Finished", "bold"
+        if trajectory.reports_success:
+            solved = trajectory.success
+            verdict, style = ("Solved", "bold green") if solved else ("Not solved", "bold red")
+        turns, reward = count(trajectory.num_turns, "turn"), f"{trajectory.total_reward:.4g}"
         if self.is_brief:
+            end = "" if score is None else f"  score {score:.4g}"
             seed = f"seed {trajectory.seed}"
-            line = f"{seed:<12}{verdict:<14}{count(trajectory.num_turns, 'turn'):<12}"
-            score = "" if played.score is None else f"  score {_number(played.score)}"
-            self._print(Text(f"{line}reward {_number(trajectory.total_reward)}{score}"))
+            self._print(Text(f"{seed:<12}{verdict:<14}{turns:<12}reward {reward}{end}"))
             return
-        facts = [
-            count(trajectory.num_turns, "turn"),
-            f"total reward {_number(trajectory.total_reward)}",
-        ]
-        if played.score is not None:
-            facts.append(f"score {_number(played.score)} by the reward function")
-        facts.append(ENDINGS[trajectory.status])
-        self._print(Text.assemble("\n", (verdict, style), f"  {', '.join(facts)}"))
+        by_function = "" if score is None else f"score {score:.4g} by the reward function, "
+        facts = f"{turns}, total reward {reward}, {by_function}{ENDINGS[trajectory.status]}"
+        self._print(Text.assemble("\n", (verdict, style), f"  {facts}"))
 
-    def summary(self, episodes: Sequence[Played], player: str) -> None:
+    def summary(self, episodes: Sequence[Played]) -> None:
         trajectories = [played.trajectory for played in episodes]
-        rewards = statistics.fmean(trajectory.total_reward for trajectory in trajectories)
-        turns = statistics.fmean(trajectory.num_turns for trajectory in trajectories)
-        success = ""
+        facts = [
+            f"mean reward {statistics.fmean(each.total_reward for each in trajectories):.4g}",
+            f"mean turns {statistics.fmean(each.num_turns for each in trajectories):.1f}",
+        ]
         if any(trajectory.reports_success for trajectory in trajectories):
             share = statistics.fmean(trajectory.success for trajectory in trajectories)
-            success = f"success {share:.0%}, "
+            facts.insert(0, f"success {share:.0%}")
         scores = [played.score for played in episodes if played.score is not None]
-        score = f", mean score {_number(statistics.fmean(scores))}" if scores else ""
-        self._print(
-            Text(
-                f"\n{len(trajectories)} episodes by {player}: {success}"
-                f"mean reward {_number(rewards)}, mean turns {turns:.1f}{score}",
-                "bold",
-            )
-        )
+        if scores:
+            facts.append(f"mean score {statistics.fmean(scores):.4g}")
+        title = f"\n{len(trajectories)} episodes by {self.player}: "
+        self._print(Text(title + ", ".join(facts), "bold"))
 
     def left(self) -> None:
-        turns, total = self.trajectory.num_turns, self.trajectory.total_reward
-        self._print(Text(f"\nStopped after {count(turns, 'turn')}, total reward {_number(total)}."))
+        turns, total = self.played.trajectory.num_turns, self.played.trajectory.total_reward
+        self._print(Text(f"\nStopped after {count(turns, 'turn')}, total reward {total:.4g}."))
 
     def failed(self, error: Exception | str) -> None:
         console = make_console(stderr=True)
-        turn = self.trajectory.num_turns + 1
+        turn = self.played.trajectory.num_turns + 1
         why = error if isinstance(error, str) else explain(error)
         console.print(Text(legible(f"{self.name} failed in turn {turn}: {why}"), "red"))
         console.print(Text("Add --debug for the traceback, or run turnwise check-env."))
 
+    @property
     def _prompt(self) -> str:
-        return f"{self.trajectory.num_turns + 1}> "
+        return f"{self.played.trajectory.num_turns + 1}> "
 
     def _print(self, text: Text) -> None:
         text.plain = legible(text.plain)
         self.console.print(text)
-
-
-def _verdict(trajectory: Trajectory) -> tuple[str, str]:
-    if trajectory.success:
-        return "Solved", "bold green"
-    is_known = trajectory.reports_success
-    return ("Not solved", "bold red") if is_known else ("Finished", "bold")
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"
 
 
 def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:
@@ -222,7 +226,7 @@ def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:
     if name not in tools:
         raise ConfigError(f"there is no tool {name!r}. {did_you_mean(name, tools)}")
     if any("=" not in word for word in words):
-        raise ConfigError(f"got {line}, expected /{name} {_expected(tools[name])}".rstrip())
+        raise ConfigError(f"got {line}, expected /{_usage(tools[name])}".rstrip())
     arguments: dict[str, Any] = {}
     for word in words:
         key, _, value = word.partition("=")
@@ -233,6 +237,7 @@ def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def _expected(tool: ToolDefinition) -> str:
-    """Return the arguments of a tool as a person types them."""
-    return " ".join(f"{name}=..." for name in (tool.parameters or {}).get("properties", {}))
+def _usage(tool: ToolDefinition) -> str:
+    """Return a call of a tool as a person types it."""
+    names = (tool.parameters or {}).get("properties", {})
+    return " ".join([tool.name, *(f"{name}=..." for name in names)])

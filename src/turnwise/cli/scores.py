@@ -43,36 +43,19 @@ class Estimate:
     @classmethod
     def over_tasks(cls, values: Sequence[float], seed: int, is_rate: bool = True) -> Estimate:
         """Return the mean of one value per task, of at least one task."""
-        mean = statistics.fmean(values)
+        mean, number = statistics.fmean(values), len(values)
         if is_rate and all(value in (0.0, 1.0) for value in values):
-            low, high = wilson_interval(mean, len(values))
-        else:
-            low, high = _resampled(values, seed)
-        return cls(mean, low, high, len(values))
+            return cls(mean, *wilson_interval(mean, number), number)
+        import numpy as np
 
-
-def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of the mean of one value per task; 0 for a single task.
-
-    If all tasks have equally many episodes, it is the cluster-robust error of the episodes' mean.
-    """
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-
-
-def _resampled(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """Return the middle 95 % of the means of tasks that are drawn with replacement.
-
-    Of n tasks n - 1 are drawn, so that the variance of these means is the unbiased estimate
-    s**2 / n (Rao and Wu 1988); with n draws it would be (n - 1) / n of it.
-    """
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    all_values = np.asarray(values, dtype=np.float64)
-    num_drawn = max(len(values) - 1, 1)
-    means = all_values[rng.integers(len(values), size=(_NUM_RESAMPLES, num_drawn))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+        # Of n tasks n - 1 are drawn, so that the variance of these means is the unbiased estimate
+        # s**2 / n (Rao and Wu 1988); with n draws it would be (n - 1) / n of it.
+        draws = np.random.default_rng(seed).integers(
+            number, size=(_NUM_RESAMPLES, max(number - 1, 1))
+        )
+        means = np.asarray(values, dtype=np.float64)[draws].mean(axis=1)
+        low, high = np.quantile(means, [0.025, 0.975])
+        return cls(mean, float(low), float(high), number)
 
 
 def player_scores(
@@ -98,9 +81,10 @@ def player_scores(
     if len(tasks) == 1:  # then the episodes of the only row are the observations
         tasks = [[outcome] for outcome in every]
     rewards = [statistics.fmean(reward for reward, _ in outcomes) for outcomes in tasks]
-    success = Estimate.over_tasks(
-        [statistics.fmean(solved for _, solved in outcomes) for outcomes in tasks], seed
-    )
+    solved = [statistics.fmean(solved for _, solved in outcomes) for outcomes in tasks]
+    success = Estimate.over_tasks(solved, seed)
+    # If all tasks have equally many episodes, it is the cluster-robust error of their mean.
+    error = statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else 0.0
     return {
         "episodes": len(whole),
         "tasks": len({result.group for result in whole}),
@@ -109,7 +93,7 @@ def player_scores(
         "success_high": success.high if reports else None,
         "reward": statistics.fmean(rewards),
         "reward_std": statistics.stdev(reward for reward, _ in every) if len(every) > 1 else 0.0,
-        "reward_margin": Z * standard_error(rewards),  # half of the interval
+        "reward_margin": Z * error,  # half of the interval
         "turns": sum(result.num_turns for result in whole) / len(whole),
         "truncated": statistics.fmean(result.status.is_truncated for result in whole),
         "errors": 1 - len(whole) / len(results),
@@ -119,7 +103,8 @@ def player_scores(
 def attempt_scores(
     results: Sequence[EpisodeResult], num_attempts: int, seed: int, reports: bool
 ) -> dict[str, Any] | None:
-    """Return pass@k, mean@n and reward over all tasks and of each; None if every attempt failed.
+    """Return pass@k, mean@n and reward over all tasks, and the attempts at each; None if every
+    attempt failed.
 
     Attempts that failed with an error are not counted, and a pass@k leaves out tasks with fewer
     than k others. `reports`: whether the environment ever reports success.
@@ -129,45 +114,32 @@ def attempt_scores(
             "--k counts the tasks that one agent solves, and this environment has several "
             "agents in an episode. Leave out --k."
         )
-    groups: dict[int, list[EpisodeResult]] = {}
+    tasks: dict[int, dict[str, Any]] = {}
+    rewards: dict[int, list[float]] = {}
     for result in results:
-        groups.setdefault(result.group, []).append(result)
-    ks = shown_ks(num_attempts)
-    tasks: list[dict[str, Any]] = []
-    passed: dict[int, list[float]] = {k: [] for k in ks}
-    for number, attempts in groups.items():
-        whole = [r for r in attempts if not r.status.is_error and r.reward is not None]
-        rewards = [r.reward.total for r in whole if r.reward is not None]
-        solved = sum(r.trajectory.success for r in whole) if reports else None
-        task: dict[str, Any] = {
-            "task": number,
-            "seed": attempts[0].seed,
-            "attempts": len(whole),
-            "solved": solved,
-            "reward": statistics.fmean(rewards) if rewards else None,
-        }
-        if solved is not None and whole:
-            mean = solved / len(whole)
-            low, high = wilson_interval(mean, len(whole))
-            task["mean"] = {"value": mean, "low": low, "high": high}
-            enough = [k for k in ks if k <= len(whole)]
-            task["pass_at_k"] = dict.fromkeys(map(str, ks))
-            for k in enough:
-                task["pass_at_k"][str(k)] = pass_at_k(len(whole), solved, k)
-                passed[k].append(task["pass_at_k"][str(k)])
-        tasks.append(task)
-    rewards = [task["reward"] for task in tasks if task["reward"] is not None]
+        task = tasks.setdefault(result.group, {"seed": result.seed, "attempts": 0, "solved": 0})
+        if not result.status.is_error and result.reward is not None:
+            task["attempts"] += 1
+            task["solved"] += result.trajectory.success
+            rewards.setdefault(result.group, []).append(result.reward.total)
     if not rewards:
         return None
-    rates = [task["mean"]["value"] for task in tasks if "mean" in task]
-    pass_at = {str(k): asdict(Estimate.over_tasks(passed[k], seed)) for k in ks if passed[k]}
+    pass_at = {}
+    played = [task for task in tasks.values() if task["attempts"]]
+    for k in shown_ks(num_attempts) if reports else []:
+        enough = [task for task in played if task["attempts"] >= k]
+        rates = [pass_at_k(task["attempts"], task["solved"], k) for task in enough]
+        if rates:
+            pass_at[str(k)] = asdict(Estimate.over_tasks(rates, seed))
+    rates = [task["solved"] / task["attempts"] for task in played]
+    mean_rewards = [statistics.fmean(values) for values in rewards.values()]
     return {
         "k": num_attempts,
         "pass_at_k": pass_at or None,
-        "mean_at_k": asdict(Estimate.over_tasks(rates, seed)) if rates else None,
-        "reward": asdict(Estimate.over_tasks(rewards, seed, is_rate=False)),
+        "mean_at_k": asdict(Estimate.over_tasks(rates, seed)) if reports else None,
+        "reward": asdict(Estimate.over_tasks(mean_rewards, seed, is_rate=False)),
         "reason": None if pass_at else NO_SUCCESS,
-        "tasks": tasks,
+        "tasks": list(tasks.values()),
     }
 
 

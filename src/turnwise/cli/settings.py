@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.cli.common import make_importable, parameter_overrides, say
-from turnwise.cli.run_paths import run_containing, which_checkpoint
+from turnwise.cli.run_paths import run_containing
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import find_folder, find_models, places_of
@@ -24,7 +24,6 @@ from turnwise.user_code import names_code
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
-    from turnwise.models import LoadedModel
 
 _OVERRIDE = re.compile(r"\+?[\w.]+=")
 
@@ -76,18 +75,25 @@ def _names_environment(word: str) -> bool:
 class Overrides:
     """What the options of a command override in the settings of a run; None keeps the run's own."""
 
-    environment: str | None = None
+    env: str | None = None
     param: list[str] | None = None
     max_steps: int | None = None
     reward: str | None = None
     dataset: list[str] | None = None
-    tools: list[str] | None = None
+    tool: list[str] | None = None
     parser: str | None = None
     system_prompt: str | None = None
     model: str | None = None
     part: str | None = None
     agent: str | None = None
     """An agent that calls the model over HTTP."""
+
+    @classmethod
+    def typed(cls, options: Mapping[str, Any], **more: Any) -> Overrides:
+        """Return those that a command has among its options (`ctx.params`)."""
+        given = {field.name: options.get(field.name) for field in dataclasses.fields(cls)} | more
+        # An option that may be repeated has an empty list where it was not given.
+        return cls(**{name: None if value in ([], ()) else value for name, value in given.items()})
 
     def allow_code(self, player: str | None = None) -> None:
         """Allow the code that the options and `player` name: the user typed the names."""
@@ -96,11 +102,11 @@ class Overrides:
 
             remember_agent(self.agent)
         names = [
-            self.environment,
+            self.env,
             self.agent,
             self.reward,
             self.parser,
-            *(self.tools or []),
+            *(self.tool or []),
             player,
         ]
         for name in names:
@@ -118,11 +124,11 @@ class Overrides:
 
         self._choose_part(config)
         is_lost = config.environments is None and config.environment.name.startswith("<")
-        if self.environment is not None and is_lost:
-            config.environment.name = self.environment
-        elif self.environment is not None:
+        if self.env is not None and is_lost:
+            config.environment.name = self.env
+        elif self.env is not None:
             config.environments = config.agent = config.expert = None
-            config.environment = EnvironmentConfig(name=self.environment)
+            config.environment = EnvironmentConfig(name=self.env)
             config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
             config.reward, config.tools = None, []
         if self.agent is not None:
@@ -135,12 +141,12 @@ class Overrides:
             config.environment.max_steps = self.max_steps
         for item in config.environments or ():  # an override applies to all of them
             item.reward = None if self.reward is not None else item.reward
-            item.tools = None if self.tools else item.tools
+            item.tools = None if self.tool else item.tools
             item.system_prompt = None if self.system_prompt is not None else item.system_prompt
         if self.dataset:
             config.eval_dataset = DatasetConfig(path=self.dataset, columns=config.dataset.columns)
             config.dataset = DatasetConfig()
-        config.tools = list(self.tools or config.tools)
+        config.tools = list(self.tool or config.tools)
         for name in ("reward", "parser", "system_prompt"):
             if (value := getattr(self, name)) is not None:
                 setattr(config, name, value)
@@ -156,7 +162,7 @@ class Overrides:
                 raise ConfigError(f"--part got {self.part!r}, which the run does not have. {known}")
             for field in dataclasses.fields(config):
                 setattr(config, field.name, getattr(parts[self.part], field.name))
-        elif config.environments is not None and self.environment is None:
+        elif config.environments is not None and self.env is None:
             options = {"dataset": self.dataset, "param": self.param, "max-steps": self.max_steps}
             for option in (name for name, value in options.items() if value):
                 raise ConfigError(
@@ -231,7 +237,7 @@ def _warn_of_changes(config: ConfigStore, run: Path, overrides: Overrides) -> No
     from turnwise.trainer.recording import identity
 
     before = RunFolder(run).status.get("identity")
-    if not isinstance(before, dict) or overrides.environment is not None:
+    if not isinstance(before, dict) or overrides.env is not None:
         return
     changed: list[str] = []
     for part, settings in config.parts().items():
@@ -383,29 +389,3 @@ def check_code(config: ConfigStore) -> None:
             command = f"turnwise check-env {settings.environment.name}"
             look = f". Look closer with: {command}" if settings.agent is None else ""
             raise ConfigError(f"{where}{checked} cannot be used: {explain(error)}{look}") from error
-
-
-def load_player(
-    name: str,
-    source: Path | None,
-    checkpoint: str,
-    config: ConfigStore,
-    model: str | None,
-    trust_remote_code: bool,
-) -> LoadedModel:
-    """Return the model of a run or a checkpoint; without one, the model `name`.
-
-    `model` overrides the base model of the run's weights. The sections `model` and `inference` of
-    the settings become those of the model that plays.
-    """
-    from turnwise.trainer.state import load_configured_model, load_trained_model
-
-    if source is None:
-        config.model.model_name, config.model.local_path = name, None
-        config.model.trust_remote_code = trust_remote_code
-        return load_configured_model(config)
-    player, trained = load_trained_model(
-        source, which_checkpoint(checkpoint), trust_remote_code=trust_remote_code, model=model
-    )
-    config.model, config.inference = trained.model, trained.inference
-    return player
