@@ -37,7 +37,7 @@ def test_a_checkpoint_is_its_run_from_any_folder(turnwise, runs, monkeypatch):
 def test_an_environment_that_needs_tasks_says_so_and_takes_them(turnwise, runs):
     ran = turnwise("check-env", "greenhouse.py:Greenhouse", "--episodes", "1")
     assert ran.code == 1
-    assert "reads self.task, and there is no dataset" in ran.out
+    assert "self.task is None, since there is no dataset" in ran.out
     assert "--dataset rows.jsonl" in ran.out
     rows = ("--dataset", "rows.jsonl")
     assert turnwise("check-env", "greenhouse.py:Greenhouse", *rows, "--episodes", "1").code == 0

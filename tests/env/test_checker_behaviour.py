@@ -36,18 +36,6 @@ class NumbersOnlyWithoutOffers(NumbersOnly):
     expert_action = BaseEnvironment.expert_action
 
 
-class OddNumbersOnly(NumbersOnlyWithoutOffers):
-    """Some general texts work, so the check can go on and find the leak as well."""
-
-    def reset(self):
-        self.opened = getattr(self, "opened", [])
-        self.right = "A"
-        return "Which door?"
-
-    def step(self, action):
-        return super().step(str(int(action) % 3))
-
-
 class OneThread(Doors):
     def __init__(self, config=None):
         super().__init__(config)
@@ -111,11 +99,6 @@ class CloseOnce(Doors):
         self.handle = None
 
 
-class NeverCloses(Doors):
-    def close(self):
-        raise OSError("disk is gone")
-
-
 class Quits(Doors):
     def step(self, action):
         sys.exit(3)
@@ -131,7 +114,7 @@ class Slow(Doors):
 
 CONDUCT = [
     (NumbersOnly, "odd-actions", "error", r"step\('yes'\) raised ValueError", "'invalid_action'"),
-    (NumbersOnlyWithoutOffers, "odd-actions", "error", "raised ValueError", "'invalid_action'"),
+    (NumbersOnlyWithoutOffers, "exceptions", "error", "raised ValueError", "'invalid_action'"),
     (OneThread, "threads", "error", "another thread", "check_same_thread=False"),
     (RaisesOnSomeSeeds, "exceptions", "error", "KeyError: 'no door'", "Fix that line"),
     (Quits, "exceptions", "error", "SystemExit", "Fix that line"),
@@ -141,7 +124,6 @@ CONDUCT = [
     (NumberSamples, "sample-action", "error", "expected a str or None", "return str(action)"),
     (InvalidExpert, "expert-action", "warning", "offered 'door", "as step() reads it"),
     (CloseOnce, "close", "error", "already closed.* second time", "also twice"),
-    (NeverCloses, "close", "error", "disk is gone", "also twice"),
 ]
 
 
@@ -175,9 +157,25 @@ def test_calls_in_the_format_of_another_parser_are_not_the_experts_fault():
     assert "parser" not in {f.check for f in check_env(ReActExpert, parser="react")}
 
 
-def test_a_check_goes_on_with_the_texts_that_work():
-    report = check_env(OddNumbersOnly)
-    assert [finding.check for finding in report] == ["leaked-state", "odd-actions"]
+class PlainTools(Doors):
+    """Its tools return values and never end the episode."""
+
+    max_steps = 4
+
+    @tool
+    def look(self) -> str:
+        """Look at the doors."""
+        return "Three doors."
+
+    def sample_action(self, rng):
+        return '{"name": "look", "arguments": {}}'
+
+    expert_action = BaseEnvironment.expert_action
+
+
+def test_tool_calls_count_as_steps():
+    finding = only_finding(check_env(PlainTools, num_episodes=2), "termination", "note")
+    assert "cut at max_steps=4" in finding.message
 
 
 def test_an_episode_without_an_end(monkeypatch):
@@ -229,14 +227,3 @@ def test_what_hangs_is_a_finding_and_not_a_hang(method, body):
     finding = only_finding(check_env(env, timeout=0.2), "timeout")
     assert "did not come back within 0.2 s" in finding.message
     assert method == "__init__" or f"{method}(" in finding.message
-
-
-@pytest.mark.usefixtures("stopped_clock")
-def test_a_text_that_makes_a_step_hang_is_named():
-    class Backtracks(Doors):
-        def step(self, action):
-            if len(action) > 1000:
-                hang()
-            return super().step(action)
-
-    assert "'word word" in only_finding(check_env(Backtracks, timeout=0.2), "timeout").message

@@ -12,7 +12,7 @@ from turnwise.deadlines import in_daemon_thread
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource, environment_factory
 from turnwise.env.checker.checks import CHECKS, Check
-from turnwise.env.checker.harness import BrokenCallError, Harness, ToolSteps
+from turnwise.env.checker.harness import BrokenCallError, Harness
 from turnwise.env.checker.report import CheckReport, Finding, explain
 from turnwise.errors import ConfigError, EnvironmentFault, TurnwiseError
 from turnwise.tools import ActionParser, Tool, ToolRegistry
@@ -59,7 +59,14 @@ def check_env(
             "expected at least 1 episode and a timeout above 0"
         )
     name = env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__qualname__)
-    report = CheckReport(name, _check_source(env))
+    report = CheckReport(name)
+    kind = env if isinstance(env, type) else type(env)
+    if not (issubclass(kind, BaseEnvironment) or isinstance(env, str) or _is_function(env)):
+        fix = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
+        if {base.__module__.partition(".")[0] for base in kind.__mro__} & {"gym", "gymnasium"}:
+            fix = "Register it with Gymnasium and pass its name: check_env('gym:MyEnv-v0')."
+        message = f"got {kind.__qualname__}, expected a class derived from turnwise.BaseEnvironment"
+        report.findings.append(Finding("error", "base-class", message, fix))
     try:
         # The checks find what is wrong with the class.
         factory = environment_factory(env, config, is_checked=False) if report.ok else None
@@ -67,10 +74,9 @@ def check_env(
         raise
     except Exception as error:  # raised by the import of the user's file
         message = f"loading {name} raised {explain(error)}"
-        report.findings.append(Finding.error("import", message, "Fix that line."))
+        report.findings.append(Finding("error", "import", message, "Fix that line."))
         factory = None
     if factory is not None:
-        registry = tools if isinstance(tools, ToolRegistry | None) else ToolRegistry(tools)
         harness = Harness(
             factory,
             seed=seed,
@@ -79,7 +85,8 @@ def check_env(
             timeout=timeout,
             spawns_instance=isinstance(env, BaseEnvironment),
             tasks=dataset,
-            tool_steps=ToolSteps(registry, parser),
+            tools=tools if isinstance(tools, ToolRegistry | None) else ToolRegistry(tools),
+            parser=parser,
         )
         _run_checks(harness, report)
     if raise_on_error and not report.ok:
@@ -87,41 +94,23 @@ def check_env(
     return report
 
 
-def _check_source(source: object) -> list[Finding]:
-    """Checks the source before anything is created."""
-    is_class = isinstance(source, type)
-    kind = source if isinstance(source, type) else type(source)
-    is_factory = callable(source) and not is_class
-    if issubclass(kind, BaseEnvironment) or isinstance(source, str) or is_factory:
-        return []
-    given = "the class" if is_class else "an instance of"
-    if {base.__module__.partition(".")[0] for base in kind.__mro__} & {"gym", "gymnasium"}:
-        fix = "Register it with Gymnasium and pass its name: check_env('gym:MyEnv-v0')."
-    else:
-        fix = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
-    return [
-        Finding.error(
-            "base-class",
-            f"got {given} {kind.__qualname__}, expected one derived from turnwise.BaseEnvironment",
-            fix,
-        )
-    ]
+def _is_function(source: object) -> bool:
+    return callable(source) and not isinstance(source, type)
 
 
 def _run_checks(harness: Harness, report: CheckReport) -> None:
     is_playable = True
     for check in CHECKS:
-        is_repetition = any(finding.check in check.unless for finding in report)
-        if is_repetition or not is_playable or harness.is_hung:
+        known = {finding.check for finding in report}
+        if known & check.unless or not is_playable or harness.is_hung:
             report.skipped.append(check.name)
             continue
-        known = {finding.check for finding in report}
         findings = _run_watched(check, harness)
         # Many checks may find the same failure; it is reported once.
         report.findings += [finding for finding in findings if finding.check not in known]
         if not findings:
             report.passed.append(check.name)
-        is_playable = is_playable and (report.ok or not check.is_needed)
+        is_playable = report.ok or not check.is_needed
     if not harness.is_hung and "close" not in {finding.check for finding in report}:
         report.passed.append("close")
     harness.shut()
@@ -145,13 +134,10 @@ def _run_watched(check: Check, harness: Harness) -> list[Finding]:
         wait([running], harness.timeout if call is None else max(0.0, call[1] - time.monotonic()))
         if call is not None and call is harness.waiting_for and call[1] <= time.monotonic():
             harness.is_hung = True
-            return [
-                Finding.error(
-                    "timeout",
-                    f"{call[0]} did not come back within {harness.timeout:g} s",
-                    "Look there for a loop without end, a regular expression that backtracks, a "
-                    "lock or a wait on the network; if it is only slow, call check_env(..., "
-                    "timeout=60).",
-                )
-            ]
+            message = f"{call[0]} did not come back within {harness.timeout:g} s"
+            fix = (
+                "Look there for a loop without end, a regular expression that backtracks, a lock "
+                "or a wait on the network; if it is only slow, call check_env(..., timeout=60)."
+            )
+            return [Finding("error", "timeout", message, fix)]
     return running.result()

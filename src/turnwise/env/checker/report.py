@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from turnwise.errors import EnvironmentFault
+from turnwise.errors import describe_error
 
 Level = Literal["error", "warning", "note"]
 _CHECKER_FOLDER = str(Path(__file__).parent)
@@ -19,7 +18,7 @@ _CHECKER_FOLDER = str(Path(__file__).parent)
 class Finding:
     """One problem, and what to write instead.
 
-    >>> print(Finding.error("close", "close() raised ValueError", "Let it be called twice."))
+    >>> print(Finding("error", "close", "close() raised ValueError", "Let it be called twice."))
     error [close] close() raised ValueError
       fix: Let it be called twice.
     """
@@ -32,18 +31,6 @@ class Finding:
     """The problem: what was got, and what was expected."""
     fix: str
     """The change that removes the problem."""
-
-    @classmethod
-    def error(cls, check: str, message: str, fix: str) -> Finding:
-        return cls("error", check, message, fix)
-
-    @classmethod
-    def warning(cls, check: str, message: str, fix: str) -> Finding:
-        return cls("warning", check, message, fix)
-
-    @classmethod
-    def note(cls, check: str, message: str, fix: str) -> Finding:
-        return cls("note", check, message, fix)
 
     def __str__(self) -> str:
         return f"{self.level} [{self.check}] {self.message}\n  fix: {self.fix}"
@@ -104,50 +91,13 @@ def shorten(value: object, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[: width - 4]}...{text[-1]}"
 
 
-def other_parser(action: str | None, parser: str) -> Finding:
-    return Finding.warning(
-        "parser",
-        f"{shorten(action)} is a tool call in the format of the parser {parser!r}, which is not "
-        "the one in use: it went to step() as text",
-        f"Check with `--parser {parser}`, and train with `parser: {parser}`; or let the "
-        "environment offer calls as the parser in use reads them.",
-    )
-
-
-def odd_action(message: str) -> Finding:
-    return Finding.error(
-        "odd-actions",
-        f"{message}; a model can say any text, so step() must answer every text",
-        "Where the action is not understood, `return 'I did not understand that.', 0.0, False, "
-        "{'invalid_action': True}` instead of raising.",
-    )
-
-
-def raised(what: str, error: BaseException) -> Finding:
-    if not isinstance(error, EnvironmentFault):
-        return Finding.error(
-            "exceptions",
-            f"{what} raised {explain(error)}",
-            "Fix that line. Where only the action can be at fault, return {'invalid_action': True} "
-            "as the info instead of raising.",
-        )
-    # An error of the driver: its first sentence is the problem, the rest the fix.
-    parts = re.match(r"(?P<fault>.*?\bexpected .*?)\.\s+(?P<fix>.+)", str(error), re.DOTALL)
-    fault, fix = parts.group("fault", "fix") if parts else (str(error).rstrip("."), "")
-    fix = fix or "Write `return observation, reward, done, {}` with a str, a float and a bool."
-    if what.startswith("step("):
-        return Finding.error("step", f"{fault} (after {what})", fix)
-    return Finding.error(what.removesuffix("()"), fault, fix)
-
-
 def explain(error: BaseException) -> str:
     """Returns the error and the line that raised it, as one line of text."""
-    text = f"{type(error).__name__}: {error}"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(("<frozen", _CHECKER_FOLDER))
     ]
-    if isinstance(error, SyntaxError) or not frames:  # a SyntaxError names the place itself
-        return text
-    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    if isinstance(error, SyntaxError) or not frames:  # a SyntaxError names the line itself
+        return describe_error(error)
+    return f"{describe_error(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
