@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel
 
 from turnwise.tools import ToolFailure, ToolRegistry, tool
-from turnwise.tools.calling import read_output
+from turnwise.tools.registry import read_output
 
 
 @dataclass

@@ -20,7 +20,7 @@ from turnwise.deadlines import call_with_deadline
 from turnwise.errors import MissingExtraError, ToolError, import_extra
 from turnwise.tools.base import DEFAULT_MAX_OUTPUT, DEFAULT_TIMEOUT, Tool
 from turnwise.tools.by_name import server_entry
-from turnwise.tools.calling import one_line
+from turnwise.tools.registry import one_line
 from turnwise.tools.server_processes import ServerProcesses
 from turnwise.tools.types import ToolDefinition
 

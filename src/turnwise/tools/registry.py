@@ -1,9 +1,13 @@
-"""`ToolRegistry`: the tools of an episode by name. It calls them, and catches their failures."""
+"""`ToolRegistry`: the tools of an episode by name. It calls them, and catches their failures.
+
+What a tool returned becomes the text of a `ToolResult`; so does the reason why it failed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
@@ -15,13 +19,34 @@ from turnwise.deadlines import (
     is_interrupt,
     run_sync,
 )
-from turnwise.errors import ToolError, did_you_mean
-from turnwise.tools.base import Tool, as_tool, marked_tools
-from turnwise.tools.calling import CallRefused, failed_result, read_output
+from turnwise.errors import (
+    DeadlineExceeded,
+    EnvironmentFault,
+    ToolError,
+    describe_error,
+    did_you_mean,
+    error_message,
+)
+from turnwise.tools.base import DEFAULT_MAX_OUTPUT, Tool, as_tool, marked_tools
 from turnwise.tools.context import ToolContext
 from turnwise.tools.types import ToolCall, ToolDefinition, ToolFailure, ToolResult
+from turnwise.types import StepResult
 
 T = TypeVar("T", bound=Tool | Callable[..., Any])
+
+_MAX_MESSAGE = 800
+
+
+class CallRefused(Exception):
+    """A call that is refused before the tool runs."""
+
+    def __init__(self, failure: ToolFailure, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+
+class NotTextError(TypeError):
+    """A tool returned what is neither text nor JSON."""
 
 
 class ToolRegistry:
@@ -204,16 +229,6 @@ def _finished(result: ToolResult, context: ToolContext, started: float) -> ToolR
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
-def _failed(name: str, error: BaseException, started: float) -> ToolResult:
-    """This is the one place where failures of tools are caught.
-
-    A cancelled episode and the user's Ctrl-C propagate.
-    """
-    if is_interrupt(error):
-        raise error
-    return failed_result(name, error, time.perf_counter() - started)
-
-
 async def _wait(result: Awaitable[ToolResult]) -> ToolResult:
     return await result
 
@@ -221,3 +236,96 @@ async def _wait(result: Awaitable[ToolResult]) -> ToolResult:
 def _no_such_tool(name: object, known: Iterable[str]) -> str:
     shown = str(name)[:64]
     return f"there is no tool {shown!r}. {did_you_mean(shown, known)}"
+
+
+def _failed(name: str, error: BaseException, started: float) -> ToolResult:
+    """Returns the result of a call that raised; a cancelled episode and Ctrl-C propagate.
+
+    This is the one place where failures of tools are caught.
+    """
+    if is_interrupt(error):
+        raise error
+    text = one_line(error_message(error))
+    match error:
+        case CallRefused(failure=failure):
+            pass
+        case ToolError():  # its text keeps its lines, such as the last ones of a traceback
+            failure = ToolFailure.REFUSED
+            text = read_output(error_message(error), DEFAULT_MAX_OUTPUT).text
+        case EnvironmentFault():
+            failure = ToolFailure.ENVIRONMENT
+        case NotTextError():
+            failure, text = ToolFailure.BAD_RESULT, one_line(f"{name} failed: it {error}.")
+        case DeadlineExceeded():
+            failure = ToolFailure.TIMED_OUT
+            text = one_line(f"{name} took too long and was stopped. Ask for less at once.")
+        case _:
+            # An exception that a thread cannot pass on, such as SystemExit, arrives wrapped.
+            if (cause := error.__cause__) is not None and not isinstance(cause, Exception):
+                error = cause
+            failure = ToolFailure.RAISED
+            text = one_line(f"{name} failed with {describe_error(error)}")
+    seconds = time.perf_counter() - started
+    return ToolResult(name, False, text, value=text, seconds=seconds, failure=failure)
+
+
+def read_output(value: Any, limit: int, name: str = "") -> ToolResult:
+    """Turns the value of a tool into a result whose text has at most `limit` characters and a note.
+
+    >>> read_output({"price": 3}, 100).text
+    '{"price": 3}'
+    >>> read_output("abcdef", 3).text
+    'abc\\n[The answer was cut after 3 characters. Ask for less at once.]'
+    """
+    step = value if isinstance(value, StepResult) else None
+    if step is not None:
+        value = step.observation
+    if value is None:
+        return ToolResult(name, success=True, text="Done.", step=step)
+    try:
+        # What is beyond the limit is never made: a value may have 100 MB of JSON.
+        pieces = [value] if isinstance(value, str) else _ENCODER.iterencode(value)
+        parts, length = [], 0
+        for piece in pieces:
+            parts.append(piece[: limit + 1])
+            length += len(piece)
+            if length > limit:
+                break
+        text = "".join(parts)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotTextError(
+            f"returned {type(value).__name__}, which is neither text nor JSON ({error})"
+        ) from None
+    was_cut = len(text) > limit
+    text = _printable(text[:limit])
+    if was_cut:
+        text += f"\n[The answer was cut after {limit} characters. Ask for less at once.]"
+    if was_cut or isinstance(value, str):
+        value = text
+    return ToolResult(name, success=True, text=text, value=value, was_cut=was_cut, step=step)
+
+
+def _as_json(value: Any) -> Any:
+    """Converts dataclasses, pydantic models, dates, paths, sets, enums and arrays."""
+    from pydantic_core import to_jsonable_python
+
+    if isinstance(value, Iterator | bytes | bytearray | memoryview):
+        raise TypeError(f"{type(value).__name__} has no JSON")  # it may be endless, or no text
+    to_list = getattr(value, "tolist", None)  # numpy and torch
+    return to_list() if to_list is not None else to_jsonable_python(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_json)
+
+
+def one_line(text: str) -> str:
+    """Returns a message, shortened and on one line."""
+    # Only the start: splitting 100 MB into words would take seconds.
+    line = " ".join(text[: 4 * _MAX_MESSAGE].split())
+    line = line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."
+    return _printable(line)
+
+
+def _printable(text: str) -> str:
+    """Escapes lone surrogates, which no tokenizer and no file takes."""
+    return text.encode("utf-8", "backslashreplace").decode()

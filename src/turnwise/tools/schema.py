@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,6 @@ from turnwise.tools.context import ToolContext
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
-    from pydantic_core import ErrorDetails
 
 _SHOWN_PROBLEMS = 3
 _SHOWN_CHARACTERS = 40
@@ -52,39 +51,22 @@ class ArgumentSpec:
 
         if not isinstance(arguments, Mapping):
             raise ToolError(f"The arguments must be an object, got {_shorten(arguments)}.")
-        given = dict(arguments)
         try:
-            return self.adapter.validate_python(given)
+            return self.adapter.validate_python(dict(arguments))
         except ValidationError as error:
             problems = error.errors(include_url=False)
-        # Models write lists and objects as strings too: invalid strings are parsed as JSON.
-        parsed: dict[str, Any] = {}
-        for name in {problem["loc"][0] for problem in problems if problem["loc"]}:
-            if isinstance(name, str) and isinstance(text := given.get(name), str):
-                try:
-                    parsed[name] = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-        if parsed:
-            try:
-                return self.adapter.validate_python({**given, **parsed})
-            except ValidationError:
-                pass  # the error message is about what the model wrote
         # One sentence per argument; a union has one problem for each member.
         explained: dict[Any, str] = {}
         for problem in problems:
-            explained.setdefault(problem["loc"][:1], self._explain(problem))
+            where = ".".join(str(part) for part in problem["loc"])[:_SHOWN_CHARACTERS]
+            text = f"{where} got {_shorten(problem['input'])}. {problem['msg'][:120]}."
+            if problem["type"] == "missing":
+                text = f"{where} is missing."
+            elif problem["type"] == "extra_forbidden":
+                names = self.schema.get("properties", {})
+                text = f"There is no argument {where!r}. {did_you_mean(where, names)}"
+            explained.setdefault(problem["loc"][:1], text)
         raise ToolError(" ".join(list(explained.values())[:_SHOWN_PROBLEMS]))
-
-    def _explain(self, problem: ErrorDetails) -> str:
-        where = ".".join(str(part) for part in problem["loc"])[:_SHOWN_CHARACTERS]
-        if problem["type"] == "missing":
-            return f"{where} is missing."
-        if problem["type"] == "extra_forbidden":
-            names = self.schema.get("properties", {})
-            hint = f" {did_you_mean(where, names)}" if names and len(problem["loc"]) == 1 else ""
-            return f"There is no argument {where!r}.{hint}"
-        return f"{where} got {_shorten(problem['input'])}. {problem['msg'][:120]}."
 
 
 # By function, not by tool: every episode's environment binds the same method again.
@@ -101,31 +83,27 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
         return _SPECS[key]
     _, docs = split_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
+    required: list[str] = []
     takes_any = False
     context_argument: str | None = None
     for parameter in _parameters(function):
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             takes_any = takes_any or parameter.kind is parameter.VAR_KEYWORD
             continue
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ToolError(
-                f"{_name(function)} has the positional-only argument {parameter.name!r}, "
-                "but tools are called by name. Remove the '/' from its signature."
-            )
         hint: Any = Any if parameter.annotation is parameter.empty else parameter.annotation
         if _is_context(hint):
             context_argument = parameter.name
             continue
-        optional = parameter.default is not parameter.empty
         extra: dict[str, Any] = {}
-        if optional:
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        else:
             with suppress(PydanticSerializationError):  # without JSON: the function has it
                 extra["default"] = to_jsonable_python(parameter.default)
         field = Field(description=docs.get(parameter.name), json_schema_extra=extra)
-        annotated: Any = Annotated[hint, field]
-        fields[parameter.name] = NotRequired[annotated] if optional else annotated
+        fields[parameter.name] = Annotated[hint, field]
     try:
-        adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(_typed_dict(fields, takes_any))
+        adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(_typed_dict(fields, required, takes_any))
         spec = ArgumentSpec(_plain_schema(adapter), adapter, context_argument)
     except PydanticUserError as error:
         raise ToolError(
@@ -146,16 +124,16 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
             if isinstance(parameter.annotation, str):
                 hint = eval(parameter.annotation, scope)
                 parameters[number] = parameter.replace(annotation=hint)
-    except NameError as error:
+    except (NameError, ValueError) as error:
         raise ToolError(
-            f"cannot read the type hints of {_name(function)}: {error}. "
-            "Define or import that type at the top of its module."
+            f"cannot read the signature and type hints of {_name(function)}: {error}. Import its "
+            "types at the top of its module; wrap what is not Python in a function with hints."
         ) from None
-    except ValueError as error:
+    if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in parameters):
         raise ToolError(
-            f"cannot read the signature of {_name(function)}: {error}. "
-            "Wrap it in a Python function with type hints."
-        ) from None
+            f"{_name(function)} has positional-only arguments, but tools are called by name. "
+            "Remove the '/' from its signature."
+        )
     if parameters and parameters[0].name == "self":
         raise ToolError(
             f"{_name(function)} is a method without its object. "
@@ -171,13 +149,28 @@ def _is_context(hint: Any) -> bool:
     )
 
 
-def _typed_dict(fields: dict[str, Any], takes_any: bool) -> Any:
+def _typed_dict(fields: Mapping[str, Any], required: Container[str], takes_any: bool) -> Any:
     """Returns a type for an object with these fields."""
+    from pydantic import ValidationError, WrapValidator
+
     # A TypedDict, not a model: arguments may be called `copy`, `schema` or `_x`, and what comes
     # out is the dict to call with. pydantic needs this TypedDict before Python 3.12.
     from typing_extensions import TypedDict
 
-    typed = cast(Any, TypedDict)("Arguments", fields)
+    def read(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            # Models write lists and objects as strings too: an invalid string is parsed as JSON.
+            with suppress(ValueError, TypeError, RecursionError):
+                return validate(json.loads(value))
+            raise  # the error message is about what the model wrote
+
+    hints: dict[str, Any] = {}
+    for name, hint in fields.items():
+        lenient: Any = Annotated[hint, WrapValidator(read)]
+        hints[name] = lenient if name in required else NotRequired[lenient]
+    typed = cast(Any, TypedDict)("Arguments", hints)
     typed.__pydantic_config__ = {
         "extra": "allow" if takes_any else "forbid",
         "coerce_numbers_to_str": True,
@@ -259,7 +252,8 @@ def _read_schema(text: str, context_argument: str | None) -> ArgumentSpec:
     from pydantic import TypeAdapter
 
     schema: dict[str, Any] = json.loads(text)
-    python_type = _object_type(schema, _definitions(schema), 0)
+    shape = {"properties": {}, **schema, "type": "object"}
+    python_type = _python_type(shape, _definitions(schema), 0)
     return ArgumentSpec(schema, TypeAdapter(python_type), context_argument)
 
 
@@ -269,32 +263,18 @@ _SCALARS: dict[Any, Any] = {
     "number": int | float,
     "boolean": bool,
     "null": None,
+    "object": dict[str, Any],
 }
-_NUMBER_BOUNDS = {
+_BOUNDS = {
     "minimum": "ge",
     "maximum": "le",
     "exclusiveMinimum": "gt",
     "exclusiveMaximum": "lt",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "minItems": "min_length",
+    "maxItems": "max_length",
 }
-_BOUNDS: dict[Any, dict[str, str]] = {
-    "integer": _NUMBER_BOUNDS,
-    "number": _NUMBER_BOUNDS,
-    "string": {"minLength": "min_length", "maxLength": "max_length"},
-    "array": {"minItems": "min_length", "maxItems": "max_length"},
-}
-
-
-def _definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return schema.get("$defs") or schema.get("definitions") or {}
-
-
-def _object_type(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> Any:
-    required = schema.get("required", ())
-    fields: dict[str, Any] = {}
-    for name, inner in schema.get("properties", {}).items():
-        python_type = _python_type(inner, definitions, depth + 1)
-        fields[name] = python_type if name in required else NotRequired[python_type]
-    return _typed_dict(fields, schema.get("additionalProperties", False) is not False)
 
 
 def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
@@ -320,12 +300,20 @@ def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any
         inner = _python_type(schema.get("items"), definitions, depth + 1)
         python_type = list[inner]  # type: ignore[valid-type]  # made at run time
     elif kind == "object" and "properties" in schema:
-        python_type = _object_type(schema, definitions, depth)
-    elif kind == "object":
-        python_type = dict[str, Any]
-    known = _BOUNDS.get(kind, {})
-    bounds: Any = {ours: schema[theirs] for theirs, ours in known.items() if theirs in schema}
+        fields = {
+            name: _python_type(inner, definitions, depth + 1)
+            for name, inner in schema["properties"].items()
+        }
+        takes_any = schema.get("additionalProperties", False) is not False
+        python_type = _typed_dict(fields, schema.get("required", ()), takes_any)
+    elif kind not in _SCALARS:
+        return Any
+    bounds: Any = {ours: schema[theirs] for theirs, ours in _BOUNDS.items() if theirs in schema}
     return Annotated[python_type, Field(**bounds)] if bounds else python_type
+
+
+def _definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return schema.get("$defs") or schema.get("definitions") or {}
 
 
 def _follow(schema: Any, definitions: Mapping[str, Any]) -> Any:
@@ -368,13 +356,12 @@ def example_of(schema: Any, definitions: Mapping[str, Any] | None = None, depth:
     schema = _follow(schema, definitions)
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
-    for shown in ("examples", "enum", "anyOf", "oneOf"):
-        if schema.get(shown):
-            first = schema[shown][0]
-            return first if shown in ("examples", "enum") else example_of(first, definitions, depth)
-    for shown in ("const", "default"):
-        if shown in schema:
-            return schema[shown]
+    if options := schema.get("examples") or schema.get("enum"):
+        return options[0]
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        return example_of(alternatives[0], definitions, depth)
+    if "const" in schema:
+        return schema["const"]
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "array":

@@ -36,14 +36,13 @@ def answer_of(text: str, *, in_thought: bool = False) -> str:
     >>> answer_of("<think>I could attack, or")
     ''
     """
-    if in_thought and not any(end in text for _, end in _TAGS):
+    if in_thought and not _ends_thought(text):
         return ""
     if _CHANNEL in text:
-        said = [said.strip() for channel, said in _MESSAGE.findall(text) if channel == "final"]
-        return "\n\n".join(said)
+        return _said(text, "final")
     for start, end in _TAGS:
         if start in text or end in text:
-            text = _outside(text, start, end).strip()
+            text = "".join(_split(text, start, end)[0]).strip()
     return text
 
 
@@ -54,35 +53,36 @@ def thought_of(text: str, *, in_thought: bool = False) -> str:
     'Should I attack? No.'
     """
     if _CHANNEL in text:
-        said = [said.strip() for channel, said in _MESSAGE.findall(text) if channel == "analysis"]
-        return "\n\n".join(said)
+        return _said(text, "analysis")
     for start, end in _TAGS:
         if end in text or (start in text and not in_thought):
-            return _inside(text, start, end)
+            thoughts = [_without_tags(thought).strip() for thought in _split(text, start, end)[1]]
+            return "\n\n".join(thought for thought in thoughts if thought)
     return _without_tags(text).strip() if in_thought else ""
 
 
-def _outside(text: str, start: str, end: str) -> str:
-    """Returns the text after the first end tag, outside of every further pair of tags."""
-    _, closed, after = text.partition(end)
-    rest, kept = after if closed else text, []
-    while rest:
-        before, _, inside = rest.partition(start)
-        kept.append(before)
-        _, _, rest = inside.partition(end)
-    return "".join(kept)
+def _said(text: str, channel: str) -> str:
+    """Returns what harmony's messages on a channel say."""
+    said = [said.strip() for name, said in _MESSAGE.findall(text) if name == channel]
+    return "\n\n".join(said)
 
 
-def _inside(text: str, start: str, end: str) -> str:
-    """Returns what `_outside` leaves out, without the tags."""
+def _split(text: str, start: str, end: str) -> tuple[list[str], list[str]]:
+    """Returns the parts outside and inside of thoughts; what precedes the first end is inside."""
     first, closed, rest = text.partition(end)
-    thoughts = [_without_tags(first)] if closed else []
+    inside = [first] if closed else []
+    outside = []
     rest = rest if closed else text
     while rest:
-        _, _, inside = rest.partition(start)
-        thought, _, rest = inside.partition(end)
-        thoughts.append(thought)
-    return "\n\n".join(thought.strip() for thought in thoughts if thought.strip())
+        before, _, after = rest.partition(start)
+        outside.append(before)
+        thought, _, rest = after.partition(end)
+        inside.append(thought)
+    return outside, inside
+
+
+def _ends_thought(text: str) -> bool:
+    return any(end in text for end in THOUGHT_ENDS)
 
 
 def _without_tags(text: str) -> str:
@@ -106,7 +106,7 @@ def close_of(text: str, *, in_thought: bool = False) -> str | None:
     for start, end in _TAGS:
         if text.rfind(start) > text.rfind(end):
             return _CLOSES[start]
-    if in_thought and not any(end in text for _, end in _TAGS):
+    if in_thought and not _ends_thought(text):
         return _CLOSES["<think>"]
     return None
 
