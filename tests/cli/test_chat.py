@@ -62,8 +62,9 @@ def reads(monkeypatch):
 
 
 def test_piped_lines_are_answered_and_nothing_else_is_written(turnwise, reads):
-    reads("Good day.", "Four, I think; but then, who am I to say?\nTwo lines.")
-    ran = turnwise("chat", "tiny", typed="Hello\n\nWhat is 2 + 2?\n")
+    engine = reads("Good day.", "Four, I think; but then, who am I to say?\nTwo lines.")
+    ran = turnwise("chat", "tiny", typed="//etc/hosts//\n\nWhat is 2 + 2?\n")
+    assert "user\n/etc/hosts//<|im_end|>" in engine.heard[0]
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == "Good day.\nFour, I think; but then, who am I to say?\nTwo lines.\n"
 
@@ -120,12 +121,6 @@ def test_commands(turnwise, reads):
     assert re.match(r"1 reply, 5 tokens, .* tokens/s; the conversation has \d+ of", lines[3])
     assert lines[4].startswith("There is no command /rest. /reset starts a new conversation")
     assert len(lines) == 5
-
-
-def test_a_message_that_begins_with_a_slash(turnwise, reads):
-    engine = reads("Yes.")
-    turnwise("chat", "tiny", typed="//etc/hosts//\n")
-    assert "user\n/etc/hosts//<|im_end|>" in engine.heard[0]
 
 
 @pytest.mark.parametrize("backend", ["local", "transformers", "scripted"])
@@ -295,16 +290,6 @@ def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
     assert "oak<|im_end|>" in engine.heard[1]
     sampling = engine.requests[0].sampling
     assert (sampling.temperature, sampling.top_p) == (1.0, 1.0)
-
-
-def test_a_run_without_tools_and_a_model_with_some(turnwise, runs, reads):
-    engine = reads("One.", "Two.")
-    ran = turnwise("chat", str(runs.script), "--system", "Be brief.", typed="Hello\n")
-    assert "with its system prompt and no tools; its environment coins.py:Coins" in ran.err
-    assert "Be brief." in engine.heard[0]
-    engine = reads('{"name": "calculator", "arguments": {"expression": "6 * 7"}}', "42.")
-    ran = turnwise("chat", "tiny", "--tool", "calculator", typed="What is 6 times 7?\n")
-    assert "  calculator(expression='6 * 7') -> 42\n42.\n" in ran.out
 
 
 def test_the_prompt_of_a_runs_environment_is_used_without_its_code(turnwise, runs, reads):

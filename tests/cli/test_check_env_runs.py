@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli import main
-
 
 @pytest.fixture
 def runs(three_runs, monkeypatch):
@@ -25,13 +23,6 @@ def test_every_kind_of_run_is_checked_with_its_own_parts(turnwise, runs, kind):
     assert "expert-action" in report["passed"]
     expected = {"script": "coins.py:Coins", "tools": "greenhouse.py:Greenhouse"}
     assert report["environment"] == expected.get(kind, "gym:FrozenLake-v1")
-
-
-def test_a_checkpoint_is_its_run_from_any_folder(turnwise, runs, monkeypatch):
-    monkeypatch.chdir("/")
-    ran = turnwise("check-env", str(runs.checkpoint), "--episodes", "1")
-    assert ran.code == 0, ran.out + ran.err
-    assert ran.out.endswith("greenhouse.py:Greenhouse: no findings\n")
 
 
 def test_an_environment_that_needs_tasks_says_so_and_takes_them(turnwise, runs):
@@ -59,27 +50,3 @@ def test_the_runs_parameters_hold_and_can_be_replaced(turnwise, runs):
     ran = turnwise("check-env", str(runs.gym), "-p", "map_name=5x5", "--episodes", "1")
     assert ran.code == 1
     assert "KeyError: '5x5'" in ran.out
-
-
-def test_what_is_no_run_is_said(turnwise, runs):
-    ran = turnwise("check-env", "runs")
-    assert ran.code == 2
-    assert "runs is not a run, it contains runs" in ran.err
-
-
-@pytest.mark.usefixtures("coins")
-def test_a_mix_is_checked_part_by_part(turnwise):
-    Path("mix.yaml").write_text(
-        "environments: [{environment: 'coins.py:Coins'}, {environment: guess-number}]\n"
-        "training: {num_epochs: 1, steps_per_epoch: 1, batch_size: 2, eval_episodes: 0}\n"
-        "inference: {max_tokens: 2, max_turns: 4}\ncheckpoint: {run_name: mix}\n"
-    )
-    with pytest.raises(SystemExit):
-        main(["train", "mix.yaml"])
-    ran = turnwise("check-env", "runs/mix")
-    assert ran.code == 2
-    assert "Coins, guess-number. Name it: --part Coins" in ran.err
-    ran = turnwise("check-env", "runs/mix", "--part", "Coins", "--episodes", "1")
-    assert ran.out.endswith("coins.py:Coins: no findings\n")
-    ran = turnwise("play", "runs/mix", "--part", "Coins", "--player", "expert", "--json")
-    assert json.loads(ran.out)["success"] is True

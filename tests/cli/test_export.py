@@ -61,7 +61,8 @@ def test_the_card_says_what_it_is_and_how_well_it_did(turnwise, run):
     assert yaml.safe_load(header)["library_name"] == "transformers"
     assert "`tiny` (0.8 million parameters)" in text
     assert "turnwise eval mine --env guess-number --param high=7 --max-steps 2\n" in text
-    assert re.search(r"\| success, greedy, \d+ episodes on held-out seeds \| ", text)
+    assert re.search(r"\*\*success .* greedy episodes on held-out seeds\*\*", text)
+    assert "| eval/greedy/success | " in text
     assert "| adv_estimator | gae |" in text
     played = turnwise(
         *("eval", "mine", "--env", "guess-number", "--param", "high=7", "--max-steps", "2"),
@@ -83,9 +84,9 @@ def test_nothing_that_exists_is_overwritten(turnwise, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "out"], "there is no run nowhere: expected the folder of a run"),
+        (["nowhere", "out"], "there is no run nowhere, expected the folder of a run"),
         ([".", "out", "--checkpoint", "newest"], "--checkpoint got 'newest'"),
-        ([".", "file/out"], ". is not a run: it has neither"),
+        ([".", "file/out"], ". is not a run, expected"),
     ],
 )
 def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, arguments, message):

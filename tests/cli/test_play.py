@@ -59,17 +59,6 @@ def test_endings_are_told_apart(turnwise, coins):
     assert "Finished  2 turns, total reward -0.2, out of steps" in cut.out
 
 
-def test_a_hint_without_an_expert(turnwise, coins):
-    assert "has no expert" in turnwise("play", "coins.py:Mute", typed="hint\n").out
-
-
-def test_one_scripted_episode_is_shown_turn_by_turn(turnwise, coins):
-    ran = turnwise("play", coins, "--player", "expert", "-p", "num_asked=1")
-    assert "1> take\nYou have 1.\n  reward -0.1\n2> stop\n" in ran.out
-    assert "Solved  2 turns" in ran.out
-    assert "? for help" not in ran.out
-
-
 def test_many_scripted_episodes_are_a_line_each_and_a_summary(turnwise, coins):
     expert = turnwise("play", coins, "--player", "expert", "--episodes", "3", "--seed", "5").out
     assert re.findall(r"^seed (\d+) +Solved", expert, re.M) == ["5", "6", "7"]
@@ -80,12 +69,6 @@ def test_many_scripted_episodes_are_a_line_each_and_a_summary(turnwise, coins):
     assert 0 < int(rate[1]) < 100
     again = turnwise("play", coins, "--player", "random", "--episodes", "40", "--seed", "5").out
     assert again == chance
-
-
-def test_a_delay_is_kept(turnwise, coins):
-    start = time.monotonic()
-    turnwise("play", coins, "--player", "expert", "-p", "num_asked=1", "--delay", "0.05")
-    assert time.monotonic() - start >= 0.1
 
 
 def test_a_player_that_the_environment_does_not_offer(turnwise, coins):
@@ -211,24 +194,3 @@ def test_ctrl_c_leaves_politely(coins):
     assert "Stopped after 0 turns" in read_until(terminal, "reward 0.")
     assert process.wait(timeout=60) == 0
     os.close(terminal)
-
-
-def test_as_a_module_with_piped_input(coins):
-    done = subprocess.run(
-        [sys.executable, "-m", "turnwise", "play", coins, "-p", "num_asked=1"],
-        input="take\nstop\n",
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE},
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Solved  2 turns" in done.stdout
-    assert "\x1b" not in done.stdout
-
-
-@pytest.mark.parametrize("name", ["alphabet-sort", "grid-world", "guess-number", "shop"])
-def test_the_expert_of_a_game_succeeds_in_an_episode_too(turnwise, name):
-    result = turnwise("play", name, "--player", "expert", "--episodes", "6")
-    assert "success 100%" in result.out

@@ -88,8 +88,6 @@ def test_without_arguments_the_demo_says_what_it_will_do(turnwise, tmp_path, mon
     assert f"a number from {low} to {high}\nin " in ran.out
     assert "warm start on random: 2 steps" in ran.out
     assert "  turnwise play runs/guess-number " in ran.out
-    learned = r"It found \d+% of the numbers .* finds \d+% now;\nthe expert, .* finds 100%\.\n"
-    assert re.search(learned, ran.out)
     # The first thing to do next.
     assert "\nNext:\n  turnwise view runs/guess-number " in ran.out
 
@@ -169,17 +167,17 @@ def test_an_estimate_measures_and_leaves_nothing(turnwise, small, tmp_path):
     ran = turnwise("train", small, *more, "training.num_epochs=50", "--estimate")
     assert ran.code == 0, ran.err
     found = dict(re.findall(r"^(\w[\w ]{0,10}\w) {2,}(.+)$", ran.out, re.M))
-    assert re.match(r"[\d.]+ s: generating [\d.]+ s, .*update [\d.]+ s", found["a step"])
+    assert re.match(r"[\d.]+ s: .*update [\d.]+ s", found["a step"])
     assert re.fullmatch(r"[\d:]+ for 50 steps", found["whole run"])
     assert re.fullmatch(r"[\d:]+ for 3 steps", found["warm start"])
-    assert found["evaluation"].endswith("each, 50 of them")
+    assert found["evaluations"].endswith("50 of them")
     assert re.fullmatch(r"[\d.]+ GiB at most", found["memory"])
     sampled, trained = re.fullmatch(
         r"([\d,]+) sampled, ([\d,]+) trained on", found["tokens"]
     ).groups()
     assert sampled == trained
     assert 0 < int(sampled.replace(",", "")) <= 50 * 4 * 2 * 3
-    assert re.match(r"[\d.]+ MB: 4 checkpoints of [\d.]+ MB, episodes", found["disk"])
+    assert re.match(r"[\d.]+ MB: checkpoints of [\d.]+ MB, and episodes", found["disk"])
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != "") == [
         "coins.py",
         "small.yaml",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -86,11 +86,31 @@ def agent_by_name(who: str) -> AgentMaker:
             f"--agent got {who!r}, which is of type {type(agent).__name__}; {_EXPECTED}"
         )
     is_class = isinstance(agent, type)
-    _takes_state(agent.__call__ if is_class else agent, who, skip=int(is_class))
+    parameters = list(inspect.signature(agent.__call__ if is_class else agent).parameters.values())
+    parameters = parameters[int(is_class) :]  # without self
+    needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    takes_state = len(needed) == 2 or any(p.name == "state" for p in parameters[1:2])
+    if not parameters or len(needed) > 2:
+        given = ", ".join(str(parameter) for parameter in parameters)
+        raise ConfigError(f"--agent got {who!r} with the arguments ({given}); {_EXPECTED}")
 
     def make(seed: int, attempt: int) -> Player:
         function = agent() if is_class else agent
-        return _function_player(function, who, _takes_state(function, who))
+
+        async def play(env: BaseEnvironment, observation: str) -> str:
+            arguments = [observation]
+            if takes_state:
+                arguments.append(env.get_state_description())
+            # In a thread: a plain function may wait for a server, and other episodes must not.
+            action = await call_with_deadline(function, *arguments, timeout=None, waiting_for=who)
+            if not isinstance(action, str):
+                raise ConfigError(
+                    f"{who} returned {action!r:.80} of type {type(action).__name__}, expected the "
+                    "action as text"
+                )
+            return action
+
+        return play
 
     return make
 
@@ -101,38 +121,6 @@ def _random_player(seed: int, attempt: int) -> Player:
     from turnwise.episode.seeds import derive_seed
 
     return random_player(derive_seed(seed, "attempt", attempt))
-
-
-def _takes_state(function: Callable[..., Any], who: str, skip: int = 0) -> bool:
-    """Return whether a function takes the state as well; the first `skip` arguments are bound."""
-    parameters = list(inspect.signature(function).parameters.values())[skip:]
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = sum(
-        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters
-    )
-    if not positional or needed > min(len(positional), 2):
-        raise ConfigError(
-            f"--agent got {who!r} with the arguments "
-            f"({', '.join(str(p) for p in parameters)}); {_EXPECTED}"
-        )
-    return needed == 2 or (len(positional) >= 2 and positional[1].name == "state")
-
-
-def _function_player(function: Callable[..., Any], who: str, takes_state: bool) -> Player:
-    async def play(env: BaseEnvironment, observation: str) -> str:
-        arguments = [observation]
-        if takes_state:
-            arguments.append(env.get_state_description())
-        # In a thread: a plain function may wait for a server, and other episodes must not.
-        action = await call_with_deadline(function, *arguments, timeout=None, waiting_for=who)
-        if not isinstance(action, str):
-            raise ConfigError(
-                f"{who} returned {action!r:.80} of type {type(action).__name__}, expected the "
-                "action as text"
-            )
-        return action
-
-    return play
 
 
 class ServedModel:
@@ -164,6 +152,13 @@ class ServedModel:
 
     async def reply(self, messages: Sequence[Message], request: GenerationRequest) -> Answer:
         """Return the server's next message of a conversation."""
+        # Without its own calls; results of tools are the user's.
+        sent = [
+            {"role": "user", "content": f"{message['name']}: {message['content']}"}
+            if message["role"] == "tool"
+            else {"role": message["role"], "content": message["content"]}
+            for message in messages
+        ]
         options: dict[str, Any] = {}
         if self._max_tokens is not None:
             options["max_tokens"] = self._max_tokens
@@ -172,15 +167,8 @@ class ServedModel:
             if request.sampling.top_p < 1.0:
                 options["top_p"] = request.sampling.top_p
         answer: Answer = await call_with_deadline(
-            lambda: self._server.complete(self.model, list(map(_as_sent, messages)), **options),
+            lambda: self._server.complete(self.model, sent, **options),
             timeout=request.timeout,
             waiting_for=self.name,
         )
         return answer
-
-
-def _as_sent(message: Message) -> Mapping[str, Any]:
-    """Return a message for the server: without its own calls, results of tools are the user's."""
-    if message["role"] != "tool":
-        return {"role": message["role"], "content": message["content"]}
-    return {"role": "user", "content": f"{message['name']}: {message['content']}"}

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnwise.cli.common import print_json, working
 from turnwise.config import ConfigStore
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 2
 MOST_WARM_START_STEPS = 20
-# The phases of a step: the metric, and its label.
-PHASES = {
-    "time/generate": "generating",
-    "time/environment": "environment",
-    "time/tools": "tools",
-    "time/reward": "reward",
-    "time/log_probs": "log-probs",
-    "time/update": "update",
-    "time/idle": "waiting",
-}
 
 
 class _Times:
@@ -54,108 +44,75 @@ class _Times:
 
 
 def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -> None:
-    """Measure in a temporary folder, and print the estimate."""
+    """Measure in a temporary folder, and print the estimate: seconds, bytes and tokens."""
+    from rich.filesize import decimal
+
+    from turnwise.trainer.lifecycle import DEFAULT_STEPS
+    from turnwise.trainer.trainer import Trainer
+
+    training, times, trial = config.training, _Times(), copy.deepcopy(config)
+    trial.checkpoint.run_name = "trial"
+    trial.logging.sinks = []
+    trial.training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
     with (
         tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder,
         working(f"measuring {NUM_STEPS} steps"),
     ):
-        estimate = _measure(config, Path(folder))
-    if as_json:
-        print_json(estimate)
-    else:
-        console.print("\n".join(_report(config, estimate)))
-
-
-def _measure(config: ConfigStore, folder: Path) -> dict[str, Any]:
-    """Return the estimated cost of the whole run in seconds, bytes and tokens."""
-    from turnwise.trainer.lifecycle import DEFAULT_STEPS
-    from turnwise.trainer.trainer import Trainer
-
-    training, checkpoint, times = config.training, config.checkpoint, _Times()
-    trial = copy.deepcopy(config)
-    trial.checkpoint.output_dir = str(folder)
-    trial.checkpoint.run_name = "trial"
-    trial.logging.sinks = []
-    trial.training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
-    with Trainer(trial, reporter=times, resume="never") as trainer:
-        trainer.fit(1, NUM_STEPS)
-        per_epoch = trainer.steps_per_epoch
-        started = time.perf_counter()
-        saved = trainer.save_checkpoint(folder / "saved")
-        checkpoint_seconds = time.perf_counter() - started
-    num_steps = training.max_steps or training.num_epochs * per_epoch
+        trial.checkpoint.output_dir = folder
+        with Trainer(trial, reporter=times, resume="never") as trainer:
+            trainer.fit(1, NUM_STEPS)
+            per_epoch = trainer.steps_per_epoch
+            saved = trainer.save_checkpoint(Path(folder, "saved"))
+        checkpoint_bytes = _size(saved)
+        episode_bytes = _size(Path(folder, "trial", "episodes"))
     last = times.steps[-1]
-    step = last["time/step"]
+    num_steps = training.max_steps or training.num_epochs * per_epoch
     warm = 0.0
     if len(times.warm_start) > 1:  # the first step includes one-time costs
         pace = (times.warm_start[-1] - times.warm_start[0]) / (len(times.warm_start) - 1)
         warm = pace * training.warm_start_steps
-    evaluation = last.get("time/evaluate", 0.0)
     between_evaluations = training.eval_steps or min(per_epoch, DEFAULT_STEPS)
-    num_evaluations = -(-num_steps // between_evaluations) if evaluation else 0
-    between_saves = min(per_epoch, DEFAULT_STEPS)
-    if checkpoint.save_interval is not None:
-        between_saves = checkpoint.save_interval * per_epoch
-    num_saves = -(-num_steps // (checkpoint.save_steps or between_saves))
-    whole = num_steps * step + warm + evaluation * num_evaluations + checkpoint_seconds * num_saves
+    num_evaluations = -(-num_steps // between_evaluations)
+    evaluations = last.get("time/evaluate", 0.0) * num_evaluations
     sampled = sum(metrics["num_sampled_tokens"] for metrics in times.steps) / NUM_STEPS
-    episode_bytes = _size(folder / "trial" / "episodes") // NUM_STEPS * num_steps
-    return {
+    episodes = min(episode_bytes // NUM_STEPS * num_steps, config.logging.episodes_gb * 2**30)
+    disk = int((config.checkpoint.keep_last_n + 1) * checkpoint_bytes + episodes)
+    estimate = {
         "num_steps": num_steps,
-        "step_seconds": step,
-        "parts": {  # seconds of a step by phase
-            name: last[key] for key, name in PHASES.items() if last.get(key, 0) >= 0.01 * step
-        },
+        "step_seconds": last["time/step"],
         "warm_start_seconds": warm,
-        "evaluation_seconds": evaluation,  # of one evaluation
-        "num_evaluations": num_evaluations,
-        "checkpoint_seconds": checkpoint_seconds,
-        "checkpoint_bytes": _size(saved),
-        "num_checkpoints": min(checkpoint.keep_last_n + 1, num_saves + 1),  # kept at a time
-        "episode_bytes": min(episode_bytes, config.logging.episodes_gb * 2**30),
-        "whole_seconds": whole,
+        "evaluation_seconds": evaluations,
+        "whole_seconds": num_steps * last["time/step"] + warm + evaluations,
         "memory_gib": last["time/memory_gib"],
         "sampled_tokens": sampled * num_steps,
+        "disk_bytes": disk,
     }
-
-
-def _report(config: ConfigStore, estimate: Mapping[str, Any]) -> list[str]:
-    from rich.filesize import decimal
-
-    training, tokens = config.training, estimate["sampled_tokens"]
-    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in estimate["parts"].items())
-    rows = {"a step": f"{_seconds(estimate['step_seconds'])}: {parts}"}
-    if warm := estimate["warm_start_seconds"]:
-        rows["warm start"] = f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}"
-    if evaluation := estimate["evaluation_seconds"]:
-        rows["evaluation"] = f"{_seconds(evaluation)} each, {estimate['num_evaluations']:,} of them"
-    rows["checkpoint"] = f"{_seconds(estimate['checkpoint_seconds'])} each"
-    steps = count(estimate["num_steps"], "step")
-    rows["whole run"] = f"{clock_time(estimate['whole_seconds'])} for {steps}"
-    rows["memory"] = f"{estimate['memory_gib']:.2f} GiB at most"
-    rows["tokens"] = f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on"
-    number, size = estimate["num_checkpoints"], estimate["checkpoint_bytes"]
-    episodes = int(estimate["episode_bytes"])
-    rows["disk"] = (
-        f"{decimal(number * size + episodes)}: {number} checkpoints of {decimal(size)}, episodes "
-        f"{decimal(episodes)}"
-    )
-    model = config.model.local_path or config.model.model_name
-    head = (
-        f"{one_line(model)} on {one_line(config.environment_name)}, measured on {NUM_STEPS} steps"
-    )
-    notes = ["", "The length of episodes changes as the model learns, and so does the time."]
-    if training.warm_start is not None and training.warm_start_steps > MOST_WARM_START_STEPS:
-        notes.append(
-            f"The measured episodes follow {MOST_WARM_START_STEPS} steps of warm start instead of "
-            f"{training.warm_start_steps:,}."
-        )
-    return [head, "", *(f"{name:<12}{text}" for name, text in rows.items()), *notes]
+    if as_json:
+        print_json(estimate)
+        return
+    phases = {
+        name.removeprefix("time/"): value
+        for name, value in last.items()
+        if name.startswith("time/") and name not in ("time/step", "time/memory_gib")
+    }
+    parts = ", ".join(f"{name} {value:.3g} s" for name, value in phases.items() if value >= 0.01)
+    tokens = estimate["sampled_tokens"]
+    rows = {
+        "a step": f"{last['time/step']:.3g} s: {parts}",
+        "warm start": f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}",
+        "evaluations": f"{clock_time(evaluations)}, {num_evaluations:,} of them",
+        "whole run": f"{clock_time(estimate['whole_seconds'])} for {count(num_steps, 'step')}",
+        "memory": f"{estimate['memory_gib']:.2f} GiB at most",
+        "tokens": f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on",
+        "disk": f"{decimal(disk)}: checkpoints of {decimal(checkpoint_bytes)}, and episodes",
+    }
+    model = one_line(config.model.local_path or config.model.model_name)
+    environment = one_line(config.environment_name)
+    console.print(f"{model} on {environment}, measured on {NUM_STEPS} steps\n")
+    for name, text in rows.items():
+        console.print(f"{name:<13}{text}")
+    console.print("\nThe length of episodes changes as the model learns, and so does the time.")
 
 
 def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 60 else clock_time(seconds)

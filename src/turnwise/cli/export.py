@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Annotated
@@ -76,13 +75,11 @@ def export(
             (draft / "README.md").write_text(card, encoding="utf-8")
             honour_umask(draft)
             os.rename(draft, target)
-    except Exception as error:
-        full = os.strerror(errno.ENOSPC)  # safetensors has it only in its message
-        if not isinstance(error, OSError) and full not in str(error):
+    except Exception as error:  # safetensors has the errors of the system only in its message
+        if not isinstance(error, OSError) and "os error" not in str(error):
             raise
-        why = error.strerror or error if isinstance(error, OSError) else full
         raise ConfigError(
-            f"cannot write {target}: {why}. Free some space there, or name another folder."
+            f"cannot write {target}: {error}. Free some space there, or name another folder."
         ) from error
     finally:
         remove(draft)

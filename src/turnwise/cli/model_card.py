@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +21,10 @@ _CARD = """\
 
 # {name}
 
-{base}, trained by reinforcement learning with turnwise {version} in the {environments}: {steps}.
+{base}, trained by reinforcement learning with turnwise {version} in
+{environments}: {steps}.
 
-{metrics}## How to load it
+{headline}{metrics}## How to load it
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,16 +47,17 @@ sampled at temperature {temperature}.
 | setting | value |
 |---|---|
 {settings}"""
-_METRICS = {
-    "eval/greedy/success": "success, greedy, {on}",
-    "eval/greedy/reward": "reward, greedy, {on}",
-    "eval/sampled/success": "success, sampled, {on}",
-    "eval/sampled/reward": "reward, sampled, {on}",
-    "success": "success, training episodes of this step",
-    "reward": "reward, training episodes of this step",
-}
-_SETTINGS = ("adv_estimator", "policy_loss", "learning_rate", "batch_size", "group_size")
-_MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
+_SETTINGS = (
+    "adv_estimator",
+    "policy_loss",
+    "learning_rate",
+    "batch_size",
+    "group_size",
+    "update_epochs",
+    "lora_rank",
+    "warm_start",
+    "seed",
+)
 
 
 def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
@@ -78,22 +78,27 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
     from turnwise.yaml_files import dump
 
     games = [config.agent or _game(part.environment) for part in config.parts().values()]
-    settings = [(key, getattr(training, key)) for key in (*_SETTINGS, *_MORE_SETTINGS)]
+    metrics = next((line for line in reversed(history) if line.get("step") == step), {})
+    # Of the training episodes and of evaluations; of a mix, also those of each environment.
+    shown = [name for name in metrics if name.rpartition("/")[2] in ("success", "reward")]
+    table = "".join(f"| {name} | {metrics[name]:.4g} |\n" for name in sorted(shown))
+    settings = {name: getattr(training, name) for name in _SETTINGS}
     return _CARD.format(
         header=dump(header),
         name=name,
         base=f"`{base}` ({num_parameters / 1e6:,.1f} million parameters)",
         version=__version__,
-        environments="environment{}\n{}".format(
-            "s" if len(games) > 1 else "", ", ".join(f"`{game}`" for game in games)
-        ),
+        environments=", ".join(f"`{game}`" for game in games),
         steps=f"{count(step, 'step')} of {count(training.batch_size, 'task')}",
-        metrics=("" if main is None else f"**{main}**\n\n")
-        + _table(history, step, [part for part in config.parts() if part], evaluated_on),
+        headline="" if main is None else f"**{main}**\n\n",
+        metrics=f"| at step {step:,} | |\n|---|---|\n{table}\n" if table else "",
         play=games[0],
         max_tokens=episode_limits(config).max_tokens_per_turn,
         temperature=config.inference.temperature,
-        settings="".join(f"| {key} | {_shown(value)} |\n" for key, value in settings),
+        settings="".join(
+            f"| {name} | {'none' if value is None else value} |\n"
+            for name, value in settings.items()
+        ),
     )
 
 
@@ -103,32 +108,3 @@ def _game(environment: EnvironmentConfig) -> str:
     if environment.max_steps is not None:
         given += f" --max-steps {environment.max_steps}"
     return environment.name + given
-
-
-def _table(
-    history: Sequence[Mapping[str, float]],
-    step: int,
-    parts: Sequence[str],
-    evaluated_on: str | None,
-) -> str:
-    """Return a table of a step's metrics; of a mix, also those of each environment."""
-    metrics = next((line for line in reversed(history) if line.get("step") == step), {})
-    number = metrics.get("eval/greedy/num_episodes")
-    many = "episodes" if number is None else f"{number:,.0f} episodes"
-    on = f"{many} on {evaluated_on}" if evaluated_on else many
-    names = {key: name.format(on=on) for key, name in _METRICS.items()}
-    for part in parts:
-        names |= {
-            key.replace("eval/", f"eval/{part}/") if "/" in key else f"{part}/{key}": (
-                f"{part}: {name}"
-            )
-            for key, name in list(names.items())[: len(_METRICS)]
-        }
-    rows = [f"| {name} | {metrics[key]:.4g} |" for key, name in names.items() if key in metrics]
-    if not rows:
-        return ""
-    return "\n".join([f"| at step {step:,} | |", "|---|---|", *rows, "", ""])
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else json.dumps(value).strip('"')

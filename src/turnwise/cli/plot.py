@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import print_json, say
 from turnwise.errors import ConfigError, import_extra
-
-if TYPE_CHECKING:
-    from turnwise.cli.plot_curves import Curve, Group
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -49,7 +45,8 @@ def plot(
 ) -> None:
     """Draw learning curves: the mean over seeds with a band, for one or several experiments.
 
-    The band is from the lowest to the highest run. Long curves are a moving average.
+    The band is from the lowest to the highest run; a mean ends with its shortest run. Long curves
+    are a moving average.
 
     [bold]Examples[/bold]
 
@@ -78,7 +75,17 @@ def plot(
             f"cannot write {file}: {error.strerror or error}. Name another place with --output."
         ) from error
     if as_json:
-        print_json(_as_json(output, groups, curves))
+        shown = [
+            {
+                "label": group.label,
+                "runs": [run.name for run in group.runs],
+                "seeds": [run.seed for run in group.runs],
+                "headlines": [run.headline and run.headline.to_dict() for run in group.runs],
+                "metrics": {name: lines[number].to_dict() for name, lines in curves.items()},
+            }
+            for number, group in enumerate(groups)
+        ]
+        print_json({"file": output, "x": "step", "curves": shown})
         return
     for number, group in enumerate(groups):
         ends = [f"{name} {lines[number].mean[-1]:.3g} at last" for name, lines in curves.items()]
@@ -87,37 +94,4 @@ def plot(
             if run.headline is not None:
                 name = f"{run.name}: " if len(group.runs) > 1 else ""
                 say(f"  {name}{run.headline}")
-    if any(line.is_cut for lines in curves.values() for line in lines):
-        say("A mean ends where its shortest run ends; the longer ones continue.", err=True)
     say(f"The figure is in {output}.")
-
-
-def _as_json(
-    output: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
-) -> Mapping[str, Any]:
-    return {
-        "file": output,
-        "x": "step",
-        "curves": [
-            {
-                "label": group.label,
-                "runs": [run.name for run in group.runs],
-                "seeds": [run.seed for run in group.runs],
-                "headlines": [
-                    None if run.headline is None else run.headline.to_dict() for run in group.runs
-                ],
-                "metrics": {
-                    name: {
-                        "num_points": len(lines[number].x),
-                        "smoothed_over": lines[number].window,
-                        "last_x": float(lines[number].x[-1]),
-                        "last": float(lines[number].mean[-1]),
-                        "low": float(lines[number].low[-1]),
-                        "high": float(lines[number].high[-1]),
-                    }
-                    for name, lines in curves.items()
-                },
-            }
-            for number, group in enumerate(groups)
-        ],
-    }

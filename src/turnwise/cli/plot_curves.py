@@ -101,8 +101,17 @@ class Curve:
     """The values of a single run before smoothing."""
     window: int
     """The number of points of the moving average; 1: none."""
-    is_cut: bool
-    """Whether longer runs were cut at the end of the shortest: their mean would jump there."""
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the last values, and how many there are."""
+        return {
+            "num_points": len(self.x),
+            "smoothed_over": self.window,
+            "last_x": float(self.x[-1]),
+            "last": float(self.mean[-1]),
+            "low": float(self.low[-1]),
+            "high": float(self.high[-1]),
+        }
 
 
 def read_runs(names: Iterable[str]) -> list[Run]:
@@ -178,7 +187,7 @@ def metric_names(runs: Iterable[Run]) -> list[str]:
 
 
 def default_metrics(runs: Sequence[Run]) -> list[str]:
-    """Return reward and success; only success if both are the same."""
+    """Return reward and success, as far as all runs have them."""
     shared = set.intersection(*(set(metric_names([run])) for run in runs))
     names: list[str] = [name for name in ("reward", "success") if name in shared]
     if not names:
@@ -186,9 +195,7 @@ def default_metrics(runs: Sequence[Run]) -> list[str]:
             "these runs have no reward and no success in common. Name what to draw with --metric; "
             f"there are: {', '.join(metric_names(runs)[:12])} ..."
         )
-    rows = [row for run in runs for row in run.rows]
-    is_same = all(row.get("reward") == row.get("success") for row in rows)
-    return names[1:] if len(names) == 2 and is_same else names
+    return names
 
 
 def mean_curve(group: Group, metric: str) -> Curve:
@@ -204,7 +211,13 @@ def mean_curve(group: Group, metric: str) -> Curve:
     x = x[(x >= first) & (x <= last)]
     if len(x) > _MOST_POINTS:
         x = x[np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)]
-    values = np.stack([np.interp(x, steps, _moving_mean(y, window)) for steps, y in series])
+    kernel = np.ones(window)
+    smooth = [
+        # The centred moving average; over fewer points at the ends.
+        np.convolve(y, kernel, "same") / np.convolve(np.ones(len(y)), kernel, "same")
+        for _, y in series
+    ]
+    values = np.stack([np.interp(x, series[i][0], y) for i, y in enumerate(smooth)])
     return Curve(
         x,
         mean=values.mean(axis=0),
@@ -212,15 +225,7 @@ def mean_curve(group: Group, metric: str) -> Curve:
         high=values.max(axis=0),
         raw=np.interp(x, *series[0]) if len(series) == 1 and window > 1 else None,
         window=window,
-        is_cut=any(steps[-1] > last for steps, _ in series),
     )
-
-
-def _moving_mean(values: Floats, window: int) -> Floats:
-    """Return the centred moving average; over fewer points at the ends."""
-    sums = np.convolve(values, np.ones(window), "same")
-    mean: Floats = sums / np.convolve(np.ones(len(values)), np.ones(window), "same")
-    return mean
 
 
 def draw(

@@ -68,7 +68,7 @@ def metrics_file(name: str | Path) -> Path:
     """Return `metrics.jsonl` of a run, given its folder, a checkpoint in it, or the file."""
     path = Path(name).expanduser()
     file = run_containing(path) / METRICS if path.is_dir() else path
-    if file.is_file() and (file.name == METRICS or _has_steps(file)):
+    if file.is_file() and file.name == METRICS:
         return file
     if _is_run(path) or is_checkpoint(path):
         raise ConfigError(f"{path} has no {METRICS}: no step of this run was finished yet")
@@ -78,24 +78,20 @@ def metrics_file(name: str | Path) -> Path:
 def not_a_run(name: str | Path) -> ConfigError:
     """Return an error that says what the name is instead of a run, and suggests runs."""
     path = Path(name).expanduser()
-    expected = "expected the folder of a run, or of a checkpoint in it"
-    if not path.exists():
-        if str(name) in ("tiny", "smollm2-135m"):
-            return ConfigError(f"{name} is a model, {expected}, for example runs/guess-number")
-        return ConfigError(f"there is no run {name}: {expected}. {_runs_nearby(path)}")
-    if path.is_file():
-        return ConfigError(f"{name} is a file, {expected}. {_runs_nearby(path)}")
-    inner = runs_in(path)
-    if inner:
+    if inner := runs_in(path):
         return ConfigError(
             f"{name} is not a run, it contains runs. Name one of them: {_listed(inner)}"
         )
-    if (path / "config.json").is_file():
-        return ConfigError(f"{name} is a model, {expected}: the run that trained it")
-    return ConfigError(
-        f"{name} is not a run: it has neither a run.json nor checkpoints in it; {expected}. "
-        f"{_runs_nearby(path)}"
-    )
+    problem = f"{name} is not a run"
+    if str(name) in ("tiny", "smollm2-135m") or (path / "config.json").is_file():
+        problem = f"{name} is a model"
+    elif not path.exists():
+        problem = f"there is no run {name}"
+    hint = "Start one with: turnwise train"
+    for folder in (Path("runs"), path.parent):
+        if runs := runs_in(folder):
+            hint = f"Runs in {folder}: {_listed(runs)}"
+    return ConfigError(f"{problem}, expected the folder of a run, or of a checkpoint in it. {hint}")
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -112,26 +108,9 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / "state.json").is_file()
 
 
-def _has_steps(file: Path) -> bool:
-    """Return whether a file with another name has the metrics of a run."""
-    try:
-        with file.open(encoding="utf-8") as lines:
-            return '"step":' in lines.readline(2**20)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
 def _is_run(folder: Path) -> bool:
     marks = ("run.json", METRICS)
     return (folder / "checkpoints").is_dir() or any((folder / mark).is_file() for mark in marks)
-
-
-def _runs_nearby(path: Path) -> str:
-    """Suggest runs that the user may have meant: in the same folder, or in `runs`."""
-    for folder in dict.fromkeys((path.parent, Path("runs"))):
-        if runs := runs_in(folder):
-            return f"Runs in {folder}: {_listed(runs)}"
-    return "Start one with: turnwise train"
 
 
 def _listed(runs: list[Path]) -> str:

@@ -321,23 +321,19 @@ _OPTIONS = {
 
 def _missing(name: Named, text: str, searched: Sequence[Path], run: Path | None) -> ConfigError:
     looked = ", ".join(dict.fromkeys(str(path.resolve()) for path in [*searched[:3], Path()]))
-    if run is None:
-        problem = f"there is no file {text}, which the setting {name.setting} names"
-        advice = ""
-    else:
-        problem = f"{run} names the file {text} ({name.setting}), which is not there"
-        value = "FILE.PY:NAME" if name.kind == "code" else "FILE"
-        words = [word for word in reversed(name.setting.split(".")) if word in _OPTIONS]
-        supply = f"with turnwise train: {name.setting.removesuffix('.0')}={value}"
-        if words:
-            supply = f"{_OPTIONS[words[0]]} {value} ({supply})"
-        advice = f". Put the project back where the run finds it, or supply it: {supply}"
+    problem = f"there is no file {text}, which the setting {name.setting} names: looked in {looked}"
+    if run is not None:
+        options = [_OPTIONS[word] for word in name.setting.split(".") if word in _OPTIONS]
+        supply = " or ".join([*options[-1:], f"turnwise train: {name.setting}=..."])
+        problem += (
+            f". Put the project of {run} back where the run finds it, or supply it with {supply}"
+        )
     if "dataset" in name.setting and not Path(text).suffix:
-        advice += (
+        problem += (
             ". A dataset of the Hugging Face hub is first saved as a file: "
             "datasets.load_dataset(NAME, split='train').to_json('rows.jsonl')"
         )
-    return ConfigError(f"{problem}: looked in {looked}{advice}")
+    return ConfigError(problem)
 
 
 def _from_here(text: str, folder: Path | None) -> str:

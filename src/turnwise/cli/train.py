@@ -20,11 +20,10 @@ from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
-    from turnwise.runs.run_folder import Resume, RunFolder
+    from turnwise.runs.run_folder import Resume
 
 DEMO = Path(__file__).with_name("demo.yaml")
 INTERRUPTED = 130
-_REACHED = ("success", "reward")
 _SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
 
 
@@ -174,15 +173,14 @@ def train(
             if is_verl:
                 _train_with_verl(config, mode, verl_words, dry)
                 return
-            is_demo = file is None and not overrides
-            if is_demo and not as_json:
+            if file is None and not overrides and not as_json:
                 make_console().print(_about_the_demo(config))
             options = {"config-path": config_path, "config-name": config_name, "name": name}
             options |= {"output": output, "engine": engine}
             again = ["turnwise", "train", *words]
             again += [word for key, text in options.items() if text for word in (f"--{key}", text)]
             again += [word for text in param or [] for word in ("-p", text)]
-            _train(config, mode, lines, as_json, legible(shlex.join(again)), is_demo)
+            _train(config, mode, lines, as_json, legible(shlex.join(again)))
 
 
 def _split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -243,9 +241,7 @@ def _failures_as_exit_codes() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _train(
-    config: ConfigStore, resume: Resume, lines: bool, as_json: bool, again: str, is_demo: bool
-) -> None:
+def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, again: str) -> None:
     from turnwise.progress import make_reporter
 
     console, trainer = make_console(stderr=as_json), None
@@ -263,8 +259,6 @@ def _train(
         console.print(f"\nResume with:  {again}" if is_saved else "interrupted", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
-    if is_demo:
-        closing = f"\n{_learned(config, trainer.metrics_history)}\n{closing}"
     console.print(closing, soft_wrap=True)
 
 
@@ -321,35 +315,38 @@ def _about_the_demo(config: ConfigStore) -> str:
     )
 
 
-def _learned(config: ConfigStore, history: Sequence[Mapping[str, float]]) -> str:
-    """Return what the demo learned: its success before and after, and the expert's."""
-    from turnwise.env import environment_factory, expert_player, play_episode
-    from turnwise.trainer.evaluation import held_out_tasks
-
-    make = environment_factory(config.environment.name, config.environment)
-    tasks = held_out_tasks(max(config.training.eval_episodes, 1), config.training.seed)
-    expert = [play_episode(make(), expert_player, task.seed).success for task in tasks]
-    evaluated = [m["eval/greedy/success"] for m in history if "eval/greedy/success" in m]
-    after = evaluated[-1] if evaluated else history[-1]["success"]
-    return (
-        f"It found {history[0]['success']:.0%} of the numbers when it began to learn from reward, "
-        f"and finds {after:.0%} now;\nthe expert, who halves the range, finds "
-        f"{sum(expert) / len(expert):.0%}."
-    )
-
-
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
-    """Return the results of a run, and commands to try next."""
+    """Return what the run reached, and commands to try next.
+
+    That are the means of its first and its last tenth, its headline and its best checkpoint.
+    """
+    from turnwise.progress.run_state import brief
+    from turnwise.runs.checkpoints import CheckpointStore
+    from turnwise.runs.headline import headline
     from turnwise.runs.run_folder import RunFolder
 
+    reached = []
+    for name in ("success", "reward"):
+        if values := [metrics[name] for metrics in history if name in metrics]:
+            tenth = max(len(values) // 10, 1)
+            first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
+            many = f"{tenth:,} training steps" if tenth > 1 else "training step"
+            reached.append(
+                f"{name:<8} {brief(first)} in the first {many}, {brief(last)} in the last"
+            )
+    files = RunFolder(Path(folder))
+    if (main := headline(history, files.evaluated_on)) is not None:
+        reached.append(str(main))
+    if (best := CheckpointStore(files.checkpoints).best) is not None:
+        reached.append(f"checkpoint of {best}")
     run = shlex.quote(legible(folder))
-    part_options = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
+    part = next((f" --part {shlex.quote(name)}" for name in config.parts() if name), "")
     commands = {f"turnwise view {run}": "read its conversations, token by token"}
     if config.agent is None:
         commands |= {
             f"turnwise eval {run}": "evaluate it, next to the expert and a random player",
-            f"turnwise play --player {run}{part_options[0]}": "watch it play",
-            **{f"turnwise play {run}{part}": "try it yourself" for part in part_options},
+            f"turnwise play --player {run}{part}": "watch it play",
+            f"turnwise play {run}{part}": "try it yourself",
         }
     else:
         commands |= {
@@ -360,46 +357,7 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     longer = f"training.num_epochs={2 * training.num_epochs}"
     if training.max_steps is not None:
         longer = f"training.max_steps={2 * training.max_steps}"
-    commands |= {f"turnwise train {run} {longer}": "train on"}
+    commands[f"turnwise train {run} {longer}"] = "train on"
     width = max(len(command) for command in commands)
     steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
-    parts = [part for part in config.parts() if part]
-    reached = _reached(history, parts, RunFolder(Path(folder)))
     return "\n".join(["", *reached, "", "Next:", *steps])
-
-
-def _reached(
-    history: Sequence[Mapping[str, float]], parts: Sequence[str], folder: RunFolder
-) -> list[str]:
-    """Return the means of the first and the last tenth of the run, headline and best checkpoint.
-
-    For a mix, the whole comes first, then each environment.
-    """
-    from turnwise.progress.run_state import brief
-    from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.headline import headline
-
-    lines = []
-    names = [*_REACHED, *(f"{part}/{name}" for part in parts for name in _REACHED)]
-    width = max(8, *map(len, names))
-    for name in names:
-        part, _, kind = name.rpartition("/")
-        values = [metrics[name] for metrics in history if name in metrics]
-        if not values:
-            continue
-        tenth = max(len(values) // 10, 1)
-        first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
-        many = f"{tenth:,} training steps" if tenth > 1 else "training step"
-        key = f"eval/{part}/greedy/{kind}"
-        evaluated = [metrics[key] for metrics in history if key in metrics] if part else []
-        last_eval = f", {brief(evaluated[-1])} in its last evaluation" if evaluated else ""
-        lines.append(
-            f"{name:<{width}} {brief(first)} in the first {many}, {brief(last)} in the last"
-            f"{f' {tenth:,}' if tenth > 1 else ''}{last_eval}"
-        )
-    main, best = headline(history, folder.evaluated_on), CheckpointStore(folder.checkpoints).best
-    if main is not None:
-        lines.append(str(main))
-    if best is not None:
-        lines.append(f"checkpoint of {best}")
-    return lines

@@ -12,12 +12,11 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.doctor import Doctor, settings_if_readable
+from turnwise.runs.doctor import Doctor
 from turnwise.runs.episode_store import file_name, older_format, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MetricsReader
-from turnwise.runs.run_folder import RunFolder
 from turnwise.view.episodes import EpisodeList, overview
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.payloads import TokenTexts
@@ -56,12 +55,11 @@ class RunMetrics:
         self._lock = threading.Lock()
         self._begin()
 
-    def _begin(self, folder: Path | None = None) -> None:
-        config = None if folder is None else settings_if_readable(RunFolder(folder))
-        self._doctor = Doctor(config)
+    def _begin(self, keeps_reader: bool = False) -> None:
+        self._doctor = Doctor()
         self._findings: list[dict[str, Any]] = []
         self._num_examined = 0
-        if folder is None:
+        if not keeps_reader:
             self._reader = MetricsReader()
             self.problem: str | None = None
 
@@ -76,7 +74,7 @@ class RunMetrics:
                 if path is None:
                     self._begin()
                 elif self._reader.update(path):
-                    self._begin(path.parent)
+                    self._begin(keeps_reader=True)
                 self.problem = self._reader.problem
             except FileNotFoundError:
                 self._begin()

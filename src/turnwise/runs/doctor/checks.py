@@ -8,9 +8,76 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from turnwise.runs.doctor.check import CHECKS as CHECKS, Option, check
 from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History, Jump
+
+See: TypeAlias = Callable[[History], str | None]
+"""Returns the observation as text; None: nothing is wrong."""
+
+_AT_FIRST = {
+    "cut-turns": "cut_turns",
+    "malformed-calls": "malformed_calls",
+    "invalid-actions": "invalid_actions",
+    "out-of-time": "truncated/time",
+    "out-of-tokens": "truncated/tokens",
+    "out-of-tool-calls": "truncated/tool_calls",
+    "out-of-turns": "truncated/turns",
+}
+"""The metric that tells whether a finding was there in the first step, before any update."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check for one thing that can be wrong."""
+
+    see: See
+    fix: str
+    """What to try."""
+    explains: Sequence[str] = ()
+    """The checks whose findings are consequences of this one."""
+    is_of_updates: bool = False
+    """Whether updates cause it: then it explains nothing that was so in the first step."""
+
+    @property
+    def code(self) -> str:
+        """Its identifier, from the name of the function: `too-hard` of `too_hard`."""
+        return self.see.__name__.replace("_", "-")
+
+    def explains_here(self, code: str, history: History) -> bool:
+        """Return whether another finding is a consequence of this one, in this run."""
+        if code not in self.explains:
+            return False
+        # Without any spread chance moves the policy; a spread that was lost has another cause.
+        if self.code == "constant-reward" and not _was_so_at_first(self.code, history):
+            return False
+        if code == "constant-reward" and history.success() > 0:  # then the reward is to blame
+            return False
+        return not (self.is_of_updates and _was_so_at_first(code, history))
+
+
+def _was_so_at_first(code: str, history: History) -> bool:
+    if code == "constant-reward":
+        return history.first.get("reward_std", 1.0) <= 1e-6
+    return code in _AT_FIRST and history.first.get(_AT_FIRST[code], 0.0) >= 0.5
+
+
+CHECKS: list[Check] = []
+
+
+def check(
+    fix: str, explains: Sequence[str] = (), is_of_updates: bool = False
+) -> Callable[[See], See]:
+    """Add a function to the checks; the arguments are those of `Check`."""
+
+    def add(see: See) -> See:
+        CHECKS.append(Check(see, fix, explains, is_of_updates))
+        return see
+
+    return add
+
 
 NUM_FLAT = 50
 """Steps without a rise before it is reported."""
@@ -27,17 +94,10 @@ _LOST_POLICY = (
     *("unread-calls", "invalid-actions", "cut-turns", "out-of-tokens", *_POINTLESS_TURNS),
 )
 
-_LOWER_RATE = "lower training.learning_rate"
-_FLOAT32 = Option("take model.dtype=float32", "model.dtype", "float32")
-_TARGET_KL = Option("set training.target_kl (0.02)", "training.target_kl")
-_HOLD_THE_MODEL = Option(
-    "set training.kl_loss_coef to hold the model near its start", "training.kl_loss_coef"
-)
 _EASIER = (
-    "begin with an easier task{easier}",
-    Option("warm-start on the expert (training.warm_start=expert)", "training.warm_start"),
-    "reward partial progress",
-    "raise training.group_size and inference.temperature until some episodes differ",
+    "begin with an easier task (environment.params, a curriculum), warm-start on the expert "
+    "(training.warm_start=expert), reward partial progress, or raise training.group_size and "
+    "inference.temperature until some episodes differ."
 )
 
 
@@ -84,11 +144,8 @@ def stale_engine(history: History) -> str | None:
 
 
 @check(
-    "",
-    _FLOAT32,
-    Option("take inference.backend=local", "inference.backend", "local"),
-    "see that the engine has the newest weights and the same temperature and chat template",
-    "keep importance correction on",
+    "Take model.dtype=float32 or inference.backend=local, see that the engine has the newest "
+    "weights and the same temperature and chat template, and keep importance correction on.",
     explains=_LOST_POLICY,
 )
 def sampler_gap(history: History) -> str | None:
@@ -177,11 +234,8 @@ def learning_rate_too_high(history: History) -> str | None:
 
 
 @check(
-    "If it recurs:",
-    _LOWER_RATE,
-    Option("set training.max_grad_norm", "training.max_grad_norm"),
-    _FLOAT32,
-    "see that rewards are of moderate size",
+    "If it recurs: lower training.learning_rate, set training.max_grad_norm, take "
+    "model.dtype=float32, or see that rewards are of moderate size.",
     explains=("not-rising",),
 )
 def skipped_steps(history: History) -> str | None:
@@ -192,14 +246,8 @@ def skipped_steps(history: History) -> str | None:
 
 
 @check(
-    "",
-    "raise inference.max_tokens",
-    "ask for short answers in the prompt",
-    Option(
-        "warm-start (training.warm_start): a model that never learned to end its turn does not "
-        "end it",
-        "training.warm_start",
-    ),
+    "Raise inference.max_tokens, ask for short answers in the prompt, or warm-start "
+    "(training.warm_start): a model that never learned to end its turn does not end it.",
     explains=("malformed-calls", "unread-calls", "invalid-actions", *_POINTLESS_TURNS),
 )
 def cut_turns(history: History) -> str | None:
@@ -230,10 +278,9 @@ def unread_calls(history: History) -> str | None:
 
 
 @check(
-    "",
-    "check that the prompt shows one whole call and that the parser is the one of that format",
-    Option("warm-start on good episodes (training.warm_start)", "training.warm_start"),
-    "raise inference.max_tokens if turns are cut",
+    "Check that the prompt shows one whole call and that the parser is the one of that format, "
+    "warm-start on good episodes (training.warm_start), or raise inference.max_tokens if turns "
+    "are cut.",
     explains=("invalid-actions", "tools-unused", *_POINTLESS_TURNS),
 )
 def malformed_calls(history: History) -> str | None:
@@ -244,11 +291,9 @@ def malformed_calls(history: History) -> str | None:
 
 
 @check(
-    "",
-    "show an action in get_prompt_prefix",
-    "let the environment accept it with words around it",
-    Option("warm-start (training.warm_start=random needs no expert)", "training.warm_start"),
-    "raise inference.max_tokens if turns are cut",
+    "Show an action in get_prompt_prefix, let the environment accept it with words around it, "
+    "warm-start (training.warm_start=random needs no expert), or raise inference.max_tokens if "
+    "turns are cut.",
     explains=_POINTLESS_TURNS,
 )
 def invalid_actions(history: History) -> str | None:
@@ -297,7 +342,7 @@ def misplaced_reward(history: History) -> str | None:
 @check(
     "Read what the agent is shown: reset(), get_prompt_prefix() and the columns of the dataset "
     "may hold what it is to find out. If choosing from what is shown is the task, it is "
-    "solved: make it harder{params}.",
+    "solved: make it harder (environment.params).",
     explains=("too-easy", "not-rising", "steps-too-small", "value-useless"),
 )
 def answer_shown(history: History) -> str | None:
@@ -315,8 +360,7 @@ def answer_shown(history: History) -> str | None:
     "First look at the reward: turnwise play with --player expert and with --player random "
     "(of an agent: turnwise eval, with and without --agent expert) prints what a good and a "
     "bad episode earn. If these differ, the reward is right and the task too hard for this "
-    "model:",
-    *_EASIER,
+    f"model: {_EASIER}",
     explains=("entropy-collapse", "entropy-explosion"),  # chance moves the policy
 )
 def constant_reward(history: History) -> str | None:
@@ -370,7 +414,8 @@ def out_of_tool_calls(history: History) -> str | None:
 
 
 @check(
-    "Raise inference.max_turns{max_steps}, shorten the task, or reward progress on the way.",
+    "Raise inference.max_turns (and environment.max_steps), shorten the task, or reward progress "
+    "on the way.",
     explains=("constant-reward", *_NOTHING_LEARNED),
 )
 def out_of_turns(history: History) -> str | None:
@@ -378,8 +423,7 @@ def out_of_turns(history: History) -> str | None:
 
 
 @check(
-    "",
-    *_EASIER,
+    _EASIER[0].upper() + _EASIER[1:],
     explains=("alike-groups", "value-useless", "steps-too-small", "not-rising"),
 )
 def too_hard(history: History) -> str | None:
@@ -397,7 +441,7 @@ def too_hard(history: History) -> str | None:
 
 
 @check(
-    "Stop here, or make the task harder{params}.",
+    "Stop here, or make the task harder (environment.params).",
     explains=("not-rising", "steps-too-small", "value-useless"),
 )
 def too_easy(history: History) -> str | None:
@@ -418,11 +462,9 @@ def too_easy(history: History) -> str | None:
 
 @check(
     "If it was so from the first step on, a warm start was too long "
-    "(training.warm_start_steps). Else go back to a checkpoint from before, and",
-    Option("set training.entropy_coef (0.01)", "training.entropy_coef"),
-    _LOWER_RATE,
-    "raise inference.temperature",
-    _HOLD_THE_MODEL,
+    "(training.warm_start_steps). Else go back to a checkpoint from before, and set "
+    "training.entropy_coef (0.01), lower training.learning_rate, raise inference.temperature, or "
+    "set training.kl_loss_coef to hold the model near its start.",
     explains=("constant-reward", "forgetting", "tools-unused", *_NOTHING_LEARNED),
     is_of_updates=True,
 )
@@ -444,11 +486,8 @@ def entropy_collapse(history: History) -> str | None:
 
 
 @check(
-    "",
-    "lower training.entropy_coef and training.learning_rate",
-    _HOLD_THE_MODEL,
-    _TARGET_KL,
-    "lower inference.temperature",
+    "Lower training.entropy_coef and training.learning_rate, set training.kl_loss_coef to hold "
+    "the model near its start, set training.target_kl (0.02), or lower inference.temperature.",
     explains=(
         *_NOTHING_LEARNED,
         "constant-reward",
@@ -485,10 +524,7 @@ def alike_groups(history: History) -> str | None:
 
 
 @check(
-    "",
-    _LOWER_RATE,
-    "lower training.update_epochs",
-    _TARGET_KL,
+    "Lower training.learning_rate or training.update_epochs, or set training.target_kl (0.02).",
     explains=("forgetting", "gradient-jump", "not-rising"),
     is_of_updates=True,
 )
@@ -519,10 +555,9 @@ def gradient_jump(history: History) -> str | None:
 
 
 @check(
-    "Look at the episodes: do calls fail, or does guessing earn as much? Then",
-    "reward a useful call",
-    "let tool errors say how to call rightly",
-    _HOLD_THE_MODEL,
+    "Look at the episodes: do calls fail, or does guessing earn as much? Then reward a useful "
+    "call, let tool errors say how to call rightly, or set training.kl_loss_coef to hold the "
+    "model near its start.",
 )
 def tools_unused(history: History) -> str | None:
     now, (best, _) = history.mean("tool_calls"), history.best("tool_calls")
@@ -532,10 +567,9 @@ def tools_unused(history: History) -> str | None:
 
 
 @check(
-    "Unless the task was made harder in between:",
-    "go back to the best checkpoint with a lower training.learning_rate",
-    _HOLD_THE_MODEL,
-    _TARGET_KL,
+    "Unless the task was made harder in between: go back to the best checkpoint with a lower "
+    "training.learning_rate, set training.kl_loss_coef to hold the model near its start, or set "
+    "training.target_kl (0.02).",
     explains=("not-rising",),
     is_of_updates=True,
 )
@@ -570,15 +604,9 @@ def reward_hacking(history: History) -> str | None:
 
 
 @check(
-    "",
-    "raise training.value_coef or training.update_epochs",
-    Option("try training.critic=separate", "training.critic", "separate"),
-    "try a larger training.batch_size",
-    Option(
-        "take an estimator without values: training.adv_estimator=grpo",
-        "training.adv_estimator",
-        "grpo",
-    ),
+    "Raise training.value_coef or training.update_epochs, try training.critic=separate or a "
+    "larger training.batch_size, or take an estimator without values: "
+    "training.adv_estimator=grpo.",
 )
 def value_useless(history: History) -> str | None:
     num = 2 * NUM_STEADY
@@ -625,11 +653,9 @@ def steps_too_small(history: History) -> str | None:
 
 
 @check(
-    "If it is the best that can be had, the run is done. Else try",
-    "a higher training.learning_rate",
-    "a larger training.batch_size",
-    "reward for partial progress",
-    Option("a warm start (training.warm_start)", "training.warm_start"),
+    "If it is the best that can be had, the run is done. Else try a higher "
+    "training.learning_rate, a larger training.batch_size, reward for partial progress or a warm "
+    "start (training.warm_start).",
 )
 def not_rising(history: History) -> str | None:
     half = NUM_FLAT // 2
