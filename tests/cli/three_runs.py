@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from turnwise import ConfigStore, Trainer
-from turnwise.user_code.imports import import_file
+from turnwise.user_code import import_file
 
 GREENHOUSE = '''
 from turnwise import BaseEnvironment, tool

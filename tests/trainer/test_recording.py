@@ -30,10 +30,9 @@ from turnwise.tools.by_name import (
     with_variables,
 )
 from turnwise.tools.mcp_source import MCPTool, MCPTools
-from turnwise.trainer import recorded_rows
+from turnwise.trainer import recording
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.recording import identity, recorded
-from turnwise.trainer.run_record import record_run
+from turnwise.trainer.recording import identity, record_run, recorded
 
 
 def score(trajectory):
@@ -147,17 +146,17 @@ def test_rows_in_memory_are_kept_as_they_are_or_said_to_be_lost(monkeypatch):
     texts = record(eval_dataset=PromptDataset(["Say a.", "Say b."]))  # texts are no names of files
     assert texts.files["eval_dataset.jsonl"].startswith(b'{"prompt": "Say a."}')
     for lost, words in [
-        ([{"at": (0, 1)}], "row 0 changes when it is written as JSON: at is (0, 1)"),
+        ([{"at": (0, 1)}], "row 0 changes when it is written as JSON"),
         ([{"at": 1}, {"at": {2: 3}}], "row 1 changes when it is written as JSON"),
         ([{"at": b"picture"}], "row 0 cannot be written as JSON"),
         (Fresh(size=2), "differ each time that they are read"),
     ]:
         found = record(dataset=lost)
         assert found.files == {}
-        assert words in found.datasets["dataset"]["why_not_kept"]
+        assert words in found.facts["datasets"]["dataset"]["why_not_kept"]
         assert found.config.dataset.path.startswith("<object>:")
-    monkeypatch.setattr(recorded_rows, "MAX_KEPT_BYTES", 10)
-    facts = record(dataset=rows).datasets["dataset"]
+    monkeypatch.setattr(recording, "MAX_KEPT_BYTES", 10)
+    facts = record(dataset=rows).facts["datasets"]["dataset"]
     assert (facts["kept"], facts["rows"]) == (False, 2)
 
 

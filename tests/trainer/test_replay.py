@@ -16,8 +16,7 @@ from turnwise.config import ConfigStore
 from turnwise.errors import TrainingStopped
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.trainer.batches import make_batch, trained_rows
-from turnwise.trainer.recorded_steps import RecordedRun
-from turnwise.trainer.replay import replay_run
+from turnwise.trainer.replay import RecordedRun, replay_run
 
 AHEAD = (
     "training.batch_size=3",

@@ -17,7 +17,7 @@ from turnwise.inference.transformers import TransformersEngine
 from turnwise.models import load_model, load_tokenizer, model_folder
 from turnwise.models.dtypes import warn_if_emulated
 from turnwise.models.probing import UnsupportedModel
-from turnwise.user_code.imports import import_object
+from turnwise.user_code import import_object
 
 _log = logging.getLogger(__name__)
 

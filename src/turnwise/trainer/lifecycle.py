@@ -33,10 +33,9 @@ from turnwise.trainer.callbacks import checked_callbacks
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum, evaluation_tasks
 from turnwise.trainer.epochs import Epochs, FitPlan
-from turnwise.trainer.recording import identity
+from turnwise.trainer.recording import RunRecord, identity, record_run
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
-from turnwise.trainer.run_record import RunRecord, record_run
 from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest, exit_now
 from turnwise.trainer.stopwatch import uses_gpu
@@ -346,12 +345,12 @@ class RunLifecycle:
         """Resume the run in the folder from its newest checkpoint."""
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
-            if num_lost := records.num_steps_after(0):
+            _, num_lost = records.rewind(0)
+            if num_lost:
                 self._reporter.say(
                     "beginning again at step 1, since the run saved no checkpoint; steps that are "
                     f"played again: {num_lost}"
                 )
-            records.rewind(0)
             records.note_changes(0, None)
             seed_generators(self.config.training.seed)
             return
@@ -359,8 +358,7 @@ class RunLifecycle:
         changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
         if any(change.name == "training.kl_coef" for change in changes):
             self.components.advantages.kl_controller.value = self.config.training.kl_coef
-        num_lost = records.num_steps_after(self.step)
-        self.metrics_history = records.rewind(self.step)
+        self.metrics_history, num_lost = records.rewind(self.step)
         records.report_missing(
             self.metrics_history, self.step - (self._pending_metrics is not None)
         )

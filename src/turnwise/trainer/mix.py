@@ -15,7 +15,7 @@ from turnwise.tools import ToolRegistry
 from turnwise.trainer.components import MixEnvironment, UserComponents
 from turnwise.trainer.curriculum import Curriculum, evaluation_tasks
 from turnwise.trainer.wrong_types import check_curriculum
-from turnwise.user_code import reference_to
+from turnwise.user_code import code_name
 
 GivenEnvironment: TypeAlias = (
     EnvironmentSource | tuple[EnvironmentSource, float] | Mapping[str, Any]
@@ -69,7 +69,7 @@ class GivenMixEnvironment:
         check_curriculum(curriculum)
         if curriculum is not None and not {"dataset", "eval_dataset"} & set(given):
             objects["eval_dataset"] = evaluation_tasks(curriculum)
-        label = source if isinstance(source, str) else reference_to(source).label
+        label = source if isinstance(source, str) else code_name(source)
         own = {key: given[key] for key in (*_SETTINGS, *named) if given.get(key) is not None}
         return cls(
             EnvironmentItem(label, **own),

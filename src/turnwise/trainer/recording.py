@@ -1,7 +1,8 @@
-"""The components of a run as names that `config.yaml` can hold, so that commands can load them.
+"""What a run folder records when a run begins, so that commands can load the same components.
 
 `recorded` writes objects that were given in Python into the settings, by name. `identity` hashes
-what each of them does, so that changed code is noticed when the run is started again.
+what each of them does, so that changed code is noticed when the run is started again. `record_run`
+adds the rows of datasets that are in no file.
 """
 
 from __future__ import annotations
@@ -12,33 +13,40 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from turnwise.algo.choose import (
     ADVANTAGE_ESTIMATORS,
     POLICY_LOSSES,
-    EstimatorChoice,
-    LossChoice,
     get_advantage_estimator,
     get_policy_loss,
 )
 from turnwise.algo.records import AdvantageEstimator, PolicyLoss
 from turnwise.config import (
+    RUN,
     ConfigStore,
+    DatasetConfig,
     EnvironmentConfig,
-    EnvironmentItem,
     LimitsConfig,
     RewardItem,
 )
+from turnwise.data import CustomEnvDataset, PromptDataset
+from turnwise.data.held_out import shared_rows
+from turnwise.data.sources import is_file_name
 from turnwise.env import BaseEnvironment, make_environment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
-from turnwise.runs.named_files import names_of
+from turnwise.runs.named_files import Named, names_of, rewrite_names
+from turnwise.runs.places import describe_base, with_recorded_names
+from turnwise.runs.run_folder import RunFolder
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
 from turnwise.tools.by_name import ToolEntry, server_words, tools_by_name, uses_of
@@ -46,20 +54,132 @@ from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code.tool import package_folders
 from turnwise.trainer.agents import agent_hash, agent_label, remember_agent
-from turnwise.trainer.components import MixEnvironment, UserComponents, environment_of
-from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
+from turnwise.trainer.components import UserComponents, environment_of
+from turnwise.trainer.curriculum import Curriculum
 from turnwise.user_code import (
     callable_label,
+    code_name,
     fingerprint,
     instance_label,
+    is_lost,
     names_code,
     object_label,
-    reference_to,
     remember_code,
     remember_use,
 )
 
+MAX_KEPT_BYTES = 64 * 2**20
+"""Of the rows of a dataset that are in no file; larger datasets are not kept."""
+_MAX_HASHED_ROWS = 100_000
 _UNLIMITED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What the folder of a run records when it begins."""
+
+    config: ConfigStore
+    """For `config.yaml`: every setting, with objects that were given in Python by name."""
+    files: dict[str, bytes]
+    """Rows of datasets that were given in memory, by the name of their file in the folder."""
+    facts: dict[str, Any]
+    """For `run.json`."""
+
+    def for_folder(self, folder: RunFolder, *, resumes: bool) -> tuple[ConfigStore, dict[str, Any]]:
+        """Return the settings and the facts of a folder.
+
+        Paths of files inside the folder are relative to it, so that it can be moved. A resumed run
+        keeps the names that it recorded before, of what has not changed.
+        """
+        before = folder.settings() if resumes else None
+        if before is None:
+            config, base = copy.deepcopy(self.config), Path.cwd()
+        else:
+            config, base = with_recorded_names(self.config, before, folder.path)
+
+        def name_in_folder(name: Named) -> str:
+            path, here = Path(name.text).expanduser().resolve(), folder.path.resolve()
+            is_kept = name.kind == "rows" and not name.text.startswith("<")
+            is_inside = is_kept and path.is_relative_to(here)
+            return f"{RUN}/{path.relative_to(here)}" if is_inside else name.text
+
+        rewrite_names(config, name_in_folder)
+        facts = copy.deepcopy(self.facts)
+        facts["unrecorded"] = _unrecorded(config) | facts["unrecorded"]
+        facts["base_directory"] = describe_base(base, folder.path)
+        paths = {name: setting.path for name, setting in config.datasets()}
+        rows_before = folder.status.get("datasets", {}) if resumes else {}
+        for name, rows in facts["datasets"].items():
+            path = {"path": paths[name]} if "path" in rows else {}
+            known = rows_before.get(name, {})
+            is_same = known.get("hash") == rows["hash"]  # where the rows came from stays known
+            facts["datasets"][name] = {**(known if is_same else rows), **path}
+        return config, facts
+
+
+def record_run(
+    config: ConfigStore,
+    given: UserComponents,
+    user: UserComponents,
+    identity: Mapping[str, str],
+    curriculum: Curriculum | None = None,
+) -> RunRecord:
+    """Record a run; `given` are the user's components, `user` these completed from the settings."""
+    settings = recorded(config, given)
+    datasets: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    trained_on: dict[str, Any] = {}
+    owners = [(given, user), *((part.given, part.components) for part in user.mix)]
+    sources = [
+        (getattr(as_given, kind), getattr(filled, kind))
+        for as_given, filled in owners
+        for kind in ("dataset", "eval_dataset")
+    ]
+    for (name, setting), (source, rows) in zip(settings.datasets(), sources, strict=True):
+        if rows is None or (source is None and setting.path is None):
+            continue
+        trained_on[name] = rows
+        datasets[name] = facts = _rows_facts(setting, source, rows)
+        if name.startswith("eval_"):
+            training_rows = trained_on.get(name.removeprefix("eval_"))
+            shared = None if training_rows is None else shared_rows(rows, training_rows)
+            if shared is not None and shared.num_shared:
+                facts["rows_trained_on"] = shared.num_shared
+                facts["rows_compared"] = shared.num_compared
+        if any(map(is_lost, setting.paths)):
+            content, problem = _rows_to_keep(rows)
+            facts["kept"] = content is not None
+            if content is None:
+                facts["why_not_kept"] = problem
+            else:
+                files[f"{name}.jsonl"] = content
+                setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
+    run_facts: dict[str, Any] = {
+        "identity": dict(identity),
+        "agent": "the policy that is trained",
+        "datasets": datasets,
+        "unrecorded": {} if curriculum is None else {"curriculum": object_label(curriculum)},
+    }
+    if user.limits is not None:
+        run_facts["limits"] = dataclasses.asdict(user.limits)
+    return RunRecord(settings, files, run_facts)
+
+
+def _unrecorded(config: ConfigStore) -> dict[str, str]:
+    """Return the settings whose objects a later command cannot load."""
+    parts = list(config.parts())
+    lost: dict[str, str] = {}
+    for name in names_of(config):
+        section, *words = name.setting.split(".")
+        setting = words[0] if section == "training" else section
+        if section == "environments":
+            setting = f"{words[1]} of {parts[int(words[0])]}"
+        if is_lost(name.text):
+            lost[setting] = f"{lost[setting]}, {name.text}" if setting in lost else name.text
+    return lost
+
+
+# ---- names ----
 
 
 def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
@@ -70,7 +190,16 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     """
     settings = copy.deepcopy(config)
     for item, part in zip(settings.environments or (), given.mix, strict=True):
-        _record_environment(item, part)
+        of_part = recorded(part.config, part.given)
+        item.environment = of_part.environment.name
+        item.max_steps, item.params = of_part.environment.max_steps, of_part.environment.params
+        if part.given.reward_fn is not None:
+            item.reward = of_part.reward
+        if part.given.tools is not None:
+            item.tools = of_part.tools
+        if part.given.system_prompt is not None:
+            item.system_prompt = of_part.system_prompt
+        item.dataset, item.eval_dataset = of_part.dataset, of_part.eval_dataset
     if given.agent is not None:
         settings.agent = agent_label(given.agent)
     if given.expert is not None:
@@ -103,17 +232,20 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         # Null would mean `inference.max_tokens`; these limits replace those of that section.
         settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
         settings.inference.max_turns = None
-    if given.adv_estimator is not None:
-        estimator = get_advantage_estimator(given.adv_estimator)
-        name = _algorithm(given.adv_estimator, estimator, ADVANTAGE_ESTIMATORS)
-        settings.training.adv_estimator = name
-    if given.policy_loss is not None:
-        loss = get_policy_loss(given.policy_loss)
-        settings.training.policy_loss = _algorithm(given.policy_loss, loss, POLICY_LOSSES)
+    estimator, loss = given.adv_estimator, given.policy_loss
+    if isinstance(estimator, str):
+        settings.training.adv_estimator = estimator
+    elif estimator is not None:
+        estimator = get_advantage_estimator(estimator)
+        settings.training.adv_estimator = _algorithm(estimator, ADVANTAGE_ESTIMATORS)
+    if isinstance(loss, str):
+        settings.training.policy_loss = loss
+    elif loss is not None:
+        settings.training.policy_loss = _algorithm(get_policy_loss(loss), POLICY_LOSSES)
     if given.dataset is not None:
-        settings.dataset = dataset_setting(given.dataset)
+        settings.dataset = _dataset(given.dataset)
     if given.eval_dataset is not None:
-        settings.eval_dataset = dataset_setting(given.eval_dataset)
+        settings.eval_dataset = _dataset(given.eval_dataset)
     # The user has run all of this: later commands may, too.
     for named in names_of(settings):
         is_code = named.kind == "code" and names_code(named.text)
@@ -126,18 +258,100 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     return settings
 
 
-def _record_environment(item: EnvironmentItem, part: MixEnvironment) -> None:
-    """Write what was given in Python for an environment of a mix into its settings."""
-    settings = recorded(part.config, part.given)
-    item.environment = settings.environment.name
-    item.max_steps, item.params = settings.environment.max_steps, settings.environment.params
-    if part.given.reward_fn is not None:
-        item.reward = settings.reward
-    if part.given.tools is not None:
-        item.tools = settings.tools
-    if part.given.system_prompt is not None:
-        item.system_prompt = settings.system_prompt
-    item.dataset, item.eval_dataset = settings.dataset, settings.eval_dataset
+def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> EnvironmentConfig:
+    if isinstance(source, str):
+        return dataclasses.replace(config, name=source)
+    if isinstance(source, BaseEnvironment):
+        remade = _remaking_config(source, config)
+        label = object_label(source) if remade is None else code_name(source)
+        return dataclasses.replace(remade or source.config, name=label)
+    if isinstance(source, functools.partial) and not source.args:
+        try:
+            given = json.loads(json.dumps(source.keywords))
+        except (TypeError, ValueError):  # an object, which YAML cannot hold
+            given = None
+        if given == source.keywords:
+            config = dataclasses.replace(config, params={**given, **config.params})
+    return dataclasses.replace(config, name=code_name(source))
+
+
+def _remaking_config(
+    environment: BaseEnvironment, settings: EnvironmentConfig
+) -> EnvironmentConfig | None:
+    """Return the config with which the class makes an equal environment, or None.
+
+    It is the environment's own, or that of the settings: `Maze(**config.environment.params)`.
+    """
+    for config in (environment.config, settings):
+        try:
+            again = make_environment(type(environment), config)
+            is_same = fingerprint(again) == fingerprint(environment)
+            close_environment(again)
+        except Exception:  # the user's constructor takes more than this config has
+            continue
+        if is_same:
+            return config
+    return None
+
+
+def _algorithm(
+    record: AdvantageEstimator | PolicyLoss,
+    known: Mapping[str, AdvantageEstimator | PolicyLoss],
+) -> str:
+    """Return the name of a built-in estimator or loss, or of the user's function."""
+    name = next((name for name in known if known[name] == record), None)
+    if name is not None:
+        return name
+    function: Any = record.function
+    label = callable_label(function)
+    if record == type(record)(function) or is_lost(label):
+        return label
+    # A record that declares more than its function is named by its global variable.
+    module = sys.modules[function.__module__]
+    names = [name for name, value in vars(module).items() if value is record]
+    return f"{label.rpartition(':')[0]}:{names[0]}" if names else object_label(record)
+
+
+def _tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, Any]]:
+    """Return entries from which the same tools can be made; others get a label.
+
+    The tools of an MCP server are one entry, unless other tools are between them: a prompt lists
+    tools in order.
+    """
+    entries: list[str | dict[str, Any]] = []
+    for source, group in itertools.groupby(map(as_tool, tools), key=_server):
+        neighbours = list(group)
+        entry = None if source is None else source.entry
+        if source is None or entry is None:
+            entries += [_tool_entry(tool) for tool in neighbours]
+        elif neighbours == source.tools:
+            entries.append(dict(entry))
+        else:
+            entries.append({**entry, "only": [tool.name for tool in neighbours]})
+    return entries
+
+
+def _server(tool: Tool) -> MCPTools | None:
+    return tool.source if isinstance(tool, MCPTool) else None
+
+
+def _tool_entry(tool: Tool) -> str | dict[str, Any]:
+    if type(tool) is CalculatorTool:
+        return "calculator"
+    if isinstance(tool, FunctionTool):
+        return callable_label(tool.function)
+    if type(tool) is PythonCodeTool:
+        entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
+        if tool.packages:
+            is_all = tool.packages == package_folders(True)
+            entry["packages"] = True if is_all else list(tool.packages)
+        if not tool.isolated:  # only with the permission of the user
+            entry["allow_unsafe"] = True
+        return entry
+    return instance_label(tool)
+
+
+# ---- hashes ----
 
 
 def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
@@ -174,91 +388,12 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     if loss not in POLICY_LOSSES:
         hashes["policy_loss"] = fingerprint(get_policy_loss(loss).function)
     if user.dataset is not None:
-        hashes["dataset"] = dataset_hash(user.dataset)
+        hashes["dataset"] = _dataset_hash(user.dataset)
     for part in user.mix:
         for name, value in identity(part.components, part.config).items():
             if value != hashes.get(name):  # shared components are named once
                 hashes[f"{name} of {part.name}"] = value
     return hashes
-
-
-def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> EnvironmentConfig:
-    if isinstance(source, str):
-        return dataclasses.replace(config, name=source)
-    reference = reference_to(source)
-    if isinstance(source, BaseEnvironment):
-        remade = _remaking_config(source, config)
-        label = object_label(source) if remade is None else reference.label
-        return dataclasses.replace(remade or source.config, name=label)
-    if isinstance(source, functools.partial) and not source.args:
-        try:
-            given = json.loads(json.dumps(source.keywords))
-        except (TypeError, ValueError):  # an object, which YAML cannot hold
-            given = None
-        if given == source.keywords:
-            config = dataclasses.replace(config, params={**given, **config.params})
-    return dataclasses.replace(config, name=reference.label)
-
-
-def _remaking_config(
-    environment: BaseEnvironment, settings: EnvironmentConfig
-) -> EnvironmentConfig | None:
-    """Return the config with which the class makes an equal environment, or None.
-
-    It is the environment's own, or that of the settings: `Maze(**config.environment.params)`.
-    """
-    for config in (environment.config, settings):
-        try:
-            again = make_environment(type(environment), config)
-            is_same = fingerprint(again) == fingerprint(environment)
-            close_environment(again)
-        except Exception:  # the user's constructor takes more than this config has
-            continue
-        if is_same:
-            return config
-    return None
-
-
-def _algorithm(
-    choice: EstimatorChoice | LossChoice,
-    record: AdvantageEstimator | PolicyLoss,
-    known: Mapping[str, AdvantageEstimator | PolicyLoss],
-) -> str:
-    """Return the name of an estimator or a loss: the given one, a built-in one, or its label."""
-    if isinstance(choice, str):
-        return choice
-    name = next((name for name in known if known[name] == record), None)
-    if name is not None:
-        return name
-    function: Any = record.function
-    if record == type(record)(function):
-        return callable_label(function)
-    # A record that declares more than its function is named by its global variable.
-    target = reference_to(function).target
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    names = [name for name, value in vars(module).items() if value is record] if module else []
-    if target is None or not names:
-        return object_label(record)
-    return f"{target.rpartition(':')[0]}:{names[0]}"
-
-
-def _tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, Any]]:
-    """Return entries from which the same tools can be made; others get a label.
-
-    The tools of an MCP server are one entry, unless other tools are between them: a prompt lists
-    tools in order.
-    """
-    entries: list[str | dict[str, Any]] = []
-    for source, group in itertools.groupby(map(as_tool, tools), key=_server):
-        neighbours = list(group)
-        entry = None if source is None else source.entry
-        if source is None or entry is None:
-            entries += [_tool_entry(tool) for tool in neighbours]
-        elif neighbours == source.tools:
-            entries.append(dict(entry))
-        else:
-            entries.append({**entry, "only": [tool.name for tool in neighbours]})
-    return entries
 
 
 def _tools_description(
@@ -285,26 +420,79 @@ def _tools_description(
     return [definitions, code, *([servers] if servers else [])]
 
 
-def _server(tool: Tool) -> MCPTools | None:
-    return tool.source if isinstance(tool, MCPTool) else None
-
-
-def _tool_entry(tool: Tool) -> str | dict[str, Any]:
-    if type(tool) is CalculatorTool:
-        return "calculator"
-    if isinstance(tool, FunctionTool):
-        return callable_label(tool.function)
-    if type(tool) is PythonCodeTool:
-        entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
-        if tool.packages:
-            is_all = tool.packages == package_folders(True)
-            entry["packages"] = True if is_all else list(tool.packages)
-        if not tool.isolated:  # only with the permission of the user
-            entry["allow_unsafe"] = True
-        return entry
-    return instance_label(tool)
-
-
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _dataset_hash(rows: Any) -> str:
+    """Return a hash of the rows; of a very long dataset, of its first rows and its length."""
+    digest = hashlib.sha256(str(len(rows)).encode())
+    for index in range(min(len(rows), _MAX_HASHED_ROWS)):
+        digest.update(json.dumps(_row(rows, index), sort_keys=True, default=repr).encode())
+    return digest.hexdigest()[:16]
+
+
+# ---- rows ----
+
+
+def _dataset(given: Any) -> DatasetConfig:
+    """Return the setting for a dataset that was given in Python; rows in memory have a label."""
+    if isinstance(given, CustomEnvDataset):  # the environment's own seeds
+        return DatasetConfig()
+    origin, paths = DatasetConfig(), list[str | Path]()
+    if isinstance(given, str | Path):
+        paths = [given]
+    elif isinstance(given, list | tuple) and given and all(map(is_file_name, given)):
+        paths = list(given)
+    elif type(given) is PromptDataset and given.origin is not None:
+        # A subclass may change the rows of the files.
+        origin, paths = given.origin, [*given.origin.paths]
+    if not paths:
+        return DatasetConfig(path=object_label(given))
+    # Relative to the base directory, where they are below it: the project can be moved.
+    here = Path.cwd()
+    names = [
+        str(Path(path).relative_to(here))
+        if Path(path).is_absolute() and Path(path).is_relative_to(here)
+        else os.fspath(path)
+        for path in paths
+    ]
+    return dataclasses.replace(origin, path=names)
+
+
+def _rows_facts(setting: DatasetConfig, given: Any, rows: Any) -> dict[str, Any]:
+    """Return the facts about the rows of a dataset for `run.json`."""
+    facts: dict[str, Any] = {"path": setting.path, "split": setting.split}
+    if given is not None and (setting.path is None or any(map(is_lost, setting.paths))):
+        kind = type(given).__name__
+        facts = {"origin": f"a {kind} in Python" if setting.path else "the environment's openings"}
+    first = _row(rows, 0)
+    columns = sorted(map(str, first)) if isinstance(first, dict) else []
+    return {**facts, "rows": len(rows), "hash": _dataset_hash(rows), "columns": columns}
+
+
+def _rows_to_keep(rows: Any) -> tuple[bytes | None, str]:
+    """Return the rows as lines of JSON, or None and why they cannot be written so."""
+    expected_hash = _dataset_hash(rows)
+    content = bytearray()
+    for index in range(len(rows)):
+        row = _row(rows, index)
+        try:
+            line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            is_same = json.loads(line) == row
+        except (TypeError, ValueError, RecursionError) as error:
+            return None, f"row {index} cannot be written as JSON: {error}"
+        if not is_same:  # a tuple, or a key that is not a string
+            return None, f"row {index} changes when it is written as JSON: {row!r:.100}"
+        content += line
+        if len(content) > MAX_KEPT_BYTES:
+            return None, f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB"
+    if _dataset_hash(rows) != expected_hash:
+        return None, "the rows differ each time that they are read"
+    return bytes(content), ""
+
+
+def _row(rows: Any, index: int) -> Any:
+    """Return a row as an episode gets it, without token ids, which follow from it."""
+    return rows.plain_row(index) if isinstance(rows, PromptDataset) else rows[index]

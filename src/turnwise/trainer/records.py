@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +17,7 @@ from turnwise import __version__
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
 from turnwise.errors import CheckpointError, ConfigError, describe_error, error_message
+from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.doctor import Doctor, Finding
@@ -25,6 +28,7 @@ from turnwise.runs.metrics_log import MetricsLog, missing_steps, numbers_of
 from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
+from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.stopwatch import Stopwatch
 from turnwise.whole_files import remove_abandoned, write_whole
@@ -33,6 +37,9 @@ _LOG = logging.getLogger("turnwise")
 _MAX_STARTS = 20
 SECONDS_BETWEEN_SAVES = 600.0
 """Where `checkpoint.save_steps` sets no number of steps."""
+_MAX_HASHED_WHOLE = 50_000_000
+"""Parameters of a model that is hashed whole, which takes a fraction of a second."""
+_NUM_HASHED_VALUES = 4096
 
 
 class Records:
@@ -54,7 +61,7 @@ class Records:
         self._environment = environment
         self._reporter = reporter
         self._files = files
-        """Rows of datasets that are written when the run begins, by file name."""
+        """Rows of datasets, by the names of their files."""
         self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
         """The contents of `run.json` besides the status."""
         self._metrics = MetricsLog(folder.metrics_file)
@@ -79,23 +86,17 @@ class Records:
             )
 
     def begin(self, *, resumes: bool = False) -> None:
-        """Write the settings and facts of the run; a resumed one keeps those of its start."""
+        """Write settings, facts and rows of the run; a resumed one keeps the facts of its start."""
         remove_abandoned(self._folder.path)
         if resumes:
-            self._facts |= _kept_facts(self._folder.status)
+            before = self._folder.status
+            starts = [*before.get("earlier_starts", []), *filter(None, [before.get("provenance")])]
+            self._facts["earlier_starts"] = starts[-_MAX_STARTS:]
+            for name in ("model", "tokenizer"):  # of the weights with which the run began
+                if name in before:
+                    self._facts[name] = before[name]
         # The status first: a folder with it is a run, however soon it was killed.
         self._write_status("running", 0)
-        self._keep_rows()
-        with explained(self._folder.config_file):
-            self._config.save(self._folder.config_file)
-
-    def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """Add facts that are known once the model is loaded."""
-        self._facts = {**facts, **self._facts}
-        self._write_status("running", int(self._last.get("step", 0)))
-
-    def _keep_rows(self) -> None:
-        """Write rows that are in no file, and report those that cannot be kept."""
         for name, content in self._files.items():
             with explained(self._folder.path / name):
                 write_whole(self._folder.path / name, content)
@@ -108,6 +109,13 @@ class Records:
                     f"the rows of {name} are not kept in {self._folder.path}: "
                     f"{facts['why_not_kept']}. Commands that take this run need --dataset."
                 )
+        with explained(self._folder.config_file):
+            self._config.save(self._folder.config_file)
+
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
+        """Add facts that are known once the model is loaded."""
+        self._facts = {**facts, **self._facts}
+        self._write_status("running", int(self._last.get("step", 0)))
 
     def note_changes(self, step: int, before: ConfigStore | None) -> list[Change]:
         """Record and return the settings that differ from `before`, from this step on."""
@@ -118,13 +126,12 @@ class Records:
             self._reporter.say(f"from step {step + 1} on: {change}")
         return changes
 
-    def num_steps_after(self, step: int) -> int:
-        """Return how many steps the run has made after this one."""
-        last = max((int(line.get("step", 0)) for line in self._metrics.read()), default=0)
-        return max(last - step, 0)
+    def rewind(self, step: int) -> tuple[list[Metrics], int]:
+        """Remove all files of later steps.
 
-    def rewind(self, step: int) -> list[Metrics]:
-        """Remove all files of later steps; return the metrics up to this step."""
+        Returns the metrics up to this step, and how many steps the run had made after it.
+        """
+        last = max((int(line.get("step", 0)) for line in self._metrics.read()), default=0)
         self._metrics.rewind(step)
         self._episodes.rewind(step)
         for checkpoint in self.checkpoints.list():
@@ -134,7 +141,7 @@ class Records:
         for metrics in history:
             self._doctor.look(metrics)
             self._last = metrics
-        return history
+        return history, max(last - step, 0)
 
     def report_missing(self, history: Sequence[Metrics], num_steps: int) -> None:
         """Report steps that were trained and have no metrics in the file."""
@@ -272,8 +279,56 @@ class Records:
         )
 
 
-def _kept_facts(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a resumed run keeps of its `run.json`: its initial weights, its starts."""
-    kept = {name: before[name] for name in ("model", "tokenizer") if name in before}
-    starts = [*before.get("earlier_starts", []), *filter(None, [before.get("provenance")])]
-    return {**kept, "earlier_starts": starts[-_MAX_STARTS:]}
+def model_facts(
+    components: RunComponents, config: ConfigStore, *, is_start: bool
+) -> dict[str, Any]:
+    """Return model, tokenizer and engine for `run.json`; `is_start` adds a hash of the weights."""
+    policy, tokenizer = components.learner.model.policy, components.tokenizer
+    model: dict[str, Any] = {
+        "name": config.model.local_path or config.model.model_name,
+        "class": type(policy).__name__,
+        "parameters": sum(parameter.numel() for parameter in policy.parameters()),
+        "dtype": str(policy.dtype).removeprefix("torch."),
+        "device": str(device_of(policy)),
+    }
+    if is_start:
+        model |= _weights_hash(policy)
+    core = getattr(tokenizer, "backend_tokenizer", None)  # tokenizers in Python have none
+    text = json.dumps(tokenizer.get_vocab(), sort_keys=True) if core is None else core.to_str()
+    template = getattr(tokenizer, "chat_template", None)
+    if template and not isinstance(template, str):  # several, by name
+        template = json.dumps(template, sort_keys=True)
+    return {
+        "model": model,
+        "tokenizer": {
+            "class": type(tokenizer).__name__,
+            "size": len(tokenizer),
+            "hash": hashlib.sha256(text.encode()).hexdigest(),
+            "chat_template_hash": hashlib.sha256(template.encode()).hexdigest()
+            if template
+            else None,
+        },
+        "engine": {
+            "backend": config.inference.backend,
+            "class": type(components.engine).__name__,
+            "shares_weights": components.shares_weights,
+            "temperature": config.inference.temperature,
+            "top_p": config.inference.top_p,
+            "stall_timeout": config.inference.stall_timeout,
+            **components.engine.options,
+        },
+    }
+
+
+def _weights_hash(model: torch.nn.Module) -> dict[str, str]:
+    """Return a hash of the weights, and what it covers: all, or a sample of a large model."""
+    is_whole = sum(x.numel() for x in model.state_dict().values()) <= _MAX_HASHED_WHOLE
+    digest = hashlib.sha256()
+    for name, tensor in state_values(model):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        values = tensor.reshape(-1)
+        if not is_whole:
+            values = values[:: max(1, len(values) // _NUM_HASHED_VALUES)][:_NUM_HASHED_VALUES]
+        digest.update(values.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    sample = f"names, shapes and {_NUM_HASHED_VALUES} evenly spaced values of each tensor"
+    return {"hash": digest.hexdigest(), "hash_covers": "all weights" if is_whole else sample}

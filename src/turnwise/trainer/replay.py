@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from turnwise.chat import TokenStream
 from turnwise.config import ConfigStore
-from turnwise.episode import Collection
-from turnwise.errors import TrainingStopped
-from turnwise.inference import engine_class
+from turnwise.episode import AgentRecord, Collection, EpisodeResult, TurnRecord
+from turnwise.episode.collector import without_failed
+from turnwise.errors import ConfigError, TrainingStopped
+from turnwise.inference import FinishReason, engine_class
 from turnwise.progress.run_state import count
-from turnwise.runs.run_folder import Resume
+from turnwise.runs.checkpoints import Checkpoint, open_checkpoint
+from turnwise.runs.episode_store import EpisodeStore, refuse_older_format
+from turnwise.runs.episode_table import StoredAgent, StoredEpisode
+from turnwise.runs.metrics_log import missing_steps
+from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, samples_exactly
 from turnwise.trainer.epochs import FitPlan
-from turnwise.trainer.recorded_steps import RecordedRun
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.state import has_same_weights
@@ -33,6 +39,7 @@ from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.stopwatch import Stopwatch
 from turnwise.trainer.trainer import Trainer
 from turnwise.trainer.training_step import PlayedStep
+from turnwise.types import Trajectory
 
 _TIMED = ("time/", "memory/", "idle/")
 _NOT_REPLAYED = (*_TIMED, "eval/")
@@ -86,15 +93,82 @@ def replay_run(
             source, outcome, stretch.last_step, stretch.config, reporter, resume, given
         )
         with trainer:
-            trainer.fit(*_plan(source, config))
+            # The epochs and the steps of each, as the run planned them.
+            num_steps, num_epochs = source.planned_steps, config.training.num_epochs
+            num_epochs = 1 if num_steps % num_epochs else num_epochs
+            trainer.fit(num_epochs, num_steps // num_epochs)
         outcome.folder, resume = trainer.run_folder, "always"
     return outcome
 
 
-def _plan(source: RecordedRun, config: ConfigStore) -> tuple[int, int]:
-    """Return the epochs and the steps of each, as the run planned them."""
-    epochs, rest = config.training.num_epochs, source.planned_steps % config.training.num_epochs
-    return (1, source.planned_steps) if rest else (epochs, source.planned_steps // epochs)
+class Stretch(NamedTuple):
+    """Successive steps of a run with the same settings."""
+
+    config: ConfigStore
+    last_step: int
+
+
+class RecordedRun:
+    """The recorded episodes, metrics and checkpoints of a run, which are only read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._folder = RunFolder(path)
+        self._episodes = EpisodeStore(self._folder.episodes, 0)
+        self._metrics = {int(line["step"]): line for line in self._folder.read_metrics()}
+        self.num_steps = max(self._metrics, default=0)
+        """The steps that were trained and recorded."""
+        if not self.num_steps:
+            raise ConfigError(f"{self.path} has no recorded steps: there is nothing to replay")
+        refuse_older_format(self._folder.episodes)
+        kept = [{"step": float(step)} for step in self._episodes.steps()]
+        if missing := missing_steps(kept, self.num_steps):
+            raise ConfigError(
+                f"{self.path} has no episodes of {missing}, and trained {self.num_steps} steps: "
+                "a replay needs the episodes of every step. A run keeps them up to a size of "
+                "logging.episodes_gb."
+            )
+
+    @property
+    def planned_steps(self) -> int:
+        """The steps after which the run was to end."""
+        return max(int(self._folder.status.get("num_steps", 0)), self.num_steps)
+
+    def metrics(self, step: int) -> Metrics:
+        """Return the metrics of a step, counted from 1; empty if they are missing."""
+        return self._metrics.get(step, {})
+
+    def episodes(self, step: int, on_error: str) -> Collection:
+        """Return the episodes of a step in the order in which it trained on them."""
+        results = [_result(episode) for episode in self._episodes.read(step)]
+        return without_failed(results) if on_error == "drop_group" else Collection(results)
+
+    def baselines(self, step: int) -> dict[str, float] | None:
+        """Return the rewards of a step's greedy episodes by group, if it played some."""
+        return self._episodes.baselines(step)
+
+    def checkpoint(self, step: int) -> Checkpoint | None:
+        """Return the checkpoint of a step, if it was kept."""
+        path = self._folder.checkpoints / f"step-{step:08d}"
+        return open_checkpoint(path) if path.is_dir() else None
+
+    def stretches(self, config: ConfigStore) -> list[Stretch]:
+        """Return the settings of all steps; `config` are those of the last ones.
+
+        A run that was resumed may have other settings from then on.
+        """
+        stretches = [Stretch(config, self.num_steps)]
+        for entry in sorted(self._folder.changes, key=lambda entry: -int(entry["step"])):
+            step, last_step = int(entry["step"]), stretches[0].last_step
+            if step == 0:  # no step had the settings before this change
+                break
+            before = {name: values[0] for name, values in entry["settings"].items()}
+            config = _with_values(config, before)
+            if step >= last_step:
+                stretches[0] = Stretch(config, last_step)
+            else:
+                stretches.insert(0, Stretch(config, step))
+        return stretches
 
 
 class Replay(Trainer):
@@ -150,7 +224,10 @@ class Replay(Trainer):
         number = self.step + 1
         recorded = self._source.metrics(number)
         self._compare_metrics(number, recorded, metrics)
-        self._compare_weights(number)
+        if (checkpoint := self._source.checkpoint(number)) is not None:
+            is_same = has_same_weights(checkpoint, self.components.learner)
+            outcome = self._outcome
+            (outcome.equal_checkpoints if is_same else outcome.other_checkpoints).append(number)
         kept = {
             name: value
             for name, value in recorded.items()
@@ -174,28 +251,13 @@ class Replay(Trainer):
         worst = sorted(others, key=lambda name: _distance(*others[name]), reverse=True)
         shown = ", ".join(f"{n} {others[n][1]:.6g} (was {others[n][0]:.6g})" for n in worst[:4])
         if _distance(*others[worst[0]]) > 1:
-            raise TrainingStopped(self._divergence(step, shown))
+            raise TrainingStopped(
+                f"the replay diverges from {self._source.path} in step {step}: {shown}. It learns "
+                "from the recorded episodes, so it has other code, other settings or another "
+                "machine; or its warm start does not play the same twice."
+            )
         number = f"{len(others)} of {len(both)}"
         self._reporter.say(f"replay of step {step}: {number} metrics differ by rounding: {shown}")
-
-    def _compare_weights(self, step: int) -> None:
-        checkpoint = self._source.checkpoint(step)
-        if checkpoint is None:
-            return
-        if has_same_weights(checkpoint, self.components.learner):
-            self._outcome.equal_checkpoints.append(step)
-        else:
-            self._outcome.other_checkpoints.append(step)
-
-    def _divergence(self, step: int, shown: str) -> str:
-        imitates = step == 1 and self.config.training.warm_start is not None
-        again = ", or a warm start that does not play the same twice" if imitates else ""
-        changed = self._source.what_differs_here()
-        return (
-            f"the replay diverges from {self._source.path} in step {step}: {shown}. It learns from "
-            "the recorded episodes, so it has other code, other settings or another machine"
-            f"{again}.{f' Since then: {changed}.' if changed else ''}"
-        )
 
 
 def _distance(recorded: float, now: float) -> float:
@@ -219,3 +281,68 @@ def _in_this_process(config: ConfigStore) -> ConfigStore:
     config.training.eval_episodes = 0
     config.logging.episodes_gb, config.logging.sinks = 0.0, []
     return config
+
+
+def _with_values(config: ConfigStore, values: Mapping[str, Any]) -> ConfigStore:
+    """Return settings with other values, by their dotted names."""
+    data = dataclasses.asdict(config)
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (data[section] if section else data)[key] = value
+    return ConfigStore.of(data)
+
+
+def _result(episode: StoredEpisode) -> EpisodeResult:
+    return EpisodeResult(
+        seed=episode.seed,
+        group=episode.group,
+        member=episode.member,
+        status=episode.status,
+        error=episode.error,
+        traceback=episode.traceback,
+        attempt=episode.attempt,
+        agents=[_agent(agent, episode) for agent in episode.agents],
+        seconds=episode.seconds,
+        part=episode.part,
+    )
+
+
+def _agent(agent: StoredAgent, episode: StoredEpisode) -> AgentRecord:
+    stream = TokenStream.restored(
+        agent.ids.tolist(),
+        agent.mask.tolist(),
+        agent.columns["sampler_log_probs"][agent.mask].tolist(),
+        [turn.tokens for turn in agent.turns],
+        agent.branches,
+    )
+    turns = [
+        TurnRecord(
+            tokens=turn.tokens,
+            text=turn.text,
+            finish_reason=FinishReason(turn.finish_reason),
+            weight_version=turn.weight_version,
+            kind=turn.kind,  # type: ignore[arg-type] # a `TurnKind` when it was written
+            state=turn.state,
+            observation=turn.observation,
+            reward=turn.reward,
+            done=turn.done,
+            info=turn.info,
+            later_versions=tuple(turn.later_versions),
+        )
+        for turn in agent.turns
+    ]
+    record = AgentRecord(agent.name, stream, turns=turns, reward=agent.reward)
+    record.trajectory = Trajectory(
+        states=[turn.state for turn in record.actions],
+        actions=[turn.text for turn in record.actions],
+        rewards=[turn.reward for turn in record.actions],
+        dones=[turn.done for turn in record.actions],
+        infos=[turn.info for turn in record.actions],
+        observations=[turn.observation for turn in record.actions],
+        status=episode.status,
+        seed=episode.seed,
+        error=episode.error,
+        task=episode.task,
+        result=agent.result,
+    )
+    return record

@@ -32,10 +32,9 @@ from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport
 from turnwise.trainer.lifecycle import RunLifecycle
 from turnwise.trainer.mix import GivenEnvironment, with_mix
-from turnwise.trainer.records import Records
+from turnwise.trainer.records import Records, model_facts
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
-from turnwise.trainer.run_record import model_facts
 from turnwise.trainer.state import restore_generators_if_interrupted, seed_generators
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch

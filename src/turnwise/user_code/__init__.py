@@ -1,20 +1,18 @@
 """User code by name: from `file.py:Name` or `module:Name` to the object, and back."""
 
 from turnwise.user_code.fingerprint import fingerprint, is_installed
-from turnwise.user_code.imports import (
+from turnwise.user_code.names import (
+    callable_label,
+    code_name,
+    import_file,
     import_object,
     imported_files,
-    module_file,
-    refuse_during_import,
-)
-from turnwise.user_code.reference import (
-    CodeReference,
-    callable_label,
     instance_label,
     is_lost,
+    module_file,
     names_code,
     object_label,
-    reference_to,
+    refuse_during_import,
 )
 from turnwise.user_code.tracebacks import definition_note, user_traceback
 from turnwise.user_code.trust import (
@@ -30,11 +28,12 @@ from turnwise.user_code.trust import (
 )
 
 __all__ = [
-    "CodeReference",
     "allows_model_code",
     "callable_label",
+    "code_name",
     "definition_note",
     "fingerprint",
+    "import_file",
     "import_object",
     "imported_files",
     "instance_label",
@@ -44,7 +43,6 @@ __all__ = [
     "module_file",
     "names_code",
     "object_label",
-    "reference_to",
     "refuse_during_import",
     "remember_code",
     "remember_use",
