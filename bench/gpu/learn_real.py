@@ -1,13 +1,14 @@
 """How fast a real model learns in half precision: SmolLM2-135M, from a checkpoint in bfloat16.
 
-    python bench/gpu/learn_real.py                        bfloat16 and float32, 2 tasks, 5 seeds
+    python bench/gpu/learn_real.py                        bfloat16 and float32, all tasks, 5 seeds
     python bench/gpu/learn_real.py --variants threshold nearest stochastic
-    python bench/gpu/learn_real.py --variants trl --tasks additions      in TRL's environment
+    python bench/gpu/learn_real.py --variants trl --tasks sums           in TRL's environment
     python bench/gpu/learn_real.py --model tiny --quick   to see that everything runs; any device
 
-Tasks: `additions` of numbers up to 60 (one turn of up to 12 tokens), and `totals`, a running total
-of three numbers (three turns). GRPO on 32 groups of 8, one optimiser step an update. The checkpoint
-is rounded to bfloat16 first, as hubs have them; float32 computes with the same one.
+Tasks: `additions` of numbers up to 60 (one turn of up to 12 tokens) with nothing but the number,
+which the model hardly ever writes at first; `sums`, the same with words around it; and `totals`, a
+running total of three numbers (three turns). GRPO on 32 groups of 8, one optimiser step an update.
+The checkpoint is rounded to bfloat16 first, as hubs have them; float32 computes with the same one.
 
 Variants: `bfloat16` and `float32` are what users get. `threshold`, `nearest` and `stochastic` round
 the masters to bfloat16 in torch, without the kernel: by a fixed threshold for each weight, to the
@@ -49,6 +50,10 @@ def is_number(text: str, number: int) -> bool:
     return re.fullmatch(rf"\s*{number}\s*\.?\s*", text) is not None
 
 
+def ends_with_number(text: str, number: int) -> bool:
+    return re.findall(r"\d+", text)[-1:] == [str(number)]
+
+
 class Additions(BaseEnvironment):
     """One addition; the answer is the number alone."""
 
@@ -65,6 +70,14 @@ class Additions(BaseEnvironment):
 
     def get_state_description(self) -> str:
         return f"{self.a} + {self.b}"
+
+
+class Sums(Additions):
+    """One addition; the answer is the last number of the reply, whatever is around it."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        is_right = ends_with_number(action, self.a + self.b)
+        return "", float(is_right), True, {"success": is_right}
 
 
 class Totals(BaseEnvironment):
@@ -92,7 +105,11 @@ class Totals(BaseEnvironment):
         return f"turn {self.turn}, total {self.total}"
 
 
-TASKS: dict[str, type[BaseEnvironment]] = {"additions": Additions, "totals": Totals}
+TASKS: dict[str, type[BaseEnvironment]] = {
+    "additions": Additions,
+    "sums": Sums,
+    "totals": Totals,
+}
 
 
 def round_differently(variant: str) -> None:
@@ -157,13 +174,14 @@ def learn(
 def learn_by_trl(
     arguments: argparse.Namespace, task: str, seed: int, model: str, folder: Path
 ) -> list[float]:
-    """Train on additions with TRL; return the mean reward of each step."""
+    """Train on additions or sums with TRL; return the mean reward of each step."""
     import trl  # type: ignore[import-not-found]
     from datasets import Dataset  # type: ignore[import-not-found]
     from datasets.table import InMemoryTable  # type: ignore[import-not-found]
 
-    if task != "additions":
-        raise SystemExit("trl: only additions; TRL has no environment of several turns like totals")
+    if task not in ("additions", "sums"):
+        raise SystemExit("trl: only additions and sums; totals has several turns")
+    is_right = is_number if task == "additions" else ends_with_number
     rng = random.Random(seed)
     rows = []
     for _ in range(NUM_GROUPS * arguments.steps):
@@ -173,7 +191,7 @@ def learn_by_trl(
 
     def score(completions: list[Any], total: list[int], **_: Any) -> list[float]:
         pairs = zip(completions, total, strict=True)
-        return [float(is_number(answer[-1]["content"], number)) for answer, number in pairs]
+        return [float(is_right(answer[-1]["content"], number)) for answer, number in pairs]
 
     trainer = trl.GRPOTrainer(
         model,

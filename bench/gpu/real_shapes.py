@@ -2,6 +2,7 @@
 
     python bench/gpu/real_shapes.py                    Qwen2.5-1.5B: 8 groups of 8 x (512 + 256)
     python bench/gpu/real_shapes.py --shape 7B --lora 32
+    python bench/gpu/real_shapes.py --kernels ours liger torch         norms, rotary, MLPs
     python bench/gpu/real_shapes.py --shape 7B --offload       a full fine-tune of 7B on one GPU
     python bench/gpu/real_shapes.py --groups 1 --members 1 --prompt 1024 --sampled 130048
                                                        one episode of 128k tokens
@@ -43,6 +44,7 @@ from results import add_record_option, record
 from turnwise.inference import GenerationRequest, create_inference_engine
 from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
+from turnwise.learner.fast import modules
 from turnwise.learner.lora import add_lora
 from turnwise.models import load_tokenizer
 
@@ -70,6 +72,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 NAMES = {"local": "local", "vllm": "vLLM", "sglang": "SGLang"}
 WORKS: list[dict[str, int]] = [{}, {"groups": 32}, {"turns": 6, "sampled": 64}]
 """What `--all` samples: 64 and 256 at once, and 64 conversations of several turns."""
+OURS = dict(vars(modules))
 PEAK_FLOPS = 989e12
 """The peak of an H200 in bfloat16, without sparsity."""
 
@@ -126,6 +129,31 @@ def seconds_and_gib(learner: Learner, batch: PPOBatch, repeats: int) -> tuple[fl
     return median(found[1:]), torch.cuda.max_memory_allocated() / 2**30 if is_gpu else 0.0
 
 
+def use_kernels(name: str) -> None:
+    """Compute norms, rotary embeddings and gated MLPs by our kernels, by Liger's, or by torch."""
+    vars(modules).update(OURS)
+    if name == "torch":
+        for kind in ("fused_norms", "fused_rotary", "gated_mlps"):
+            vars(modules)[kind] = lambda modules: []
+    if name != "liger":
+        return
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # type: ignore[import-not-found]
+    from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction  # type: ignore[import-not-found]
+
+    def norm(module: Any, hidden: torch.Tensor) -> Any:
+        settings = (module.variance_epsilon, 0.0, "llama", False)
+        return LigerRMSNormFunction.apply(hidden, module.weight, *settings)
+
+    def mlp(module: Any, x: torch.Tensor) -> Any:
+        return module.down_proj(LigerSiLUMulFunction.apply(module.gate_proj(x), module.up_proj(x)))
+
+    def rotate(plain: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+        return LigerRopeFunction.apply(query, key, cos, sin)
+
+    vars(modules).update(_fused_norm=norm, _gated_mlp=mlp, _rotate_both=rotate)
+
+
 def time_update(arguments: argparse.Namespace) -> None:
     """Time an update of groups that share their prompts, and of as many different prompts."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -144,11 +172,15 @@ def time_update(arguments: argparse.Namespace) -> None:
         works = {"shared": (groups, members), "each": (groups * members, 1)}
         if arguments.lora:
             works["shared, LoRA by peft"] = (groups, members)
+        if arguments.kernels:
+            works = {f"shared, {name}": (groups, members) for name in arguments.kernels}
     seconds = {}
     options = LearnerOptions(learning_rate=1e-6, offload_optimizer=arguments.offload)
     for name, (num_prompts, num_each) in works.items():
         batch = make_batch(num_prompts, num_each, prompt, sampled, model.config.vocab_size)
         num_tokens = num_prompts * (prompt + num_each * sampled)
+        if arguments.kernels:
+            use_kernels(name.removeprefix("shared, "))
         learner = Learner(PolicyValueModel(model, None), options)
         learner.model.merges_adapters = name != "shared, LoRA by peft"
         seconds[name], gib = seconds_and_gib(learner, batch, arguments.repeats)
@@ -288,6 +320,7 @@ def main() -> int:
     parser.add_argument("--offload", action="store_true", help="the optimiser on the CPU")
     parser.add_argument("--sample", action="store_true", help="time sampling, not the update")
     parser.add_argument("--all", action="store_true", help="sample 64, 256 and six turns")
+    parser.add_argument("--kernels", nargs="+", choices=("ours", "liger", "torch"))
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=512)
