@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -55,14 +55,19 @@ def environment_factory(
     """
     config = EnvironmentConfig.of(config)
     if isinstance(source, str):
-        return _factory_by_name(source, config, is_checked)
+        name, source = source, source_by_name(source)
+        prefix, colon, rest = name.partition(":")
+        if colon and prefix in ADAPTERS:
+            if ":" in rest:  # Gymnasium imports the module in `gym:module:Name-v0`
+                require_code(rest)
+            return functools.partial(source, rest, config)
     if isinstance(source, BaseEnvironment):
         return source.spawn
     if not callable(source):
         raise ConfigError(
-            f"environment got {_described(source)}, expected a name such as 'guess-number', a "
-            "class derived from turnwise.BaseEnvironment, an object of one, or a function that "
-            "makes one."
+            f"environment got {source!r:.80} ({type(source).__name__}), expected a name such as "
+            "'guess-number', a class derived from turnwise.BaseEnvironment, an object of one, or a "
+            "function that makes one."
         )
     if isinstance(source, type) and is_checked:
         _check_class(source)
@@ -71,14 +76,14 @@ def environment_factory(
 
     def make() -> BaseEnvironment:
         env = source(config) if is_alone else source(**arguments)
-        takes_config = is_alone or "config" in arguments
-        if not takes_config and isinstance(env, BaseEnvironment) and config.max_steps is not None:
-            env.max_steps = config.max_steps
         if not isinstance(env, BaseEnvironment):
             raise EnvironmentFault(
-                f"the environment factory {_name_of(source)} returned {type(env).__name__}, "
+                f"the environment factory {_name(source)} returned {type(env).__name__}, "
                 "expected a BaseEnvironment. Derive the class from turnwise.BaseEnvironment."
             )
+        takes_config = is_alone or "config" in arguments
+        if not takes_config and config.max_steps is not None:
+            env.max_steps = config.max_steps
         return env
 
     return make
@@ -90,16 +95,6 @@ def make_environment(
 ) -> BaseEnvironment:
     """Creates one environment."""
     return environment_factory(source, config)()
-
-
-def _factory_by_name(name: str, config: EnvironmentConfig, is_checked: bool) -> EnvironmentFactory:
-    source = source_by_name(name)
-    prefix, colon, rest = name.partition(":")
-    if colon and prefix in ADAPTERS:
-        if ":" in rest:  # Gymnasium imports the module in `gym:module:Name-v0`
-            require_code(rest)
-        return lambda: source(rest, config)
-    return environment_factory(source, config, is_checked=is_checked)
 
 
 def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
@@ -169,57 +164,38 @@ def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[st
     if "config" in names:  # it reads there what it has no argument for
         arguments = {name: value for name, value in arguments.items() if name in names}
         arguments["config"] = config
-    name = _name_of(source)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     odd = next((key for key in arguments if key not in names and not takes_any), None)
     if odd is not None:
         takes = f"takes {signature}. {did_you_mean(odd, names)}" if names else "takes no arguments."
-        raise ConfigError(f"environment.params has {odd!r}, and {name} {takes}")
+        raise ConfigError(f"environment.params has {odd!r}, and {_name(source)} {takes}")
     if "max_steps" in names and config.max_steps is not None:
         arguments.setdefault("max_steps", config.max_steps)
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        missing = [
-            p.name
-            for p in parameters
-            if p.name in names and p.default is p.empty and p.name not in arguments
-        ]
-        example = ", ".join(f"{argument}: ..." for argument in missing)
+        name = str(error).rpartition(" ")[2].strip("'")
         raise ConfigError(
-            f"{name} takes {signature}: {error}. Set environment.params: {{{example}}}"
-            f"{''.join(f' (-p {argument}=...)' for argument in missing[:1])}, or pass an object: "
-            f"environment={name}(...). An argument named config gets all settings of the "
-            "environment."
+            f"{_name(source)} takes {signature}: {error}. Set environment.params: {{{name}: ...}} "
+            f"(-p {name}=...), or pass an object: environment={_name(source)}(...). An argument "
+            "named config gets all settings of the environment."
         ) from None
     return arguments
 
 
 def _signature(source: Callable[..., Any]) -> inspect.Signature:
     """Returns the signature; of a constructor that passes everything on, that of the next class."""
-    signature = inspect.signature(source)
-    if not isinstance(source, type):
-        return signature
-    for kind in source.__mro__:
+    passes_on = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    for kind in source.__mro__ if isinstance(source, type) else ():
         if "__init__" not in vars(kind) or kind is object:
             continue
         constructor = inspect.signature(vars(kind)["__init__"])
         parameters = list(constructor.parameters.values())[1:]
-        if {p.kind for p in parameters} != {
-            inspect.Parameter.VAR_POSITIONAL,
-            inspect.Parameter.VAR_KEYWORD,
-        }:
+        if {p.kind for p in parameters} != passes_on:
             empty = inspect.Signature.empty
             return constructor.replace(parameters=parameters, return_annotation=empty)
-    return signature
+    return inspect.signature(source)
 
 
-def _described(source: object) -> str:
-    """Returns `the module math`, `an object of Maze`, for messages."""
-    if isinstance(source, types.ModuleType):
-        return f"the module {source.__name__}"
-    return f"an object of {type(source).__qualname__.rpartition('.')[2]}"
-
-
-def _name_of(source: object) -> str:
+def _name(source: object) -> str:
     return getattr(source, "__qualname__", type(source).__name__)

@@ -90,26 +90,28 @@ def checked_step(env: BaseEnvironment, result: object) -> StepResult:
     observation = _checked_observation(env, "step", observation)
     try:
         # float("1.5") would work, and hide that a reward is text.
-        number = math.nan if isinstance(reward, str | bytes) else float(reward)
+        number = None if isinstance(reward, str | bytes) else float(reward)
     except (TypeError, ValueError):
-        number = math.nan
-    if number != number and not isinstance(reward, float):
-        fix = "Return 0.0 where nothing was earned." if reward is None else _conversion(reward)
+        number = None
+    if number is None:
+        fix = (
+            "Convert it with float(...); return 0.0 where nothing was earned; await what is async."
+        )
         raise _fault(env, "step", f"returned a reward of {_kind(reward)}, expected a number. {fix}")
     if not math.isfinite(number):
-        raise _fault(
-            env,
-            "step",
-            f"returned the reward {number}, expected a finite number. "
-            "Look for a division by zero or a logarithm of zero in the reward.",
-        )
+        fix = "Look for a division by zero or a logarithm of zero in the reward."
+        raise _fault(env, "step", f"returned the reward {number}, expected a finite number. {fix}")
     if not isinstance(info, dict | None):
-        raise _fault(
-            env, "step", f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
-        )
+        problem = f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
+        raise _fault(env, "step", problem)
+    # numpy's bool_ is not a bool; a 0 or 1 is taken too, a list or a string is a mistake.
+    if isinstance(done, str | bytes | list | tuple | dict) or done not in (0, 1):
+        fix = "Return (observation, reward, done, info) in this order, done a bool."
+        problem = f"returned done={done!r:.80}, expected True or False. {fix}"
+        raise _fault(env, "step", problem)
     # A copy without the methods of a subclass, which the environment cannot change later.
     info = dict(info or {})
-    over = _checked_flag(env, done)
+    over = bool(done)
     cut = bool(info.get("truncated", False))
     out_of_steps = not over and env.step_count >= env.max_steps
     return StepResult(observation, number, over and not cut, cut or out_of_steps, info)
@@ -130,32 +132,12 @@ def _checked_observation(env: BaseEnvironment, method: str, observation: object)
     )
 
 
-def _checked_flag(env: BaseEnvironment, done: object) -> bool:
-    # numpy's bool_ is not a bool; a 0 or 1 is taken too, a list or a string is a mistake.
-    if isinstance(done, bool) or (
-        not isinstance(done, str | bytes | list | tuple | dict) and done in (0, 1)
-    ):
-        return bool(done)
-    raise _fault(
-        env,
-        "step",
-        f"returned done={done!r:.80}, expected True or False. "
-        "Return (observation, reward, done, info) in this order, done a bool.",
-    )
-
-
 def _fault(env: BaseEnvironment, method: str, problem: str) -> EnvironmentFault:
     """Returns the error, with a note on where the user's method is defined."""
     fault = EnvironmentFault(f"{type(env).__name__}.{method}() {problem}")
     if (note := definition_note(getattr(env, method))) is not None:
         fault.add_note(note)
     return fault
-
-
-def _conversion(reward: object) -> str:
-    if inspect.isawaitable(reward):
-        return "Put await before the call that makes it."
-    return "Convert it with float(...)."
 
 
 def _kind(value: object) -> str:

@@ -39,7 +39,20 @@ class Prompt:
             raise ConfigError(
                 f"a prompt is {_shown(prompt)}, expected a text or a list of messages"
             )
-        messages = [_message(number, message) for number, message in enumerate(prompt)]
+        messages = []
+        for number, message in enumerate(prompt):
+            role = message.get("role") if isinstance(message, Mapping) else None
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if isinstance(content, list):  # pieces of text
+                pieces = [p.get("text") if isinstance(p, Mapping) else None for p in content]
+                is_text = all(isinstance(piece, str) for piece in pieces)
+                content = "".join(map(str, pieces)) if is_text else None
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise ConfigError(
+                    f"message {number} of a prompt is {_shown(message)}, expected "
+                    "{'role': 'user', 'content': text}; pictures and other media are not supported"
+                )
+            messages.append({"role": role, "content": content})
         system = ""
         if messages and messages[0]["role"] == "system":
             system = messages.pop(0)["content"]
@@ -152,29 +165,6 @@ def is_answer(reply: str, answer: str) -> bool:
     """
     reply, answer = reply.strip(), answer.strip()
     return reply == answer or reply.rpartition("\n")[2].strip() == answer
-
-
-def _message(number: int, message: object) -> dict[str, str]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ConfigError(
-            f"message {number} of a prompt is {_shown(message)}, expected "
-            "{'role': 'user', 'content': text}"
-        )
-    return {"role": message["role"], "content": _text(number, message.get("content"))}
-
-
-def _text(number: int, content: object) -> str:
-    """Returns the content of a message: a text, or a list of texts."""
-    if isinstance(content, str):
-        return content
-    pieces = content if isinstance(content, Sequence) and not isinstance(content, bytes) else [None]
-    texts = [piece.get("text") if isinstance(piece, Mapping) else None for piece in pieces]
-    if not all(isinstance(text, str) for text in texts):
-        raise ConfigError(
-            f"the content of message {number} of a prompt is {_shown(content)}, expected text: "
-            "pictures and other media are not supported"
-        )
-    return "".join(map(str, texts))
 
 
 def _shown(value: object) -> str:

@@ -144,7 +144,7 @@ class Tool(ABC):
         try:
             return self._spec.check(arguments)
         except ToolError as error:
-            raise ToolError(f"{error} {self.definition.usage}") from None
+            raise ToolError(f"{error} Call it as {self.definition.signature}.") from None
 
     def with_context(self, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
         """Returns the arguments, with the context if the tool has an argument for it."""

@@ -249,8 +249,9 @@ class MCPTools:
             # Cancelling this, as at a timeout, cancels the call at the server too.
             answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
         except Exception as error:
-            if _is_refusal(error):
-                raise ToolError(_reason(error)) from error
+            code = getattr(error, "code", None)
+            if isinstance(code, int) and code != import_extra("mcp.types", "mcp").CONNECTION_CLOSED:
+                raise ToolError(_reason(error)) from error  # refused; the server is still there
             output = await call_with_deadline(
                 self._log.last_output, timeout=None, waiting_for="the server's log"
             )
@@ -277,7 +278,12 @@ class MCPTools:
                 async with asyncio.timeout(_START_SECONDS):
                     client = _import_mcp().Client(self._connect(stack, log))
                     await stack.enter_async_context(client)
-                    self._tools = [MCPTool(self, found) for found in await _list_tools(client)]
+                    page = await client.list_tools()
+                    described = list(page.tools)
+                    while page.next_cursor is not None:
+                        page = await client.list_tools(cursor=page.next_cursor)
+                        described += page.tools
+                    self._tools = [MCPTool(self, one) for one in described]
                 self._client = client
                 self.status = "open"
                 ready.set_result(None)
@@ -287,40 +293,18 @@ class MCPTools:
             self._client = None
 
 
-async def _list_tools(client: Any) -> list[Any]:
-    found: list[Any] = []
-    cursor: str | None = None
-    while True:
-        page = await client.list_tools(cursor=cursor)
-        found += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
-            return found
-
-
 def _read_answer(answer: Any) -> Any:
     """Returns the text of an answer; an error of the server becomes a `ToolError`."""
-    pieces = [_read_block(block) for block in answer.content]
-    text = "\n".join(pieces)
+    pieces = []
+    for block in answer.content:
+        text = getattr(getattr(block, "resource", block), "text", None)
+        if text is None:
+            what = getattr(block, "uri", None) or getattr(block, "mime_type", "")
+            text = f"[{block.type} {what}, not shown]"
+        pieces.append(text)
     if answer.is_error:
-        raise ToolError(text or "the tool failed and did not say why")
-    return text if pieces else answer.structured_content
-
-
-def _read_block(block: Any) -> str:
-    if block.type == "text":
-        return str(block.text)
-    if block.type == "resource":
-        return str(getattr(block.resource, "text", None) or f"[resource {block.resource.uri}]")
-    if block.type == "resource_link":
-        return f"[resource {block.uri}]"
-    return f"[{block.type} {block.mime_type}, not shown]"
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether the server refused the call, rather than being lost."""
-    code = getattr(error, "code", None)
-    return isinstance(code, int) and code != import_extra("mcp.types", "mcp").CONNECTION_CLOSED
+        raise ToolError("\n".join(pieces) or "the tool failed and did not say why")
+    return "\n".join(pieces) if pieces else answer.structured_content
 
 
 def _reason(error: BaseException) -> str:

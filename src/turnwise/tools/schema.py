@@ -253,7 +253,8 @@ def _read_schema(text: str, context_argument: str | None) -> ArgumentSpec:
 
     schema: dict[str, Any] = json.loads(text)
     shape = {"properties": {}, **schema, "type": "object"}
-    python_type = _python_type(shape, _definitions(schema), 0)
+    definitions = schema.get("$defs") or schema.get("definitions") or {}
+    python_type = _python_type(shape, definitions, 0)
     return ArgumentSpec(schema, TypeAdapter(python_type), context_argument)
 
 
@@ -281,7 +282,8 @@ def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any
     """Returns the pydantic type of a JSON schema; Any for what has no counterpart."""
     from pydantic import Field
 
-    schema = _follow(schema, definitions)
+    if isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
+        schema = definitions.get(reference.rpartition("/")[2])
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return Any
     options = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
@@ -312,18 +314,6 @@ def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any
     return Annotated[python_type, Field(**bounds)] if bounds else python_type
 
 
-def _definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return schema.get("$defs") or schema.get("definitions") or {}
-
-
-def _follow(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Resolves a `$ref` to the schema's own definitions; others give None."""
-    if isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
-        folder, _, name = reference.rpartition("/")
-        return definitions.get(name) if folder in ("#/$defs", "#/definitions") else None
-    return schema
-
-
 def describe_type(schema: Any) -> str:
     """Returns a JSON schema in a word or two.
 
@@ -343,34 +333,3 @@ def describe_type(schema: Any) -> str:
     if kind == "array":
         return f"array of {describe_type(schema.get('items'))}"
     return "|".join(kind) if isinstance(kind, list) else str(kind)
-
-
-def example_of(schema: Any, definitions: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """Returns a value that fits a schema; for an object, its required fields.
-
-    >>> example_of({"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]})
-    {'a': 1}
-    """
-    if definitions is None:
-        definitions = _definitions(schema)
-    schema = _follow(schema, definitions)
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return None
-    if options := schema.get("examples") or schema.get("enum"):
-        return options[0]
-    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
-        return example_of(alternatives[0], definitions, depth)
-    if "const" in schema:
-        return schema["const"]
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "array":
-        return [example_of(schema.get("items", {}), definitions, depth + 1)]
-    if kind == "object":
-        properties = schema.get("properties", {})
-        names = [name for name in schema.get("required", ()) if name in properties]
-        return {name: example_of(properties[name], definitions, depth + 1) for name in names}
-    if kind in ("integer", "number"):
-        lowest = max(1, schema.get("minimum", 1), schema.get("exclusiveMinimum", 0) + 1)
-        return min(lowest, schema.get("maximum", lowest))
-    return {"boolean": True, "null": None}.get(kind, "text")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from turnwise.errors import ToolError
-from turnwise.tools.schema import describe_type, example_of
+from turnwise.tools.schema import describe_type
 from turnwise.types import StepResult
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
@@ -70,12 +70,6 @@ class ToolDefinition:
                 default = f" = {shown}"
             arguments.append(f"{name}: {describe_type(schema)}{default}")
         return f"{self.name}({', '.join(arguments)})"
-
-    @property
-    def usage(self) -> str:
-        """How to call the tool correctly, for a model that did not."""
-        example = json.dumps(example_of(self.parameters), ensure_ascii=False)
-        return f"Call it as {self.signature}, for example with {example}."
 
 
 @dataclass
