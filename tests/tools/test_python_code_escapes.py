@@ -464,17 +464,10 @@ def test_if_the_one_that_watches_is_killed_the_program_goes_too(
     early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = threading.Event()
-    hear = runner._Watch._read_status
-
-    def listen(watch: runner._Watch, data: bytes) -> None:
-        hear(watch, data)
-        running.set()
-
-    monkeypatch.setattr(runner._Watch, "_read_status", listen)
+    monkeypatch.setattr(runner.OutputKeeper, "add", lambda keeper, data: running.set())
     results: list[CodeRun] = []
-    thread = threading.Thread(
-        target=lambda: results.append(run("while True: pass", seconds=3600)), daemon=True
-    )
+    code = "print('begun', flush=True)\nwhile True: pass"
+    thread = threading.Thread(target=lambda: results.append(run(code, seconds=3600)), daemon=True)
     thread.start()
     # Early: while the program is still being locked in.
     wait_until(lambda: len(separate_processes()) == 2 if early else running.is_set())

@@ -149,10 +149,7 @@ def run_code(
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(json.dumps(request).encode())
-        watch = _Watch(limits, stop or threading.Event())
-        watch.follow(process, status)
-        _end(process, isolated=isolated)
-        return watch.outcome(process.returncode)
+        return _follow(process, status, limits, stop or threading.Event(), isolated=isolated)
 
 
 def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
@@ -194,7 +191,14 @@ def _end(process: subprocess.Popen[bytes], *, isolated: bool) -> None:
         if isolated:
             # Not process.terminate(): that would reap it, and its id could be reused.
             os.kill(process.pid, signal.SIGTERM)  # the watching process ends the program
-            _wait_for_end(process.pid)
+            with suppress(OSError):  # no file can be opened any more; SIGKILL ends it too
+                ended = os.pidfd_open(process.pid)
+                try:
+                    poll = select.poll()  # not select.select: no descriptor from 1024 on
+                    poll.register(ended, select.POLLIN)
+                    poll.poll(_END_SECONDS * 1000)
+                finally:
+                    os.close(ended)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -202,76 +206,54 @@ def _end(process: subprocess.Popen[bytes], *, isolated: bool) -> None:
             process.stdout.close()
 
 
-def _wait_for_end(pid: int) -> None:
-    try:
-        ended = os.pidfd_open(pid)
-    except OSError:
-        return  # no file can be opened any more; SIGKILL ends the program too
-    try:
-        poll = select.poll()  # not select.select, which takes no descriptor from 1024 on
-        poll.register(ended, select.POLLIN)
-        poll.poll(_END_SECONDS * 1000)
-    finally:
-        os.close(ended)
-
-
-class _Watch:
-    """Reads the output and the status of the process until it ends or must be ended."""
-
-    def __init__(self, limits: CodeLimits, stop: threading.Event) -> None:
-        self._limits = limits
-        self._stop = stop
-        self._output = OutputKeeper(limits.output_characters)
-        self._status = b""
-        self._started = 0.0
-        self._seconds = 0.0
-        self._timed_out = False
-
-    def follow(self, process: subprocess.Popen[bytes], status: int) -> None:
-        assert process.stdout is not None
-        deadline, num_late = time.monotonic() + _START_SECONDS, 0
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ, self._output.add)
-            selector.register(status, selectors.EVENT_READ, self._read_status)
-            while selector.get_map() and not self._stop.is_set() and not self._flooded:
-                left = max(0.0, deadline - time.monotonic())
-                num_late += left == 0.0
-                if num_late > _LAST_READS:
-                    self._timed_out = bool(self._started)
-                    break
-                for key, _ in selector.select(min(left, _GLANCE_SECONDS)):
-                    data = os.read(key.fd, _CHUNK)
-                    key.data(data)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                if self._started:
-                    deadline = self._started + self._limits.seconds
-        self._seconds = time.monotonic() - self._started if self._started else 0.0
-
-    def _read_status(self, data: bytes) -> None:
-        self._status += data
-        if not self._started and self._status.startswith(b"ready\n"):
-            self._started = time.monotonic()
-
-    @property
-    def _flooded(self) -> bool:
-        return self._output.num_bytes > _MAX_PRINTED
-
-    def outcome(self, return_code: int) -> CodeRun:
-        output = self._output.text
-        if not self._started:
-            line = self._status.decode(errors="replace").partition("\n")[0]
-            why = line.removeprefix("failed ")
-            return CodeRun("", problem=why or output.strip() or "the process did not start")
-        result = functools.partial(CodeRun, output, seconds=self._seconds)
-        if self._timed_out or self._flooded or self._stop.is_set():
-            return result(timed_out=self._timed_out, printed_too_much=self._flooded)
-        # The watching process reports the end; without one the process is the program.
-        kind, _, number = self._status.decode().splitlines()[-1].partition(" ")
-        if kind == "exceeded":
-            return result(exceeded=number)
-        code = return_code if kind == "ready" else int(number) * (-1 if kind == "signal" else 1)
-        return result(exit_code=code) if code >= 0 else result(signal=-code)
+def _follow(
+    process: subprocess.Popen[bytes],
+    status: int,
+    limits: CodeLimits,
+    stop: threading.Event,
+    *,
+    isolated: bool,
+) -> CodeRun:
+    """Reads the output and the status lines of the process until it ends or must be ended."""
+    assert process.stdout is not None
+    output = OutputKeeper(limits.output_characters)
+    lines = b""
+    started: float | None = None
+    deadline, num_late = time.monotonic() + _START_SECONDS, 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(status, selectors.EVENT_READ)
+        while selector.get_map() and not stop.is_set() and output.num_bytes <= _MAX_PRINTED:
+            left = max(0.0, deadline - time.monotonic())
+            num_late += left == 0.0
+            if num_late > _LAST_READS:
+                break
+            for key, _ in selector.select(min(left, _GLANCE_SECONDS)):
+                data = os.read(key.fd, _CHUNK)
+                if not data:
+                    selector.unregister(key.fileobj)
+                if key.fd != status:
+                    output.add(data)
+                    continue
+                lines += data
+                if started is None and lines.startswith(b"ready\n"):
+                    started = time.monotonic()
+                    deadline = started + limits.seconds
+    stopped = time.monotonic()
+    _end(process, isolated=isolated)
+    if started is None:
+        why = lines.decode(errors="replace").partition("\n")[0].removeprefix("failed ")
+        return CodeRun("", problem=why or output.text.strip() or "the process did not start")
+    result = functools.partial(CodeRun, output.text, seconds=stopped - started)
+    timed_out, flooded = num_late > _LAST_READS, output.num_bytes > _MAX_PRINTED
+    if timed_out or flooded or stop.is_set():
+        return result(timed_out=timed_out, printed_too_much=flooded)
+    # The watching process reports the end; without one the process is the program.
+    kind, _, number = lines.decode().splitlines()[-1].partition(" ")
+    if kind == "exceeded":
+        return result(exceeded=number)
+    code = int(number) * (-1 if kind == "signal" else 1) if number else process.returncode
+    return result(exit_code=code) if code >= 0 else result(signal=-code)
 
 
 class OutputKeeper:
