@@ -155,7 +155,7 @@ class LlamaParser(ObjectParser):
             if not text.startswith(",", position):
                 break
             position += 1
-        end = expect(text, position, ")", f"{name}.call( is not closed with )")
+        end = expect(text, position, ")")
         return Attempt(end, [ToolCall(name, arguments)])
 
     def render(self, call: ToolCall) -> str:

@@ -34,8 +34,7 @@ class SectionParser(FormatParser):
 
     def _read(self, text: str, start: int) -> Attempt:
         position = skip_space(text, skip_marker(text, start, self.calls))
-        missing = f"there is no {self.call} after {self.calls}"
-        attempt = self._read_section(text, expect(text, position, self.call, missing))
+        attempt = self._read_section(text, expect(text, position, self.call))
         end = skip_marker(text, attempt.end, self.call_end)
         attempt.end = skip_marker(text, end, self.calls_end)
         return attempt
@@ -65,8 +64,7 @@ class DeepSeekParser(SectionParser):
 
     def _read_section(self, text: str, position: int) -> Attempt:
         name, position = read_name(text, position)
-        missing = f"there is no {_SEPARATOR} after {self.call}"
-        position = skip_space(text, expect(text, position, _SEPARATOR, missing))
+        position = skip_space(text, expect(text, position, _SEPARATOR))
         if name == "function" and not text.startswith("{", position):
             name, position = read_name(text, position)
         if not name:
@@ -119,8 +117,7 @@ class KimiParser(SectionParser):
             position = skip_space(text, position)
         if not name:
             raise Malformed("the call has no name")
-        missing = f"there is no {_ARGUMENTS} after the call's name"
-        return read_call(text, skip_space(text, expect(text, position, _ARGUMENTS, missing)), name)
+        return read_call(text, skip_space(text, expect(text, position, _ARGUMENTS)), name)
 
     def render(self, call: ToolCall) -> str:
         identity = f"{_NAMESPACE}{write_name(call)}:0"
@@ -169,8 +166,7 @@ class HarmonyParser(FormatParser):
         name, position = read_name(text, recipient.end(), _RECIPIENT)
         if not name:
             raise Malformed("there is no name of a tool after to=")
-        missing = f"there is no {_MESSAGE} after to={name[:40]}"
-        position = expect(text, self._skip_header(text, position), _MESSAGE, missing)
+        position = expect(text, self._skip_header(text, position), _MESSAGE)
         attempt = read_call(text, skip_space(text, position), name)
         attempt.end = skip_marker(text, attempt.end, _CALL)
         return attempt
@@ -204,15 +200,13 @@ class TagParser(FormatParser):
     tags: ClassVar[re.Pattern[str]]
     """What plain values must not have."""
     key: ClassVar[str]
+    value_start: ClassVar[tuple[str, ...]]
+    """What stands between the name of an argument and its value."""
     value_end: ClassVar[str]
     function_end: ClassVar[str]
 
     def __init__(self, definitions: Iterable[ToolDefinition] = ()) -> None:
         self._values = Values(definitions, self.tags)
-
-    @abstractmethod
-    def _begin_value(self, text: str, position: int, name: str) -> int:
-        """Returns where the value of an argument begins, from the end of the argument's name."""
 
     def _read_arguments(self, text: str, position: int, tool: str) -> Attempt:
         arguments: dict[str, Any] = {}
@@ -220,9 +214,9 @@ class TagParser(FormatParser):
             position = skip_space(text, position)
             if text.startswith(self.function_end, position):
                 return Attempt(position + len(self.function_end), [ToolCall(tool, arguments)])
-            missing = f"{tool[:40]} is not closed with {self.function_end}"
-            name, position = read_name(text, expect(text, position, self.key, missing))
-            position = self._begin_value(text, position, name[:40])
+            name, position = read_name(text, expect(text, position, self.key))
+            for marker in self.value_start:
+                position = expect(text, skip_space(text, position), marker)
             end = text.find(self.value_end, position)
             if end < 0 or text.find(self.key, position, end) >= 0:
                 raise Malformed(f"{name[:40]} is not closed with {self.value_end}")
@@ -246,6 +240,7 @@ class GLMParser(TagParser):
 
     key, key_end = "<arg_key>", "</arg_key>"
     value, value_end = "<arg_value>", "</arg_value>"
+    value_start = (key_end, value)
     function_end = _CLOSE
     tags = re.compile(r"</?+(?:tool_call|arg_key|arg_value|think)")
     special_tokens = (_OPEN, _CLOSE, key, key_end, value, value_end)
@@ -256,11 +251,6 @@ class GLMParser(TagParser):
         if not name:
             raise Malformed(f"there is no name of a tool after {_OPEN}")
         return self._read_arguments(text, position, name)
-
-    def _begin_value(self, text: str, position: int, name: str) -> int:
-        unclosed = f"{name} is not closed with {self.key_end}"
-        position = skip_space(text, expect(text, position, self.key_end, unclosed))
-        return expect(text, position, self.value, f"there is no {self.value} for {name}")
 
     def render(self, call: ToolCall) -> str:
         pairs = "".join(
@@ -285,7 +275,7 @@ class QwenCoderParser(TagParser):
     [ToolCall(name='buy', arguments={'item': 'tea'}, result=None, success=None)]
     """
 
-    key, value_end = "<parameter=", "</parameter>"
+    key, value_start, value_end = "<parameter=", (">",), "</parameter>"
     function_end = "</function>"
     tags = re.compile(r"</?+(?:tool_call|function|parameter|think)")
     special_tokens = (_OPEN, _CLOSE)
@@ -294,16 +284,12 @@ class QwenCoderParser(TagParser):
     def _read(self, text: str, start: int) -> Attempt:
         if text.startswith(_OPEN, start):
             start = skip_space(text, start + len(_OPEN))
-        start = expect(text, start, _FUNCTION, f"there is no {_FUNCTION}...> after {_OPEN}")
-        name, position = read_name(text, start)
+        name, position = read_name(text, expect(text, start, _FUNCTION))
         if not name or not text.startswith(">", position):
             raise Malformed(f"{_FUNCTION}...> must hold the name of a tool")
         attempt = self._read_arguments(text, position + 1, name)
         attempt.end = skip_marker(text, attempt.end, _CLOSE)
         return attempt
-
-    def _begin_value(self, text: str, position: int, name: str) -> int:
-        return expect(text, position, ">", f"{self.key}...> must hold the name of an argument")
 
     def _trim(self, value: str) -> str:
         return value.removeprefix("\n").removesuffix("\n")

@@ -217,10 +217,10 @@ def skip_marker(text: str, position: int, marker: str) -> int:
     return after + len(marker) if text.startswith(marker, after) else position
 
 
-def expect(text: str, position: int, marker: str, problem: str) -> int:
+def expect(text: str, position: int, marker: str) -> int:
     """Returns the position after the marker; raises `Malformed` if it is not there."""
     if not text.startswith(marker, position):
-        raise Malformed(problem)
+        raise Malformed(f"there is no {marker} before {text[position : position + 20]!r}")
     return position + len(marker)
 
 
@@ -276,7 +276,7 @@ class Values:
         text = write_json(value, tool).replace("<", "\\u003c")
         if isinstance(value, str) or types is None or "string" not in types:
             return text
-        if not _value_types(value) & types:
+        if not _TYPES.get(type(value), _TYPES[list]) & types:
             raise ToolError(
                 f"the argument {argument!r} of {tool!r} is defined as {' or '.join(sorted(types))}"
                 f", so {text[:40]} cannot be written. Give it a value that fits."
@@ -297,22 +297,21 @@ class Values:
             return value
         if isinstance(value, str):
             return value if self._needs_quotes(value, types) else text
-        return value if _value_types(value) & types else text
+        return value if _TYPES.get(type(value), _TYPES[list]) & types else text
 
     def _needs_quotes(self, text: str, types: frozenset[str] | None) -> bool:
         return self._tags.search(text) is not None or self._read(text, types) != text
 
 
-def _value_types(value: Any) -> frozenset[str]:
-    """Returns the type names of JSON schema for a value that is no text."""
-    if isinstance(value, bool):
-        return frozenset({"boolean"})
-    if isinstance(value, int):
-        return frozenset({"integer", "number"})
-    if value is None:
-        return frozenset({"null"})
-    names = {float: "number", dict: "object"}
-    return frozenset({names.get(type(value), "array")})
+_TYPES: dict[type, frozenset[str]] = {
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    dict: frozenset({"object"}),
+    list: frozenset({"array"}),
+    type(None): frozenset({"null"}),
+}
+"""The type names of JSON schema for values that are no text."""
 
 
 def _schema_types(schema: Any, root: Mapping[str, Any], depth: int = 4) -> frozenset[str] | None:
