@@ -111,13 +111,6 @@ def test_an_instance_a_factory_and_a_file_are_taken_too(tmp_path):
     assert used.opened == ["A"]  # a copy was played
 
 
-def test_it_works_inside_a_running_event_loop():
-    async def notebook_cell():
-        return check_env(Doors)
-
-    assert asyncio.run(notebook_cell()).ok
-
-
 def test_the_config_reaches_the_environment():
     class Sized(Doors):
         def reset(self):

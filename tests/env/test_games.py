@@ -2,12 +2,10 @@
 
 import copy
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from turnwise.config import ConfigStore
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import make_environment
 from turnwise.env.checker import check_env
@@ -90,13 +88,6 @@ def test_the_random_player_plays_validly_and_seldom_succeeds(name: str) -> None:
 
 
 @every_random_game
-def test_seeds_differ(name: str) -> None:
-    env = GAMES[name]()
-    episodes = [play_episode(env, expert_player, seed).actions for seed in range(20)]
-    assert any(one != other for one, other in pairwise(episodes))
-
-
-@every_random_game
 def test_unseeded_copies_do_not_play_the_same_episode(name: str) -> None:
     env = GAMES[name]()
     copies = [env.spawn() for _ in range(20)]
@@ -114,13 +105,6 @@ def test_nonsense_is_an_invalid_action_that_costs_a_step(name: str) -> None:
     assert not done
     assert env.step_count == 1
     assert observation
-
-
-@every_game
-def test_a_game_that_is_over_stays_over(name: str) -> None:
-    env = GAMES[name]()
-    play_episode(env, expert_player, seed=2)
-    assert env.step(env.sample_action(random.Random(0))) == ("The game is over.", 0.0, True, {})
 
 
 @every_game
@@ -182,16 +166,3 @@ def test_a_bad_parameter_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         game(params)
-
-
-@every_game
-def test_a_game_takes_the_environment_section(name: str) -> None:
-    config = ConfigStore()
-    config.environment.max_steps = 2
-    env = GAMES[name](config.environment)
-    assert env.max_steps == 2
-    env.reset()
-    env.step("?")
-    env.step("?")
-    assert env.is_done()
-    assert env.step("?")[2]

@@ -19,7 +19,7 @@ from gymnasium import spaces, wrappers
 from turnwise.env.adapters.gymnasium import GymnasiumEnvironment
 from turnwise.env.catalog import environment_factory, make_environment
 from turnwise.env.players import expert_player, play_episode, random_player
-from turnwise.errors import ConfigError, EnvironmentFault, MissingExtraError
+from turnwise.errors import ConfigError, MissingExtraError
 from turnwise.types import EpisodeStatus, Trajectory
 
 NAMED = ["CartPole-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "MountainCarContinuous-v0"]
@@ -251,14 +251,6 @@ def test_a_deep_copy_goes_on_where_the_original_was() -> None:
     twin = copy.deepcopy(env)
     actions = ["south", "east", "north", "west"]
     assert [env.step(a) for a in actions] == [twin.step(a) for a in actions]
-
-
-def test_close_may_be_called_twice_and_step_waits_for_reset() -> None:
-    env = GymnasiumEnvironment("CartPole-v1")
-    with pytest.raises(EnvironmentFault, match="reset"):
-        env.step("left")
-    env.close()
-    env.close()
 
 
 @pytest.mark.parametrize(

@@ -55,19 +55,6 @@ def test_the_seed_chooses_the_question_and_nothing_else_does(task):
     assert random.getstate() == before
 
 
-def test_nothing_but_the_question_is_told_before_the_end():
-    env = ReasoningGymEnvironment("leg_counting")
-    text = question(env, 4)
-    assert env.get_state_description() == text
-    assert "<answer>" in env.get_prompt_prefix()
-    right = env.expert_action()
-    observation, reward, done, info = env.step("<answer>-1</answer>")
-    assert (reward < 1, done, info["success"]) == (True, True, False)
-    assert right == f"<answer>{info['answer']}</answer>"
-    assert info["answer"] in observation
-    assert env.get_state_description() != text
-
-
 @pytest.mark.parametrize(
     "form",
     [

@@ -123,26 +123,6 @@ def test_a_win_a_loss_and_a_draw_are_told_apart(mine, theirs, outcome, reward):
     assert (trajectory.total_reward, trajectory.success) == (reward, outcome == "win")
 
 
-def test_an_opponent_function_reads_what_is_new_to_it_and_has_its_own_random_numbers():
-    def game():
-        read, drawn = [], []
-
-        def opponent(observation, rng):
-            read.append(observation)
-            drawn.append(rng.random())
-            return f"[{len(read) - 1}]"
-
-        env = TextArenaEnvironment("TicTacToe-v0", opponent=opponent, seat=1)
-        play_episode(env, says("[8]", "[7]"), seed=3)
-        return read, drawn
-
-    read, drawn = game()
-    assert "You are Player 0" in read[0]
-    assert "Player 1: [8]" in read[1]
-    assert "You are Player 0" not in read[1]
-    assert game() == (read, drawn)
-
-
 def test_an_invalid_move_is_named_and_a_second_one_loses_by_the_games_own_rule():
     env = TextArenaEnvironment("TicTacToe-v0", opponent=says("[1]"))
     env.reset()
@@ -153,13 +133,6 @@ def test_an_invalid_move_is_named_and_a_second_one_loses_by_the_games_own_rule()
     observation, reward, done, info = env.step("I give up")
     assert (reward, done, info["success"], info["outcome"]) == (-1, True, False, "loss")
     assert info["invalid_action"]
-
-
-def test_a_puzzle_ended_by_invalid_moves_still_gives_a_number():
-    trajectory = play_episode(TextArenaEnvironment("Countdown-v0"), lambda *_: "what?", seed=0)
-    assert trajectory.status is EpisodeStatus.DONE
-    assert trajectory.num_turns == 2
-    assert trajectory.total_reward == pytest.approx(0.568)
 
 
 def test_a_limit_that_leaves_the_game_undecided_is_truncation():

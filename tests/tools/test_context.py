@@ -139,19 +139,6 @@ def test_what_hangs_while_closing_is_left(caplog: pytest.LogCaptureFixture) -> N
     assert "closing slow took longer" in caplog.text
 
 
-def test_with_closes_from_both_sides() -> None:
-    log: list[str] = []
-    with ToolContext() as context:
-        context.store["a"] = Closable(log, "a")
-
-    async def main() -> None:
-        async with ToolContext() as context:
-            context.store["b"] = AsyncClosable(log, "b")
-
-    asyncio.run(main())
-    assert log == ["a", "b"]
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_starts_empty(duplicate: Any) -> None:
     registry = ToolRegistry([note, lock])

@@ -40,10 +40,6 @@ def paint(
     return f"{colour} {at} {size} {tags}"
 
 
-def test_a_marked_function_is_called_as_before() -> None:
-    assert paint("red", Point(1), size=2) == "red Point(x=1, y=0) 2 None"
-
-
 def test_schema_comes_from_type_hints_and_docstring() -> None:
     definition = FunctionTool(paint).definition
     properties = definition.parameters["properties"]
@@ -55,13 +51,6 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
     assert properties["size"] == {"type": "integer", "minimum": 1, "default": 3}
     assert definition.parameters["required"] == ["colour", "at"]
     assert "title" not in json.dumps(properties)
-
-
-def test_openai_form_is_plain_json() -> None:
-    form = FunctionTool(paint).definition.to_openai()
-    assert form["type"] == "function"
-    assert set(form["function"]) == {"name", "description", "parameters"}
-    assert json.loads(json.dumps(form)) == form
 
 
 def test_signature_says_how_to_call() -> None:

@@ -72,14 +72,6 @@ def test_values(name: str, argument: str, text: str, without: Any, with_definiti
         assert type(call.arguments[argument]) is type(expected)
 
 
-@tagged
-def test_plain_texts_are_written_plainly(name: str) -> None:
-    value = 'def f(x):\n    return {"a": x < 3}\n'
-    assert value in get_parser(name).render(ToolCall("note", {"text": value}))
-    known = get_parser(name, definitions=DEFINITIONS)
-    assert '"5"' not in known.render(ToolCall("note", {"text": "5"}))
-
-
 texts = st.one_of(
     st.text(),
     st.sampled_from(["5", "null", '"5"', '"null"', '"\\"null\\""', "</think>", '"<"', "[]"]),

@@ -124,10 +124,6 @@ def test_the_rest_of_a_huge_value_is_never_made() -> None:
     assert Counted.made < 100
 
 
-def test_an_answer_of_exactly_the_limit_is_whole() -> None:
-    assert result_of("x" * 1000) == "x" * 1000
-
-
 def test_half_a_surrogate_pair_does_not_reach_the_model() -> None:
     text = result_of("bad \ud800 pair")
     assert text == "bad \\ud800 pair"
