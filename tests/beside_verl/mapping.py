@@ -8,8 +8,7 @@ from typing import Any
 
 from turnwise import ConfigStore
 from turnwise.models import model_folder
-from turnwise.scale.verl.resources import Resources
-from turnwise.scale.verl.settings import to_verl_config
+from turnwise.scale.verl.settings import Resources, to_verl_config
 
 CPU = Resources("/models/tiny", 4096, 0, Path("/runs/one"))
 HERE = dataclasses.replace(CPU, model_path=model_folder("tiny"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from turnwise.scale.verl.loop_manager import EpisodeLoopManager
+from turnwise.scale.verl.agent_loop import EpisodeLoopManager
 
 KEPT = ("prompts", "responses", "response_mask", "attention_mask", "rm_scores", "rollout_log_probs")
 

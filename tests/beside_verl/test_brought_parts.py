@@ -31,8 +31,8 @@ from turnwise import (
 )
 from turnwise.errors import RewardError
 from turnwise.reward import RewardBatch, batch_type
-from turnwise.scale.verl.arguments import VerlArguments, role_of
-from turnwise.scale.verl.batch_rewards import score_batch, scorer_of
+from turnwise.scale.verl.rewards import function_scorer, score_batch
+from turnwise.scale.verl.running import VerlArguments, find_role, resource_pools, role_workers
 
 SCRIPT = Path(__file__).parent / "brought_parts.py"
 
@@ -74,10 +74,10 @@ def test_a_reward_model_and_a_trainer_of_ones_own_in_a_real_run(tmp_path: Path) 
 
 def test_roles_by_themselves_and_by_name() -> None:
     names = ("ActorRollout", "Critic", "RefPolicy", "RewardModel")
-    assert [role_of(name) for name in names] == [Role[name] for name in names]
-    assert role_of(Role.Critic) is role_of("CriticValue") is Role.Critic
+    assert [find_role(name) for name in names] == [Role[name] for name in names]
+    assert find_role(Role.Critic) is find_role("CriticValue") is Role.Critic
     with pytest.raises(ConfigError, match=r"got the role 'Kritic'.*Critic"):
-        role_of("Kritic")
+        find_role("Kritic")
 
 
 def test_workers_that_were_given_stand_in_for_verls() -> None:
@@ -86,7 +86,7 @@ def test_workers_that_were_given_stand_in_for_verls() -> None:
 
     standard = {Role.ActorRolloutRef: "actor", Role.Critic: "critic"}
     given = VerlArguments({"ActorRollout": Own, Role.RewardModel: Own})
-    workers, judge = given.workers(standard)
+    workers, judge = role_workers(standard, given)
     # The reference is played by the actor's worker here, under the name of both.
     assert set(workers) == {Role.ActorRolloutRef, Role.Critic}
     assert workers[Role.Critic] == "critic"
@@ -100,10 +100,10 @@ def test_every_role_needs_a_pool() -> None:
     runner = SimpleNamespace(mapping={Role.ActorRollout: "global_pool"})
     runner.init_resource_pool_mgr = lambda config: dict(runner.mapping)
     manager = ResourcePoolManager({"p": [1]}, {Role.ActorRollout: "p"})
-    assert VerlArguments({}, manager).pools(runner, None) is manager
+    assert resource_pools(runner, None, VerlArguments({}, manager)) is manager
     with pytest.raises(ConfigError, match="no pool for: RewardModel"):
-        VerlArguments({Role.RewardModel: object}, manager).pools(runner, None)
-    pools = VerlArguments({Role.RewardModel: object}).pools(runner, None)
+        resource_pools(runner, None, VerlArguments({Role.RewardModel: object}, manager))
+    pools = resource_pools(runner, None, VerlArguments({Role.RewardModel: object}))
     assert pools[Role.RewardModel] == "global_pool"
 
 
@@ -187,7 +187,7 @@ def _objects(values: list[Any]) -> Any:
 
 def test_rewards_sit_on_the_last_sampled_token_and_failures_are_not_shown() -> None:
     output, prompts = played(3)
-    score_batch(scorer_of(scores), output, prompts, [None, "it broke", None])
+    score_batch(function_scorer(scores), output, prompts, [None, "it broke", None])
     assert output.batch["rm_scores"].tolist() == [[0.0] * 5, [0.0] * 5, [0, 0, 0, 2.0, 0]]
     assert "trajectory" not in output.non_tensor_batch
 
@@ -196,7 +196,7 @@ def test_rewards_sit_on_the_last_sampled_token_and_failures_are_not_shown() -> N
         return data.batch["response_mask"].float()
 
     output, prompts = played(2)
-    score_batch(scorer_of(by_token), output, prompts, [None, None])
+    score_batch(function_scorer(by_token), output, prompts, [None, None])
     assert torch.equal(output.batch["rm_scores"], output.batch["response_mask"].float())
 
 
@@ -210,4 +210,4 @@ def test_what_is_no_reward_is_told() -> None:
     for function, told in ((too_many, r"shape \(7,\) for a batch of 2"), (endless, "not finite")):
         output, prompts = played(2)
         with pytest.raises(RewardError, match=told):
-            score_batch(scorer_of(function), output, prompts, [None, None])
+            score_batch(function_scorer(function), output, prompts, [None, None])

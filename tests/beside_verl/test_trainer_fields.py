@@ -12,9 +12,7 @@ from beside_verl.mapping import MODEL, ROOMY, mapped
 from turnwise import ConfigError, ConfigStore
 from turnwise.config import EnvironmentItem
 from turnwise.models import model_folder
-from turnwise.scale.verl.resources import find_resources
-from turnwise.scale.verl.settings import to_verl_config
-from turnwise.scale.verl.targets import UNSUPPORTED
+from turnwise.scale.verl.settings import UNSUPPORTED, find_resources, to_verl_config
 
 
 def all_fields() -> list[str]:

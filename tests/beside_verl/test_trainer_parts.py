@@ -31,9 +31,8 @@ from turnwise.episode import EpisodeLimits
 from turnwise.errors import EngineError, TrainingStopped
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.models import load_tokenizer
-from turnwise.scale.verl.episode_components import EpisodeComponents, pack, unpack
-from turnwise.scale.verl.loop_manager import leave_out
-from turnwise.scale.verl.server_engine import ServerEngine
+from turnwise.scale.verl.agent_loop import ServerEngine, leave_out
+from turnwise.scale.verl.components import EpisodeComponents, pack, unpack
 
 
 class Echo(BaseEnvironment):
@@ -69,7 +68,7 @@ def test_parts_of_a_users_file_arrive_where_the_file_is_not(tmp_path: Path) -> N
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from turnwise.env import environment_factory\n"
         "from turnwise.episode import EpisodeLimits\n"
-        "from turnwise.scale.verl.episode_components import EpisodeComponents, pack\n"
+        "from turnwise.scale.verl.components import EpisodeComponents, pack\n"
         "from my_world import World\n"
         "reward = lambda trajectory: 3 * trajectory.total_reward\n"
         "parts = EpisodeComponents(environment_factory(World), reward, None, 'auto', None,\n"
@@ -157,7 +156,7 @@ def test_a_server_without_log_probs_is_an_error() -> None:
 def test_the_cpus_server_answers_with_the_fields_of_verls_own() -> None:
     from verl.workers.rollout.replica import TokenOutput
 
-    from turnwise.scale.verl.cpu.server import Sampled
+    from turnwise.scale.verl.cpu_server import Sampled
 
     assert {field.name for field in dataclasses.fields(Sampled)} == set(TokenOutput.model_fields)
 

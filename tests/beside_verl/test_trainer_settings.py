@@ -8,8 +8,7 @@ import pytest
 
 from beside_verl.mapping import ACTOR, CPU, GPU, HERE, MODEL, ROLLOUT, mapped
 from turnwise import ConfigError
-from turnwise.scale.verl.resources import Resources
-from turnwise.scale.verl.targets import ESTIMATORS, OWN_SECTION, POLICY_LOSSES
+from turnwise.scale.verl.settings import ESTIMATORS, OWN_SECTION, POLICY_LOSSES, Resources
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ ADDED = {
 def test_every_target_is_in_verls_own_config() -> None:
     from omegaconf import OmegaConf
 
-    from turnwise.scale.verl.compose import compose
+    from turnwise.scale.verl.settings import compose
 
     plain = compose({}, ["actor_rollout_ref.rollout.name=vllm"])
     everything = mapped(GPU, training__kl_target=0.5, training__lora_rank=8, ray__address="auto")
@@ -116,7 +115,7 @@ def test_every_name_is_one_that_verl_has_registered() -> None:
 
 
 def test_overrides_stand_above_our_settings() -> None:
-    from turnwise.scale.verl.compose import check, compose
+    from turnwise.scale.verl.settings import check, compose
 
     settings = {**mapped(HERE), f"{OWN_SECTION}.drops_groups": False}
     config = compose(settings, ["trainer.total_epochs=5", "algorithm.gamma=0.5"])
@@ -127,14 +126,14 @@ def test_overrides_stand_above_our_settings() -> None:
 
 
 def test_an_override_that_verl_does_not_know_is_a_plain_error() -> None:
-    from turnwise.scale.verl.compose import compose
+    from turnwise.scale.verl.settings import compose
 
     with pytest.raises(ConfigError, match="total_epoks"):
         compose(mapped(CPU), ["trainer.total_epoks=5"])
 
 
 def test_what_verl_finds_wrong_is_said_as_ours() -> None:
-    from turnwise.scale.verl.compose import check, compose
+    from turnwise.scale.verl.settings import check, compose
 
     config = compose(mapped(HERE), [f"{ACTOR}.loss_agg_mode=nonsense"])
     with pytest.raises(ConfigError, match=r"(?s)VERL cannot run with these settings.*nonsense"):

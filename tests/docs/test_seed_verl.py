@@ -16,7 +16,7 @@ from docs.seed_blocks import block, covers, only, put_modules, run
 from turnwise import ConfigStore, CustomRayPPOTrainer, RewardBatch, algo
 from turnwise.models import load_tokenizer
 from turnwise.scale.verl import to_verl_config
-from turnwise.scale.verl.resources import Resources
+from turnwise.scale.verl.settings import Resources
 
 
 @pytest.fixture(scope="module")
@@ -223,9 +223,9 @@ def test_a_conversations_engine(source, engine):
     names = {"config": ConfigStore(), "environment": turnwise.SimpleGameEnvironment}
     names |= {"CustomRayPPOTrainer": CustomRayPPOTrainer, "multi_turn": multi_turn}
     trainer = run(text, **names)["trainer"]
-    from turnwise.scale.verl.episode_components import components_of
+    from turnwise.scale.verl.components import episode_components
 
-    found = components_of(trainer._user, trainer.config, trainer._multi_turn)
+    found = episode_components(trainer._user, trainer.config, trainer._multi_turn)
     assert (found.limits.max_turns, found.system_prompt) == (3, "Be brief.")
 
 

@@ -5,9 +5,8 @@ import logging
 import pytest
 
 from turnwise import CheckpointError, ConfigStore, EpisodeLimits
-from turnwise.scale.verl.files import newest_step, take_metrics
-from turnwise.scale.verl.resources import Resources
-from turnwise.scale.verl.settings import to_verl_config
+from turnwise.scale.verl.settings import Resources, to_verl_config
+from turnwise.scale.verl.trainer import newest_step, take_metrics
 
 LENGTH = "data.max_response_length"
 SETTINGS = ("inference.max_turns=4", "inference.max_tokens=100")

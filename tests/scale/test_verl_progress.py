@@ -7,7 +7,7 @@ import pytest
 from trainer.runs import Listener
 from trainer.worlds import Echo
 from turnwise import ConfigError, ConfigStore
-from turnwise.scale.verl.files import METRICS_LOG
+from turnwise.scale.verl.running import METRICS_LOG
 from turnwise.scale.verl.trainer import CustomRayPPOTrainer
 
 

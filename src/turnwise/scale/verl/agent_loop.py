@@ -1,4 +1,8 @@
-"""Plays our episodes inside VERL's agent loop: VERL's servers sample, `Episode` does the rest."""
+"""Plays our episodes inside VERL's agent loop: VERL's servers sample, `Episode` does the rest.
+
+`EpisodeLoopManager` distributes the episodes of a step, `EpisodeAgentLoop` plays one of them in a
+worker, and `ServerEngine` asks VERL's servers for its turns, tokens in, tokens out.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,30 @@ import logging
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import ray
 import torch
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
+    AgentLoopManager,
     AgentLoopMetrics,
     AgentLoopOutput,
+    AgentLoopWorker,
 )
 
 from turnwise.episode import Episode, EpisodeResult, EpisodeTask, make_setup
 from turnwise.episode.collector import EpisodeFailed
-from turnwise.errors import ConfigError
-from turnwise.inference import SamplingParams
-from turnwise.scale.verl.batch_rewards import TRAJECTORY
-from turnwise.scale.verl.episode_components import EpisodeComponents, unpack
-from turnwise.scale.verl.server_engine import ServerEngine
-from turnwise.scale.verl.targets import OWN_SECTION
+from turnwise.errors import ConfigError, EngineError, TrainingStopped
+from turnwise.inference import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
+from turnwise.scale.verl.components import unpack
+from turnwise.scale.verl.rewards import TRAJECTORY, BatchScorer, score_batch
+from turnwise.scale.verl.settings import CPU_ROLLOUT, OWN_SECTION
 
 _LOG = logging.getLogger("turnwise")
 
@@ -29,6 +42,83 @@ TOKEN_REWARDS = "token_rewards"
 """One number for each token of the response, among the extra fields of an output."""
 FAILED = "failed_episode"
 """Why an episode could not be played, or None."""
+_MAX_TRIES = 3
+"""How often an episode is played with `training.on_error: retry`."""
+
+
+class ServerEngine(BaseInferenceEngine):
+    """VERL's inference servers as the engine of one episode.
+
+    VERL stores prompt and response in tensors of fixed width: what follows the prompt has at most
+    `response_length` tokens, however short the prompt was.
+    """
+
+    def __init__(
+        self, client: Any, backend: str, prompt_length: int, response_length: int, tokenizer: Any
+    ) -> None:
+        super().__init__(tokenizer)
+        self._client = client
+        self._backend = backend
+        self._prompt_length = prompt_length
+        self._response_length = response_length
+        self._prompt_tokens: int | None = None
+        self.refusal: ConfigError | None = None
+        """An error that every episode would have; the run ends with it."""
+
+    @property
+    def context_length(self) -> int:
+        num_prompt = self._prompt_length if self._prompt_tokens is None else self._prompt_tokens
+        return num_prompt + self._response_length
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        length = len(request.prompt_ids)
+        if self._prompt_tokens is None and length > self._prompt_length:
+            self.refusal = ConfigError(
+                f"the prompt of an episode has {length} tokens, and VERL was configured for at "
+                f"most {self._prompt_length}. Set more: verl_overrides="
+                f"['data.max_prompt_length={length + length // 2}']"
+            )
+        if request.stop_strings and self._backend != CPU_ROLLOUT:
+            self.refusal = ConfigError(
+                "this model has no chat template, so its turns end with a text, and VERL's "
+                "servers end them with tokens only. Take a model with a chat template."
+            )
+        if self.refusal is not None:
+            raise self.refusal
+        if self._prompt_tokens is None:
+            self._prompt_tokens = length
+        num_left = self.context_length - length
+        max_tokens = min(request.max_tokens, num_left)
+        params: dict[str, Any] = {
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
+            "top_k": request.sampling.top_k or -1,
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+            "max_new_tokens" if self._backend == "sglang" else "max_tokens": max_tokens,
+            "stop_token_ids": sorted(request.stop_ids),
+        }
+        if self._backend in (CPU_ROLLOUT, "vllm"):  # servers that take a seed for each request
+            params["seed"] = request.seed
+        if request.stop_strings:
+            params["stop"] = list(request.stop_strings)
+        output = await self._client.generate(
+            request.session or f"turnwise-{request.seed}",
+            prompt_ids=list(request.prompt_ids),
+            sampling_params=params,
+        )
+        if output.log_probs is None:
+            raise EngineError(
+                "VERL's server gave no log-probs. Leave rollout.calculate_log_probs at true."
+            )
+        self.weight_version = int(output.extra_fields.get("global_steps") or 0)
+        ids = list(output.token_ids)
+        reason = FinishReason.STOP
+        if output.stop_reason in ("aborted", "abort"):
+            reason = FinishReason.ABORTED
+        elif len(ids) >= max_tokens and not (ids and ids[-1] in request.stop_ids):
+            reason = FinishReason.CONTEXT if max_tokens == num_left else FinishReason.LENGTH
+        return GenerationResult(ids, list(output.log_probs), reason, self.weight_version)
 
 
 class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]  # VERL ships no types
@@ -42,6 +132,20 @@ class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]  # VERL ships no typ
         return fields
 
 
+@lru_cache(maxsize=4)
+def _setup(packed: str, tokenizer: Any) -> Any:
+    """Return the setup that all episodes of a process share; the chat format is made once."""
+    components = unpack(packed)
+    return make_setup(
+        ServerEngine(None, "", 0, 0, tokenizer),
+        limits=components.limits,
+        tools=components.tools,
+        parser=components.parser,
+        system_prompt=components.system_prompt,
+        reward_fn=components.reward_fn,
+    )
+
+
 class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Plays one episode, again if it fails and `training.on_error` is retry."""
 
@@ -49,20 +153,25 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
         packed = self.config[OWN_SECTION].components
         components = unpack(packed)
         row = kwargs["extra_info"]
-        for attempt in range(1, components.num_tries + 1):
+        task = EpisodeTask(
+            row["seed"], row["index"], int(kwargs.get("session_id", 0)), task=row["task"]
+        )
+        rollout = self.rollout_config
+        for attempt in range(1, (_MAX_TRIES if components.on_error == "retry" else 1) + 1):
             engine = ServerEngine(
                 self.server_manager,
-                self.rollout_config.name,
-                self.rollout_config.prompt_length,
-                self.rollout_config.response_length,
+                rollout.name,
+                rollout.prompt_length,
+                rollout.response_length,
                 self.tokenizer,
             )
             setup = copy.copy(_setup(packed, self.tokenizer))
             setup.engine = engine
             setup.seed = row["sampling_seed"]
-            setup.sampling = _sampling(sampling_params)
-            task = EpisodeTask(
-                row["seed"], row["index"], int(kwargs.get("session_id", 0)), task=row["task"]
+            setup.sampling = SamplingParams(
+                sampling_params["temperature"],
+                max(sampling_params.get("top_k", 0), 0),  # VERL writes "all" as -1
+                sampling_params.get("top_p", 1.0),
             )
             result = await Episode(setup, components.factory, task, attempt=attempt).run()
             if engine.refusal is not None:
@@ -75,26 +184,38 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise EpisodeFailed(
                 f"the episode with seed {result.seed} failed: {result.status}: {result.error}"
             )
-        output = self._output(result)
+        output = EpisodeOutput(**self._fields(result))
         if components.keeps_trajectories:
             output.extra_fields[TRAJECTORY] = result.trajectory
         return output
 
-    def _output(self, result: EpisodeResult) -> EpisodeOutput:
+    def _fields(self, result: EpisodeResult) -> dict[str, Any]:
         if len(result.agents) > 1:
             raise ConfigError(
                 f"the environment has {len(result.agents)} players, and VERL trains one. "
                 "Train with engine='local'."
             )
         agent = result.agent
+        stream = agent.stream
         metrics = AgentLoopMetrics(
             generate_sequences=result.seconds.get("engine", 0.0),
             tool_calls=result.seconds.get("tools", 0.0),
             compute_score=result.seconds.get("reward", 0.0),
         )
-        if agent.reward is None or not agent.turns:
-            return _nothing(self.tokenizer, metrics, result)
-        stream = agent.stream
+        if agent.reward is None or not agent.turns:  # failed: one token, which is not trained on
+            return {
+                "prompt_ids": [self.tokenizer.eos_token_id],
+                "response_ids": [self.tokenizer.eos_token_id],
+                "response_mask": [0],
+                "response_logprobs": [0.0],
+                "reward_score": 0.0,
+                "metrics": metrics,
+                "extra_fields": {
+                    TOKEN_REWARDS: [0.0],
+                    FAILED: f"{result.status}: {result.error}",
+                    "reward_extra_info": {"success": 0.0, "truncated": 0.0},
+                },
+            }
         if stream.branches:
             raise ConfigError(
                 "an episode has branches (limits.max_context_tokens), and VERL trains on one "
@@ -102,18 +223,16 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
             )
         start, end = stream.turns[0][0], stream.turns[-1][1]
         mask = [int(is_sampled) for is_sampled in stream.mask[start:end]]
-        return EpisodeOutput(
-            prompt_ids=list(stream.ids[:start]),
-            response_ids=list(stream.ids[start:end]),
-            response_mask=mask,
-            response_logprobs=[
-                value if sampled else 0.0
-                for value, sampled in zip(stream.log_probs[start:end], mask, strict=True)
-            ],
-            reward_score=agent.reward.total,
-            num_turns=len(agent.turns),
-            metrics=metrics,
-            extra_fields={
+        log_probs = zip(stream.log_probs[start:end], mask, strict=True)
+        return {
+            "prompt_ids": list(stream.ids[:start]),
+            "response_ids": list(stream.ids[start:end]),
+            "response_mask": mask,
+            "response_logprobs": [value if sampled else 0.0 for value, sampled in log_probs],
+            "reward_score": agent.reward.total,
+            "num_turns": len(agent.turns),
+            "metrics": metrics,
+            "extra_fields": {
                 TOKEN_REWARDS: agent.token_rewards[start:end],
                 FAILED: None,
                 "reward_extra_info": {
@@ -123,41 +242,64 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 "min_global_steps": agent.turns[0].weight_version,
                 "max_global_steps": agent.turns[-1].weight_version,
             },
-        )
+        }
 
 
-@lru_cache(maxsize=4)
-def _setup(packed: str, tokenizer: Any) -> Any:
-    """Return the setup that all episodes of a process share; the chat format is made once."""
-    components: EpisodeComponents = unpack(packed)
-    return make_setup(
-        ServerEngine(None, "", 0, 0, tokenizer),
-        limits=components.limits,
-        tools=components.tools,
-        parser=components.parser,
-        system_prompt=components.system_prompt,
-        reward_fn=components.reward_fn,
-    )
+class EpisodeLoopWorker(AgentLoopWorker):  # type: ignore[misc]
+    """Puts each turn's reward on that turn's last sampled token; VERL would sum them."""
+
+    def _postprocess(self, inputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        rewards = [output.extra_fields.pop(TOKEN_REWARDS) for output in inputs]
+        data = super()._postprocess(inputs, *args, **kwargs)
+        scores = torch.zeros_like(data.batch["rm_scores"])
+        for row, earned in zip(scores, rewards, strict=True):
+            row[: len(earned)] = torch.tensor(earned)
+        data.batch["rm_scores"] = scores
+        return data
 
 
-def _sampling(params: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(
-        params["temperature"], max(params.get("top_k", 0), 0), params.get("top_p", 1.0)
-    )
+class EpisodeLoopManager(AgentLoopManager):  # type: ignore[misc]
+    """Numbers the members of a group, and excludes failed episodes from the update."""
+
+    score: BatchScorer | None = None
+    """Scores whole batches in this process; None: the episodes have their rewards already."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.agent_loop_workers_class = ray.remote(EpisodeLoopWorker)
+        super().__init__(*args, **kwargs)
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        uids = prompts.non_tensor_batch["uid"]
+        members: dict[str, int] = {}
+        numbers = np.zeros(len(uids), dtype=np.int64)
+        for row, uid in enumerate(uids):
+            numbers[row] = members.get(uid, 0)
+            members[uid] = numbers[row] + 1
+        prompts.non_tensor_batch["session_id"] = numbers
+        output = super().generate_sequences(prompts)
+        failed = output.non_tensor_batch.pop(FAILED)
+        if self.score is not None:
+            score_batch(self.score, output, prompts, failed)
+        leave_out(output.batch, uids, failed, drops_groups=self.config.turnwise.drops_groups)
+        return output
 
 
-def _nothing(tokenizer: Any, metrics: Any, result: EpisodeResult) -> EpisodeOutput:
-    """Return the output of a failed episode: one token, which is not trained on."""
-    return EpisodeOutput(
-        prompt_ids=[tokenizer.eos_token_id],
-        response_ids=[tokenizer.eos_token_id],
-        response_mask=[0],
-        response_logprobs=[0.0],
-        reward_score=0.0,
-        metrics=metrics,
-        extra_fields={
-            TOKEN_REWARDS: [0.0],
-            FAILED: f"{result.status}: {result.error}",
-            "reward_extra_info": {"success": 0.0, "truncated": 0.0},
-        },
-    )
+def leave_out(batch: Any, uids: Any, failed: Any, *, drops_groups: bool) -> None:
+    """Exclude failed episodes from the update, and with `drops_groups` their whole groups.
+
+    VERL needs every row that it asked for. A failed row has no token that is trained on, and gets
+    the mean reward of the others in its group, so that it does not change the group's baseline.
+    """
+    is_failed = np.array([reason is not None for reason in failed])
+    if not is_failed.any():
+        return
+    if is_failed.all():
+        raise TrainingStopped(f"every episode of a step failed. The first: {failed[0]}")
+    for uid in set(uids[is_failed]):
+        members = uids == uid
+        rest = members & ~is_failed
+        mean = float(batch["rm_scores"][rest].sum(-1).mean()) if rest.any() else 0.0
+        for row in np.flatnonzero(members & is_failed):
+            batch["rm_scores"][row, 0] = mean
+        if drops_groups:
+            batch["response_mask"][members] = 0

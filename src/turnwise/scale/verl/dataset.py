@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset
@@ -15,14 +15,13 @@ from turnwise.data.order import rows_for_step
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.seeds import derive_seed, training_seed
 from turnwise.errors import ConfigError
-from turnwise.scale.verl.targets import AGENT_LOOP
+from turnwise.scale.verl.settings import AGENT_LOOP
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.evaluation import held_out_tasks
 from turnwise.trainer.rollout import Rows, seed_of
 
 TRAIN, HELD_OUT = "turnwise:train", "turnwise:held-out"
-
-_registered: dict[str, Dataset[dict[str, Any]]] = {}
+"""The names of the datasets, where VERL expects files."""
 
 
 class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
@@ -71,45 +70,24 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         return self._size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        place = range(self._size)[operator.index(index)]
-        seed, sampling_seed, task = self._start(place)
+        number = range(self._size)[operator.index(index)]
+        seed, sampling_seed, task = self._start(number)
         row: dict[str, Any] = {
             "raw_prompt": [{"role": "user", "content": ""}],  # the episode renders its own prompt
             "agent_name": AGENT_LOOP,
             "data_source": self._name,
             "reward_model": {"style": "environment", "ground_truth": None},
             "extra_info": {
-                "index": place,
+                "index": number,
                 "seed": seed,
                 "sampling_seed": sampling_seed,
                 "task": task,
             },
-            "index": place,
+            "index": number,
         }
         if self.tokenizer is None:
             # VERL counts the rows of a batch by a tensor.
             return {**row, "dummy_tensor": torch.zeros(1, dtype=torch.uint8)}
-        return {**row, **self._prompt(seed)}
-
-    def _start(self, place: int) -> tuple[int, int, Any]:
-        """Return the seed, the seed of the sampling and the task, as the local trainer has them."""
-        if self._held_out is not None:
-            task = self._held_out[place]
-            return task.seed, self._seed, task.task
-        step, number = divmod(place, self._batch_size)
-        seed = training_seed(self._seed, "train", step, 0, number)
-        if self._rows is None:
-            return seed, self._seed, None
-        chosen = place % len(self._rows)
-        if not self._in_order:
-            chosen = rows_for_step(len(self._rows), step, self._batch_size, self._seed)[number]
-        row = self._rows[chosen]
-        sampling = self._seed
-        if isinstance(getattr(self._rows, "source", self._rows), CustomEnvDataset):
-            sampling = derive_seed(self._seed, "sampling", step, 0)
-        return seed_of(row, self._rows, seed), sampling, row
-
-    def _prompt(self, seed: int) -> dict[str, Any]:
         prompt = InitialPrompts(self.environment, None, 1, seed)[0]["prompt"]
         encoded = self.tokenizer(
             prompt,
@@ -119,10 +97,29 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             return_tensors="pt",
         )
         return {
+            **row,
             "raw_prompt": [{"role": "user", "content": prompt}],
             "input_ids": encoded["input_ids"][0],
             "attention_mask": encoded["attention_mask"][0],
         }
+
+    def _start(self, index: int) -> tuple[int, int, Any]:
+        """Return the seed, the seed of the sampling and the task, as the local trainer has them."""
+        if self._held_out is not None:
+            task = self._held_out[index]
+            return task.seed, self._seed, task.task
+        step, number = divmod(index, self._batch_size)
+        seed = training_seed(self._seed, "train", step, 0, number)
+        if self._rows is None:
+            return seed, self._seed, None
+        chosen = index % len(self._rows)
+        if not self._in_order:
+            chosen = rows_for_step(len(self._rows), step, self._batch_size, self._seed)[number]
+        row = self._rows[chosen]
+        sampling = self._seed
+        if isinstance(getattr(self._rows, "source", self._rows), CustomEnvDataset):
+            sampling = derive_seed(self._seed, "sampling", step, 0)
+        return seed_of(row, self._rows, seed), sampling, row
 
 
 def make_datasets(
@@ -162,19 +159,16 @@ def make_datasets(
     )
 
 
-def register_datasets(train: CustomEnvironmentDataset, held_out: CustomEnvironmentDataset) -> None:
-    """Set the datasets that `RegisteredDataset` finds by name in this process."""
-    _registered.update({TRAIN: train, HELD_OUT: held_out})
-
-
 class RegisteredDataset(Dataset[dict[str, Any]]):
-    """A dataset of `register_datasets`, for VERL's trainers that make theirs by a class name.
+    """One of the datasets of this process, for VERL's trainers that make theirs by a class name.
 
-    VERL passes the name as `data_files`.
+    VERL passes its name as `data_files`.
     """
 
+    registered: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, data_files: str, **_: Any) -> None:
-        self._dataset: Any = _registered[data_files]
+        self._dataset = self.registered[data_files]
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -1,38 +1,74 @@
-"""VERL's two trainers, built from VERL's own roles, resource pools and worker groups, on Ray."""
+"""`VerlRun`: Ray, VERL's workers and one of its two trainers, built from VERL's own parts."""
 
 from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import turnwise
-from turnwise.errors import ConfigError, import_extra
-from turnwise.models import model_folder
-from turnwise.scale.verl.arguments import VerlArguments
-from turnwise.scale.verl.dataset import register_datasets
-from turnwise.scale.verl.episode_components import EpisodeComponents, pack
-from turnwise.scale.verl.files import METRICS_LOG
-from turnwise.scale.verl.resources import Resources
-from turnwise.scale.verl.targets import OWN_SECTION, PLUGIN
+import torch
 
+import turnwise
+from turnwise.episode.batch_reward import object_array
+from turnwise.errors import ConfigError, did_you_mean, import_extra
+from turnwise.models import model_folder
+from turnwise.reward import RewardFn
+from turnwise.scale.verl.components import EpisodeComponents, pack
+from turnwise.scale.verl.dataset import HELD_OUT, TRAIN, RegisteredDataset
+from turnwise.scale.verl.rewards import function_scorer, reward_model_scorer
+from turnwise.scale.verl.settings import OWN_SECTION, PLUGIN, Resources
+
+METRICS_LOG = "verl-metrics.jsonl"
+"""The file in the run folder to which VERL's file logger writes."""
 _LOGICAL_CPUS = 32
 """Ray's CPUs on a machine without GPU: VERL asks for many, for actors that mostly wait."""
+_ALIASES = {"CriticValue": "Critic"}
+"""Names of roles in older texts about VERL."""
+_ACTORS = ("ActorRollout", "ActorRolloutRef")
+
+
+@dataclass(frozen=True)
+class VerlArguments:
+    """The arguments that a user passes on to VERL's own trainer; None: VERL's own."""
+
+    role_worker_mapping: Mapping[Any, type] = field(default_factory=dict)
+    """Worker classes by role (`Role.Critic`) or its name; missing roles keep VERL's.
+    A worker of the role RewardModel scores every batch by its `compute_rm_score(data)`."""
+    resource_pool_manager: Any = None
+    collate_fn: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    train_sampler: Any = None
+    """Chooses among the rows of the training dataset."""
+    device_name: str | None = None
+    reward_fn: RewardFn | None = None
+    """A reward function of whole batches, called in the process that drives the training."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arguments that were given and VERL's V1 trainer does not take."""
+        names = ("role_worker_mapping", "resource_pool_manager", "collate_fn", "train_sampler")
+        given = [name for name in names if getattr(self, name)]
+        return given if self.reward_fn is None else [*given, "a reward_fn of batches"]
+
+    @property
+    def scores_batches(self) -> bool:
+        """Whether the driver scores whole batches; the episodes then have no rewards."""
+        roles = {getattr(role, "name", role) for role in self.role_worker_mapping}
+        return "RewardModel" in roles or self.reward_fn is not None
 
 
 def prepare_process(on_cpu: bool) -> None:
     """Set VERL's platform and plugin, before VERL is imported."""
     os.environ.update(_environment(on_cpu))
     import_extra("verl", "verl")
-    importlib.import_module(PLUGIN)  # VERL may have been imported before, without it
+    plugin = importlib.import_module(PLUGIN)  # VERL may have been imported before, without it
     if on_cpu:
         from verl.plugin.platform.platform_manager import get_platform, set_platform
 
-        from turnwise.scale.verl.cpu.platform import CpuPlatform
-
         if get_platform().device_name != "cpu":
-            set_platform(CpuPlatform())
+            set_platform(plugin.CpuPlatform())
 
 
 def _environment(on_cpu: bool) -> dict[str, str]:
@@ -44,7 +80,129 @@ def _environment(on_cpu: bool) -> dict[str, str]:
     }
 
 
-def _start_ray(config: Any, resources: Resources) -> None:
+class VerlRun:
+    """VERL's `RayPPOTrainer`, or its V1 trainer, with workers on a Ray that was started for it."""
+
+    trainer: Any
+
+    def __init__(
+        self,
+        config: Any,
+        resources: Resources,
+        episodes: EpisodeComponents,
+        datasets: tuple[Any, Any],
+        arguments: VerlArguments,
+        tokenizer: Any = None,
+    ) -> None:
+        self._queue: Any = None
+        self._fit_arguments: list[Any] = []
+        with import_extra("omegaconf", "verl").open_dict(config):
+            config[OWN_SECTION].components = pack(episodes)
+        if tokenizer is not None:
+            # VERL's workers load it from a folder that all of them see.
+            if isinstance(tokenizer, str):
+                path = model_folder(tokenizer)
+            else:
+                path = str(resources.run_folder / "tokenizer")
+                tokenizer.save_pretrained(path)
+            for model in (config.actor_rollout_ref.model, config.critic.model):
+                model.tokenizer_path = path
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(resources.run_folder / METRICS_LOG)
+        _start_ray(config, resources.on_cpu)
+        try:
+            if config.trainer.use_v1:
+                self._start_v1(config, resources.on_cpu, *datasets)
+            else:
+                self._start_legacy(config, resources.on_cpu, *datasets, arguments)
+        except BaseException:  # Ctrl-C too: no worker is left behind
+            self.close()
+            raise
+
+    def _start_legacy(
+        self, config: Any, on_cpu: bool, train: Any, held_out: Any, arguments: VerlArguments
+    ) -> None:
+        from verl.trainer.main_ppo_v0 import BaseTaskRunner
+        from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.utils.dataset.rl_dataset import collate_fn
+
+        runner = BaseTaskRunner()
+        _, worker_group = runner.add_actor_rollout_worker(config)
+        runner.add_critic_worker(config)
+        pools = resource_pools(runner, config, arguments)
+        standard = runner.role_worker_mapping
+        roles, reward_worker = role_workers(_on_cpu(standard) if on_cpu else standard, arguments)
+        model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+
+        def collate(rows: list[Any]) -> dict[str, Any]:
+            assert arguments.collate_fn is not None
+            return {name: _column(value) for name, value in arguments.collate_fn(rows).items()}
+
+        self.trainer = RayPPOTrainer(
+            config=config,
+            tokenizer=model.tokenizer,
+            processor=model.processor,
+            role_worker_mapping=roles,
+            resource_pool_manager=pools,
+            ray_worker_group_cls=worker_group,
+            train_dataset=train,
+            val_dataset=held_out,
+            collate_fn=collate_fn if arguments.collate_fn is None else collate,
+            train_sampler=arguments.train_sampler,
+            device_name=arguments.device_name,
+        )
+        self.trainer.init_workers()
+        manager = self.trainer.async_rollout_manager
+        if reward_worker is not None:
+            device = arguments.device_name
+            manager.score = reward_model_scorer(reward_worker, config, pools, device)
+        elif arguments.reward_fn is not None:
+            manager.score = function_scorer(arguments.reward_fn)
+
+    def _start_v1(self, config: Any, on_cpu: bool, train: Any, held_out: Any) -> None:
+        """Start VERL's V1 trainer, which keeps its batches in a TransferQueue."""
+        queue = import_extra("transfer_queue", "verl")
+        from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
+
+        RegisteredDataset.registered.update({TRAIN: train, HELD_OUT: held_out})
+        base: Any = get_trainer_cls(config.trainer.v1.trainer_mode)
+
+        class Trainer(base):  # type: ignore[misc]
+            role_worker_mapping: Any
+
+            def _init_resource_pool_mgr(self) -> None:
+                super()._init_resource_pool_mgr()
+                if on_cpu:
+                    self.role_worker_mapping = _on_cpu(self.role_worker_mapping)
+
+        config.transfer_queue.enable = True
+        import_extra("omegaconf", "verl").OmegaConf.resolve(config)
+        queue.init(config.transfer_queue)
+        self._queue = queue
+        self.trainer = Trainer(config=config)
+        self.trainer.init()
+        manager = AgentLoopManagerTQ.create(
+            config=config,
+            llm_client=self.trainer.get_llm_client(),
+            teacher_client=self.trainer.get_teacher_client(),
+            reward_loop_worker_handles=self.trainer.get_reward_handles(),
+        )
+        self._fit_arguments = [manager]
+
+    def fit(self) -> None:
+        """Train until VERL is done."""
+        self.trainer.fit(*self._fit_arguments)
+
+    def close(self) -> None:
+        """Stop Ray, which ends the workers."""
+        try:
+            if self._queue is not None:
+                self._queue.close()
+        finally:
+            import_extra("ray", "verl").shutdown()
+
+
+def _start_ray(config: Any, on_cpu: bool) -> None:
     """Start a cluster for this process, or connect to the one that the overrides name."""
     import ray
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -58,14 +216,21 @@ def _start_ray(config: Any, resources: Resources) -> None:
     omega = import_extra("omegaconf", "verl").OmegaConf
     wanted = omega.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
     runtime = get_ppo_ray_runtime_env(config)
-    env_vars = {**runtime.get("env_vars", {}), **_environment(resources.on_cpu)}
-    env_vars["PYTHONPATH"] = _python_path()
-    own = {name: value for name, value in wanted.pop("runtime_env", {}).items() if value}
+    users = {name: value for name, value in wanted.pop("runtime_env", {}).items() if value}
+    # Workers import this very turnwise, installed or not.
+    source = str(Path(turnwise.__file__).resolve().parent.parent)
+    python_path = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    env_vars = {
+        **runtime.get("env_vars", {}),
+        **_environment(on_cpu),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(python_path)),
+        **users.get("env_vars", {}),
+    }
     options: dict[str, Any] = {
-        "runtime_env": {**runtime, **own, "env_vars": {**env_vars, **own.get("env_vars", {})}},
+        "runtime_env": {**runtime, **users, "env_vars": env_vars},
         **{name: value for name, value in wanted.items() if value is not None},
     }
-    if resources.on_cpu and "address" not in options and "RAY_ADDRESS" not in os.environ:
+    if on_cpu and "address" not in options and "RAY_ADDRESS" not in os.environ:
         num_workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
         options = {
             "address": "local",  # not one that happens to run on this machine
@@ -79,146 +244,68 @@ def _start_ray(config: Any, resources: Resources) -> None:
     ray.init(**options)
 
 
-def _place_tokenizer(tokenizer: Any, config: Any, run_folder: Path) -> None:
-    """Let VERL's workers load the user's tokenizer from a folder that all of them see."""
-    if tokenizer is None:
-        return
-    if isinstance(tokenizer, str):
-        place = model_folder(tokenizer)
-    else:
-        place = str(run_folder / "tokenizer")
-        tokenizer.save_pretrained(place)
-    for model in (config.actor_rollout_ref.model, config.critic.model):
-        model.tokenizer_path = place
+def find_role(key: Any) -> Any:
+    """Return a role of VERL's, given itself or its name."""
+    from verl.trainer.ppo.utils import Role
+
+    if isinstance(key, Role):
+        return key
+    name = _ALIASES.get(key, key)
+    if name in Role.__members__:
+        return Role[name]
+    known = [*Role.__members__, *_ALIASES]
+    raise ConfigError(f"role_worker_mapping got the role {key!r}. {did_you_mean(str(key), known)}")
 
 
-def _python_path() -> str:
-    """Return a path by which workers import this very turnwise, installed or not."""
-    here = str(Path(turnwise.__file__).resolve().parent.parent)
-    return os.pathsep.join(
-        dict.fromkeys([here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
-    )
+def role_workers(
+    standard: Mapping[Any, Any], arguments: VerlArguments
+) -> tuple[dict[Any, Any], Any]:
+    """Return the worker classes of all roles, and that of the reward model, if there is one."""
+    import ray
+    from verl.trainer.ppo.utils import Role
+
+    workers = dict(standard)
+    actor = next(role for role in standard if role.name in _ACTORS)
+    for key, worker in arguments.role_worker_mapping.items():
+        role = find_role(key)
+        # The actor's worker may hold the reference too; its role then has another name.
+        role = actor if role.name in _ACTORS else role
+        workers[role] = ray.remote(worker) if isinstance(worker, type) else worker
+    return workers, workers.pop(Role.RewardModel, None)
 
 
-def start_run(
-    config: Any,
-    resources: Resources,
-    episodes: EpisodeComponents,
-    datasets: tuple[Any, Any],
-    arguments: VerlArguments,
-    tokenizer: Any = None,
-) -> LegacyRun | NewerRun:
-    """Start Ray, VERL's workers and the trainer that VERL's config names."""
-    with import_extra("omegaconf", "verl").open_dict(config):
-        config[OWN_SECTION].components = pack(episodes)
-    _place_tokenizer(tokenizer, config, resources.run_folder)
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(resources.run_folder / METRICS_LOG)
-    make = NewerRun if config.trainer.use_v1 else LegacyRun
-    _start_ray(config, resources)
-    try:
-        return make(config, resources, *datasets, arguments)
-    except BaseException:
-        import_extra("ray", "verl").shutdown()
-        raise
-
-
-class LegacyRun:
-    """VERL's `RayPPOTrainer`."""
-
-    def __init__(
-        self, config: Any, resources: Resources, train: Any, held_out: Any, arguments: VerlArguments
-    ) -> None:
-        from verl.trainer.main_ppo_v0 import BaseTaskRunner
-        from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-        from verl.utils.config import omega_conf_to_dataclass
-        from verl.utils.dataset.rl_dataset import collate_fn
-
-        from turnwise.scale.verl.batch_rewards import reward_model, scorer_of
-
-        runner = BaseTaskRunner()
-        _, worker_group = runner.add_actor_rollout_worker(config)
-        runner.add_critic_worker(config)
-        pools = arguments.pools(runner, config)
-        if resources.on_cpu:
-            runner.role_worker_mapping = _on_cpu(runner.role_worker_mapping)
-        roles, reward_worker = arguments.workers(runner.role_worker_mapping)
-        model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-        self.trainer = RayPPOTrainer(
-            config=config,
-            tokenizer=model.tokenizer,
-            processor=model.processor,
-            role_worker_mapping=roles,
-            resource_pool_manager=pools,
-            ray_worker_group_cls=worker_group,
-            train_dataset=train,
-            val_dataset=held_out,
-            collate_fn=arguments.collate(collate_fn),
-            train_sampler=arguments.train_sampler,
-            device_name=arguments.device_name,
+def resource_pools(runner: Any, config: Any, arguments: VerlArguments) -> Any:
+    """Return VERL's resource pools: the given ones, or one for all roles."""
+    roles = [find_role(key) for key in arguments.role_worker_mapping]
+    manager = arguments.resource_pool_manager
+    if manager is None:
+        for role in roles:
+            runner.mapping.setdefault(role, "global_pool")
+        return runner.init_resource_pool_mgr(config)
+    missing = {*runner.mapping, *roles} - set(manager.mapping)
+    if missing:
+        names = ", ".join(sorted(role.name for role in missing))
+        raise ConfigError(
+            f"resource_pool_manager has no pool for: {names}. Add them to its mapping."
         )
-        self.trainer.init_workers()
-        manager = self.trainer.async_rollout_manager
-        if reward_worker is not None:
-            manager.score = reward_model(reward_worker, config, pools, arguments.device_name)
-        elif arguments.reward_fn is not None:
-            manager.score = scorer_of(arguments.reward_fn)
-
-    def fit(self) -> None:
-        self.trainer.fit()
-
-    def close(self) -> None:
-        """Stop Ray, which ends the workers."""
-        import_extra("ray", "verl").shutdown()
+    return manager
 
 
-class NewerRun:
-    """VERL's V1 trainer, which keeps its batches in a TransferQueue."""
-
-    def __init__(
-        self, config: Any, resources: Resources, train: Any, held_out: Any, _: Any
-    ) -> None:
-        self._queue = import_extra("transfer_queue", "verl")
-        from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
-
-        register_datasets(train, held_out)
-        base: Any = get_trainer_cls(config.trainer.v1.trainer_mode)
-
-        class Trainer(base):  # type: ignore[misc]
-            role_worker_mapping: Any
-
-            def _init_resource_pool_mgr(self) -> None:
-                super()._init_resource_pool_mgr()
-                if resources.on_cpu:
-                    self.role_worker_mapping = _on_cpu(self.role_worker_mapping)
-
-        config.transfer_queue.enable = True
-        import_extra("omegaconf", "verl").OmegaConf.resolve(config)
-        self._queue.init(config.transfer_queue)
-        self.trainer = Trainer(config=config)
-        self.trainer.init()
-        self._manager = AgentLoopManagerTQ.create(
-            config=config,
-            llm_client=self.trainer.get_llm_client(),
-            teacher_client=self.trainer.get_teacher_client(),
-            reward_loop_worker_handles=self.trainer.get_reward_handles(),
-        )
-
-    def fit(self) -> None:
-        self.trainer.fit(self._manager)
-
-    def close(self) -> None:
-        try:
-            self._queue.close()
-        finally:
-            import_extra("ray", "verl").shutdown()
+def _column(value: Any) -> Any:
+    """Return a column of a user's batch as VERL takes it: a tensor or an array."""
+    if not isinstance(value, list | tuple):
+        return value
+    if value and all(isinstance(item, torch.Tensor) for item in value):
+        return torch.stack(list(value))
+    return object_array(list(value))
 
 
-def _on_cpu(roles: dict[Any, Any]) -> dict[Any, Any]:
+def _on_cpu(roles: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the same roles with workers that need no GPU."""
     import ray
     from verl.trainer.ppo.utils import Role
 
-    from turnwise.scale.verl.cpu.workers import CpuActorRolloutRefWorker, CpuTrainingWorker
+    from turnwise.scale.verl.cpu import CpuActorRolloutRefWorker, CpuTrainingWorker
 
     return {
         role: ray.remote(CpuTrainingWorker if role == Role.Critic else CpuActorRolloutRefWorker)

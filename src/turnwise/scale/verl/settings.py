@@ -1,70 +1,139 @@
-"""`to_verl_config`: our settings as settings of VERL's, without importing VERL.
+"""VERL's config from our settings: what VERL calls each of them, or that it has no such thing.
 
-A setting that VERL does not have is an error, unless it has its default.
+`to_verl_config` maps them without importing VERL; `compose` makes VERL's whole config of the
+result. A setting that VERL does not have is an error, unless it has its default.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.env import BaseEnvironment
 from turnwise.episode import EpisodeLimits, episode_limits
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, import_extra
 from turnwise.learner.lora import default_alpha, refuse_lora_settings
-from turnwise.scale.verl.resources import Resources
-from turnwise.scale.verl.targets import (
-    ACTOR,
-    AGENT_LOOP,
-    COPIED,
-    CPU_ROLLOUT,
-    ESTIMATORS,
-    LOOP_MANAGER,
-    MODEL,
-    POLICY_LOSSES,
-    REF,
-    ROLLOUT,
-    UNSUPPORTED,
-)
+from turnwise.models import model_folder
 from turnwise.trainer.rollout import group_size
+from turnwise.user_code import require_model_code, require_use
+
+AGENT_LOOP = "turnwise_episode"
+"""The agent loop that plays our episodes."""
+CPU_ROLLOUT = "turnwise"
+"""The rollout that samples on a CPU."""
+PLUGIN = "turnwise.scale.verl.plugin"
+"""The module that VERL imports in each of its processes."""
+LOOP_MANAGER = "turnwise.scale.verl.agent_loop.EpisodeLoopManager"
+"""The class that distributes the episodes, in VERL's RayPPOTrainer."""
+OWN_SECTION = "turnwise"
+"""The section of VERL's config that carries the user's components to the agent loops."""
+
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+REF = "actor_rollout_ref.ref"
+
+# VERL's names of the same algorithms.
+POLICY_LOSSES = {"ppo": "vanilla"} | {
+    name: name
+    for name in (
+        "gspo", "cispo", "sapo", "gpg", "geo_mean", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl"
+    )
+}  # fmt: skip
+ESTIMATORS = {
+    name: name
+    for name in (
+        "gae", "grpo", "grpo_passk", "rloo", "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline", "remax", "opo", "gpg", "optimal_token_baseline",
+    )
+} | {"dr_grpo": "grpo"}  # fmt: skip
+
+COPIED: dict[str, str] = {
+    "model.tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
+    "inference.temperature": f"{ROLLOUT}.temperature",
+    "inference.top_p": f"{ROLLOUT}.top_p",
+    "training.gamma": "algorithm.gamma",
+    "training.lam": "algorithm.lam",
+    "training.clip_ratio": f"{ACTOR}.clip_ratio",
+    "training.batch_size": "data.train_batch_size",
+    "training.use_kl_in_reward": "algorithm.use_kl_in_reward",
+    "training.kl_coef": "algorithm.kl_ctrl.kl_coef",
+    "training.kl_horizon": "algorithm.kl_ctrl.horizon",
+    "training.kl_penalty": "algorithm.kl_penalty",
+    "training.update_epochs": f"{ACTOR}.ppo_epochs",
+    "training.entropy_coef": f"{ACTOR}.entropy_coeff",
+    "training.kl_loss_coef": f"{ACTOR}.kl_loss_coef",
+    "training.seed": "data.seed",
+    "ray.num_actors": f"{ROLLOUT}.agent.num_workers",
+}
+"""Settings whose values VERL takes as they are, and where they go."""
+
+UNSUPPORTED = frozenset((
+    "expert", "model.load_in_4bit", "checkpoint.best_metric", "ray.max_failures",
+    "ray.context_parallel_size", "ray.min_actors",
+    "inference.enable_thinking", "inference.options", "inference.stale_kv",
+    "inference.stall_timeout", "inference.start_timeout", "inference.summary_prompt",
+    "inference.thoughts", "inference.url", "limits.max_context_tokens",
+    "limits.max_thinking_tokens", "training.adam_betas", "training.adam_epsilon",
+    "training.adv_options", "training.importance_bounds", "training.importance_level",
+    "training.kl_loss_type", "training.lora_dropout", "training.max_log_prob_gap",
+    "training.max_staleness", "training.offload_optimizer", "training.optimizer",
+    "training.optimizer_options", "training.policy_loss_options",
+    "training.resample", "training.target_kl", "training.use_rslora", "training.value_clip",
+    "training.value_coef", "training.warm_start", "training.warm_start_learning_rate",
+    "training.warm_start_steps",
+))  # fmt: skip
+"""Settings that VERL does not have: they must have their defaults."""
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
-
+_DEFAULT_CONTEXT = 4096
 _MAX_PROMPT = 2048
 _MICRO_BATCH_TOKENS = 16384  # VERL's default
 _MAX_OBSERVATION = 256
 """Tokens reserved for an observation, where the context allows it."""
 
 
-def to_verl_config(
-    config: ConfigStore,
-    resources: Resources,
-    num_steps: int | None = None,
-    per_epoch: int | None = None,
-    limits: EpisodeLimits | None = None,
-) -> dict[str, Any]:
-    """Return VERL's settings by their dotted names.
+@dataclass(frozen=True)
+class Resources:
+    """What VERL runs with, and the settings alone do not tell."""
 
-    `num_steps` and `per_epoch` are the steps of the run and of an epoch; by default those of the
-    settings. `limits` are those given in Python; by default those of the settings.
-    """
-    _refuse_what_verl_lacks(config)
-    training = config.training
-    per_epoch = per_epoch or training.epoch_steps(None)
-    num_steps = num_steps or training.max_steps or training.num_epochs * per_epoch
-    rollout = _rollout(config, resources, limits or episode_limits(config))
-    longest = rollout["data.max_prompt_length"] + rollout["data.max_response_length"]
-    values = dict(config.settings())
-    return {
-        **{target: values[name] for name, target in COPIED.items()},
-        **_model(config, resources),
-        **rollout,
-        **_algorithm(config),
-        **_update(config, resources, longest),
-        **_run(config, resources, num_steps, per_epoch),
-        **(_cpu() if resources.on_cpu else {}),
-    }
+    model_path: str
+    """A folder or a Hugging Face id."""
+    context_length: int
+    num_gpus: int
+    """On this machine; 0: VERL runs on its CPU."""
+    run_folder: Path
+    num_nodes: int = 1
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.num_gpus == 0
+
+
+def find_resources(config: ConfigStore, run_folder: Path) -> Resources:
+    """Return the resources of this machine, for the model that the settings name."""
+    import torch
+    from transformers import AutoConfig
+
+    model, num_gpus = config.model, torch.cuda.device_count()
+    if model.device.startswith("cuda") and not num_gpus:
+        raise ConfigError(
+            f"model.device got {model.device!r}, and torch sees no GPU. Take 'auto' or 'cpu'."
+        )
+    if config.ray.address is not None:
+        require_use(f"the Ray cluster {config.ray.address}")
+    if model.trust_remote_code:
+        require_model_code(model.local_path or model.model_name)
+    path = model_folder(model.local_path or model.model_name)
+    model_config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    length = getattr(model_config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT)
+    num_used = 0 if model.device == "cpu" else num_gpus
+    return Resources(path, int(length), num_used, run_folder.absolute())
 
 
 def refuse_mix(config: ConfigStore) -> None:
@@ -81,76 +150,95 @@ def refuse_mix(config: ConfigStore) -> None:
         )
 
 
-def _refuse_what_verl_lacks(config: ConfigStore) -> None:
-    refuse_mix(config)
+def _problems(config: ConfigStore, resources: Resources) -> Iterator[str]:
+    """Yield what these settings ask for and VERL cannot do, on this machine."""
     defaults = dict(ConfigStore().settings())
     for name, value in config.settings():
         if name in UNSUPPORTED and value != defaults[name]:
-            raise ConfigError(
+            yield (
                 f"{name} is {value!r}, and VERL has no such setting. Leave it at "
                 f"{defaults[name]!r}, or train with engine='local'."
             )
-    training = config.training
-    for name, value, known in (
-        ("adv_estimator", training.adv_estimator, ESTIMATORS),
-        ("policy_loss", training.policy_loss, POLICY_LOSSES),
+    training, logging, ray = config.training, config.logging, config.ray
+    on_cpu, backend = resources.on_cpu, config.inference.backend
+    for name, values, known in (
+        ("training.adv_estimator", [training.adv_estimator], sorted(ESTIMATORS)),
+        ("training.policy_loss", [training.policy_loss], sorted(POLICY_LOSSES)),
+        ("training.lr_schedule", [training.lr_schedule], ["constant", "cosine"]),
+        ("logging.sinks", logging.sinks, _SINKS),
+        ("logging.wandb", logging.wandb, ["project", "name"]),
     ):
-        if value not in known:
-            raise ConfigError(
-                f"training.{name} got {value!r}, which VERL does not have. "
-                f"It has: {', '.join(sorted(known))}."
-            )
-    if training.lr_schedule == "linear":
-        raise ConfigError("training.lr_schedule got 'linear'. VERL has: constant, cosine.")
+        if unknown := ", ".join(repr(value) for value in values if value not in known):
+            yield f"{name} got {unknown}, which VERL does not have. VERL has: {', '.join(known)}."
     if config.inference.temperature == 0:
-        raise ConfigError("inference.temperature got 0: a greedy policy explores nothing.")
+        yield "inference.temperature got 0: a greedy policy explores nothing."
+    if backend in ("transformers", "scripted") or (on_cpu and backend != "local"):
+        here = "; this machine has no GPU that torch sees" if on_cpu else ""
+        yield (
+            f"inference.backend got {backend!r}. VERL samples with vllm or sglang on a GPU, and "
+            f"with local on a CPU{here}."
+        )
+    if on_cpu and config.model.dtype not in ("auto", "float32"):
+        yield f"model.dtype got {config.model.dtype!r}. VERL on a CPU computes in float32."
+    if on_cpu and training.lora_rank:
+        yield "training.lora_rank needs VERL's vLLM or SGLang rollout, on a GPU."
+    if ray.gpus_per_worker not in (0, 1):
+        yield f"ray.gpus_per_worker got {ray.gpus_per_worker}. VERL's workers have one each."
+    if not on_cpu and ray.num_learners > resources.num_gpus:
+        yield (
+            f"ray.num_learners got {ray.num_learners}, and torch sees {resources.num_gpus} GPUs: "
+            "VERL's workers have one each."
+        )
+    size, group = training.mini_batch_size, group_size(config)
+    num_episodes = training.batch_size * group
+    if size is not None and (size % group or num_episodes % size):
+        yield (
+            f"training.mini_batch_size got {size}. VERL takes whole groups of {group}, and so "
+            f"many that they divide the {num_episodes} episodes of a step."
+        )
 
 
-def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
-    model, training = config.model, config.training
-    dtype = model.dtype
-    if dtype == "auto":
-        dtype = "float32" if resources.on_cpu else "bfloat16"
-    if resources.on_cpu and dtype != "float32":
-        raise ConfigError(f"model.dtype got {dtype!r}. VERL on a CPU computes in float32.")
-    if resources.on_cpu and training.lora_rank:
-        raise ConfigError("training.lora_rank needs VERL's vLLM or SGLang rollout, on a GPU.")
-    kept = {"param_dtype": _DTYPES[dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    found: dict[str, Any] = {
-        f"{ROLLOUT}.dtype": dtype,
-        f"{ACTOR}.fsdp_config.mixed_precision": kept,
-        f"{REF}.fsdp_config.mixed_precision": kept,
-        "critic.fsdp.mixed_precision": kept,
-        "data.trust_remote_code": model.trust_remote_code,
-    }
-    for place in (MODEL, "critic.model"):
-        found |= {
-            f"{place}.path": resources.model_path,
-            f"{place}.trust_remote_code": model.trust_remote_code,
-            f"{place}.enable_gradient_checkpointing": bool(training.gradient_checkpointing),
-        }
-    if not training.lora_rank:
-        refuse_lora_settings(training)
-    else:
-        found |= {
-            f"{MODEL}.lora_rank": training.lora_rank,
-            f"{MODEL}.lora_alpha": training.lora_alpha or default_alpha(training.lora_rank),
-            f"{MODEL}.target_modules": training.lora_target_modules,
-        }
-    return found
+def to_verl_config(
+    config: ConfigStore,
+    resources: Resources,
+    num_steps: int | None = None,
+    per_epoch: int | None = None,
+    limits: EpisodeLimits | None = None,
+) -> dict[str, Any]:
+    """Return VERL's settings by their dotted names.
+
+    `num_steps` and `per_epoch` are the steps of the run and of an epoch; by default those of the
+    settings. `limits` are those given in Python; by default those of the settings.
+    """
+    refuse_mix(config)
+    for problem in _problems(config, resources):
+        raise ConfigError(problem)
+    training = config.training
+    per_epoch = per_epoch or training.epoch_steps(None)
+    num_steps = num_steps or training.max_steps or training.num_epochs * per_epoch
+    values = dict(config.settings())
+    settings = {target: values[name] for name, target in COPIED.items()}
+    settings |= _rollout(config, resources, limits or episode_limits(config))
+    longest = settings["data.max_prompt_length"] + settings["data.max_response_length"]
+    settings |= _model(config, resources)
+    settings |= _update(config, longest)
+    settings |= _run(config, resources, num_steps, per_epoch)
+    if resources.on_cpu:
+        settings |= _ON_CPU
+    return settings
 
 
 def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -> dict[str, Any]:
     inference = config.inference
     turns = limits.turn_limit(config.environment.max_steps or BaseEnvironment.max_steps)
     prompt = min(_MAX_PROMPT, resources.context_length // 2)
-    a_turn = limits.max_tokens_per_turn or inference.max_tokens
-    wanted = turns * a_turn + (turns - 1) * _MAX_OBSERVATION
+    tokens_per_turn = limits.max_tokens_per_turn or inference.max_tokens
+    response = turns * tokens_per_turn + (turns - 1) * _MAX_OBSERVATION
     if limits.max_tokens is not None:
-        wanted = min(wanted, limits.max_tokens)
-    response = min(wanted, resources.context_length - prompt)
+        response = min(response, limits.max_tokens)
+    backend = "vllm" if inference.backend == "local" else inference.backend
     return {
-        f"{ROLLOUT}.name": _backend(config, resources),
+        f"{ROLLOUT}.name": CPU_ROLLOUT if resources.on_cpu else backend,
         f"{ROLLOUT}.mode": "async",
         f"{ROLLOUT}.n": group_size(config),
         f"{ROLLOUT}.calculate_log_probs": True,
@@ -159,106 +247,95 @@ def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -
         f"{ROLLOUT}.agent.default_agent_loop": AGENT_LOOP,
         f"{ROLLOUT}.agent.agent_loop_manager_class": LOOP_MANAGER,
         "data.max_prompt_length": prompt,
-        "data.max_response_length": response,
+        "data.max_response_length": min(response, resources.context_length - prompt),
         "reward.num_workers": 0,  # the agent loop scores
     }
 
 
-def _backend(config: ConfigStore, resources: Resources) -> str:
-    backend = config.inference.backend
-    if backend in ("transformers", "scripted"):
-        raise ConfigError(
-            f"inference.backend got {backend!r}. VERL samples with vllm or sglang on a GPU, and "
-            "with local on a CPU."
-        )
-    if resources.on_cpu:
-        if backend != "local":
-            raise ConfigError(
-                f"inference.backend got {backend!r}, and this machine has no GPU that torch sees. "
-                "VERL samples with local on a CPU."
-            )
-        return CPU_ROLLOUT
-    return "vllm" if backend == "local" else backend
+def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
+    model, training = config.model, config.training
+    dtype = model.dtype
+    if dtype == "auto":
+        dtype = "float32" if resources.on_cpu else "bfloat16"
+    precision = {"param_dtype": _DTYPES[dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    settings: dict[str, Any] = {
+        f"{ROLLOUT}.dtype": dtype,
+        f"{ACTOR}.fsdp_config.mixed_precision": precision,
+        f"{REF}.fsdp_config.mixed_precision": precision,
+        "critic.fsdp.mixed_precision": precision,
+        "data.trust_remote_code": model.trust_remote_code,
+    }
+    for section in (MODEL, "critic.model"):
+        settings |= {
+            f"{section}.path": resources.model_path,
+            f"{section}.trust_remote_code": model.trust_remote_code,
+            f"{section}.enable_gradient_checkpointing": bool(training.gradient_checkpointing),
+        }
+    if not training.lora_rank:
+        refuse_lora_settings(training)
+        return settings
+    return settings | {
+        f"{MODEL}.lora_rank": training.lora_rank,
+        f"{MODEL}.lora_alpha": training.lora_alpha or default_alpha(training.lora_rank),
+        f"{MODEL}.target_modules": training.lora_target_modules,
+    }
 
 
-def _algorithm(config: ConfigStore) -> dict[str, Any]:
+def _update(config: ConfigStore, longest: int) -> dict[str, Any]:
+    """Return the settings of the algorithm and the optimizer; `longest` is a whole episode."""
     training = config.training
-    found: dict[str, Any] = {
+    low, high = training.clip_ratio_low, training.clip_ratio_high
+    # VERL counts a mini-batch in starts, each with its whole group.
+    mini_batch = training.mini_batch_size or training.batch_size * group_size(config)
+    # A micro-batch holds at least one whole episode.
+    most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest)
+    settings: dict[str, Any] = {
         "algorithm.adv_estimator": ESTIMATORS[training.adv_estimator],
         "algorithm.norm_adv_by_std_in_grpo": training.adv_estimator != "dr_grpo",
         f"{ACTOR}.use_kl_loss": training.kl_loss_coef > 0,
         f"{ACTOR}.policy_loss.loss_mode": POLICY_LOSSES[training.policy_loss],
-    }
-    if training.kl_target is not None:
-        found |= {
-            "algorithm.kl_ctrl.type": "adaptive",
-            "algorithm.kl_ctrl.target_kl": training.kl_target,
-        }
-    low, high, both = training.clip_ratio_low, training.clip_ratio_high, training.clip_ratio
-    found[f"{ACTOR}.clip_ratio_low"] = both if low is None else low
-    found[f"{ACTOR}.clip_ratio_high"] = both if high is None else high
-    if training.loss_agg_mode is not None:
-        found[f"{ACTOR}.loss_agg_mode"] = training.loss_agg_mode
-    if training.adv_estimator == "optimal_token_baseline":
-        found[f"{ACTOR}.calculate_sum_pi_squared"] = True
-    return found
-
-
-def _update(config: ConfigStore, resources: Resources, longest: int) -> dict[str, Any]:
-    training = config.training
-    # A micro-batch holds at least one whole episode.
-    most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest)
-    found: dict[str, Any] = {
-        f"{ACTOR}.ppo_mini_batch_size": _mini_batch(config),
+        f"{ACTOR}.clip_ratio_low": training.clip_ratio if low is None else low,
+        f"{ACTOR}.clip_ratio_high": training.clip_ratio if high is None else high,
+        f"{ACTOR}.ppo_mini_batch_size": mini_batch // group_size(config),
         f"{ACTOR}.use_dynamic_bsz": True,
         f"{ACTOR}.ppo_max_token_len_per_gpu": most_tokens,
         "critic.ppo_max_token_len_per_gpu": most_tokens,
     }
-    for place in (ACTOR, "critic"):
-        found |= {
-            f"{place}.optim.lr": training.learning_rate,
-            f"{place}.optim.weight_decay": training.weight_decay,
-            f"{place}.optim.lr_warmup_steps": training.warmup_steps or -1,
-            f"{place}.optim.lr_scheduler_type": training.lr_schedule,
+    if training.kl_target is not None:
+        settings["algorithm.kl_ctrl.type"] = "adaptive"
+        settings["algorithm.kl_ctrl.target_kl"] = training.kl_target
+    if training.loss_agg_mode is not None:
+        settings[f"{ACTOR}.loss_agg_mode"] = training.loss_agg_mode
+    if training.adv_estimator == "optimal_token_baseline":
+        settings[f"{ACTOR}.calculate_sum_pi_squared"] = True
+    for section in (ACTOR, "critic"):
+        settings |= {
+            f"{section}.optim.lr": training.learning_rate,
+            f"{section}.optim.weight_decay": training.weight_decay,
+            f"{section}.optim.lr_warmup_steps": training.warmup_steps or -1,
+            f"{section}.optim.lr_scheduler_type": training.lr_schedule,
             # VERL always clips: null becomes a bound that no gradient reaches.
-            f"{place}.optim.clip_grad": training.max_grad_norm or 1e9,
-            f"{place}.data_loader_seed": training.seed,
+            f"{section}.optim.clip_grad": training.max_grad_norm or 1e9,
+            f"{section}.data_loader_seed": training.seed,
         }
-    return found
-
-
-def _mini_batch(config: ConfigStore) -> int:
-    """Return the mini-batch size as VERL counts it: in starts, each with its whole group."""
-    training, group = config.training, group_size(config)
-    size = training.mini_batch_size
-    if size is None:
-        return training.batch_size
-    if size % group or training.batch_size * group % size:
-        raise ConfigError(
-            f"training.mini_batch_size got {size}. VERL takes whole groups of {group}, and so "
-            f"many that they divide the {training.batch_size * group} episodes of a step."
-        )
-    return size // group
+    return settings
 
 
 def _run(
     config: ConfigStore, resources: Resources, num_steps: int, per_epoch: int
 ) -> dict[str, Any]:
-    training, checkpoint = config.training, config.checkpoint
-    unknown = sorted(set(config.logging.sinks) - set(_SINKS))
-    if unknown:
-        raise ConfigError(f"logging.sinks got {unknown}. VERL has: {', '.join(_SINKS)}.")
-    wandb = config.logging.wandb
-    if extra := sorted(wandb.keys() - {"project", "name"}):
-        raise ConfigError(f"logging.wandb got {extra}. VERL has: project, name.")
-    found = {
+    training, checkpoint, wandb = config.training, config.checkpoint, config.logging.wandb
+    num_workers = config.ray.num_learners
+    if not resources.on_cpu and num_workers == 1:
+        num_workers = resources.num_gpus
+    settings = {
         "data.shuffle": False,  # the dataset is in its order already
         "data.dataloader_num_workers": 0,
         "data.return_raw_chat": True,
         "trainer.use_v1": False,
         "trainer.device": "cpu" if resources.on_cpu else "cuda",
         "trainer.nnodes": resources.num_nodes,
-        "trainer.n_gpus_per_node": _num_workers(config, resources),
+        "trainer.n_gpus_per_node": num_workers,
         "trainer.total_epochs": 1,  # each step has its own starts: one pass over all
         "trainer.total_training_steps": num_steps,
         "trainer.project_name": wandb.get("project", "turnwise"),
@@ -275,42 +352,97 @@ def _run(
         "critic.fsdp.seed": training.seed,
     }
     if config.ray.address is not None:
-        found["ray_kwargs.ray_init.address"] = config.ray.address
-    return found
+        settings["ray_kwargs.ray_init.address"] = config.ray.address
+    return settings
 
 
-def _num_workers(config: ConfigStore, resources: Resources) -> int:
-    """Return the number of learner workers on a machine; VERL gives each a GPU."""
-    if config.ray.gpus_per_worker not in (0, 1):
+_ON_CPU: dict[str, Any] = {
+    f"{ROLLOUT}.free_cache_engine": False,
+    f"{ROLLOUT}.load_format": "auto",
+    f"{ROLLOUT}.enforce_eager": True,
+    f"{ACTOR}.use_torch_compile": False,
+    f"{ACTOR}.fsdp_config.use_torch_compile": False,
+    f"{REF}.fsdp_config.use_torch_compile": False,
+    "critic.fsdp.use_torch_compile": False,
+    f"{ACTOR}.strategy": "fsdp2",
+    "critic.strategy": "fsdp2",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    f"{MODEL}.use_remove_padding": False,
+    f"{MODEL}.override_config": {"attn_implementation": "sdpa"},
+    "critic.model.use_remove_padding": False,
+    "critic.model.override_config": {"attn_implementation": "sdpa"},
+}
+"""What VERL needs on a machine without GPU."""
+
+
+def compose(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Any:
+    """Return VERL's config with our settings, then the user's own overrides in Hydra's syntax."""
+    import_extra("verl", "verl")
+    hydra = import_extra("hydra", "verl")
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    assignments = [f"++{name}={_in_hydra(value)}" for name, value in settings.items()]
+    hydra.core.global_hydra.GlobalHydra.instance().clear()
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        try:
+            config = hydra.compose("ppo_trainer", [*assignments, *overrides])
+        except hydra.errors.HydraException as error:
+            raise ConfigError(
+                f"VERL's config does not take one of {list(overrides)}: {error}"
+            ) from error
+    return migrate_legacy_reward_impl(config)
+
+
+def _in_hydra(value: Any) -> str:
+    """Return a value as Hydra's grammar writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_in_hydra(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_in_hydra, value)) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    return repr(value)
+
+
+def check(config: Any, on_error: str = "retry", arguments: Sequence[str] = ()) -> None:
+    """Refuse what VERL's trainers cannot do; `arguments` are those that a user passes on to them.
+
+    VERL's own checks are among them: what they find is raised as a `ConfigError`.
+    """
+    errors = import_extra("hydra.errors", "verl")
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    rollout = config.actor_rollout_ref.rollout
+    num_episodes = config.data.train_batch_size * rollout.n
+    if config.trainer.use_v1 and on_error != "retry":
         raise ConfigError(
-            f"ray.gpus_per_worker got {config.ray.gpus_per_worker}. VERL's workers have one each."
+            f"training.on_error got {on_error!r}. VERL's V1 trainer continues without the "
+            "episodes that failed; take 'retry', or trainer.use_v1=false."
         )
-    wanted = config.ray.num_learners
-    if resources.on_cpu:
-        return wanted
-    if wanted > resources.num_gpus:
+    if config.trainer.use_v1 and arguments:
         raise ConfigError(
-            f"ray.num_learners got {wanted}, and torch sees {resources.num_gpus} GPUs: VERL's "
-            "workers have one each."
+            f"VERL's V1 trainer makes its own components: {', '.join(arguments)} cannot be "
+            "passed to it. Leave them out, or train with trainer.use_v1=false."
         )
-    return resources.num_gpus if wanted == 1 else wanted
-
-
-def _cpu() -> dict[str, Any]:
-    """Return the settings that VERL needs on a machine without GPU."""
-    found: dict[str, Any] = {
-        f"{ROLLOUT}.free_cache_engine": False,
-        f"{ROLLOUT}.load_format": "auto",
-        f"{ROLLOUT}.enforce_eager": True,
-        f"{ACTOR}.use_torch_compile": False,
-        f"{ACTOR}.fsdp_config.use_torch_compile": False,
-        f"{REF}.fsdp_config.use_torch_compile": False,
-        "critic.fsdp.use_torch_compile": False,
-        f"{ACTOR}.strategy": "fsdp2",
-        "critic.strategy": "fsdp2",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    }
-    for place in (MODEL, "critic.model"):
-        found[f"{place}.use_remove_padding"] = False
-        found[f"{place}.override_config"] = {"attn_implementation": "sdpa"}
-    return found
+    if not config.trainer.use_v1 and num_episodes % rollout.agent.num_workers:
+        raise ConfigError(
+            f"ray.num_actors got {rollout.agent.num_workers}, and VERL deals the {num_episodes} "
+            "episodes of a step out evenly. Take a number that divides them."
+        )
+    try:
+        # What VERL prints must not mix with a config that is printed to stdout.
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Disabled critic")  # it is what was asked for
+            validate_config(
+                config,
+                use_reference_policy=need_reference_policy(config),
+                use_critic=need_critic(config),
+            )
+    except (AssertionError, ValueError, errors.HydraException) as error:
+        raise ConfigError(f"VERL cannot run with these settings: {error}") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,28 +14,67 @@ from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource, declared_max_steps
 from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
 from turnwise.episode.options import ParserChoice
-from turnwise.errors import ConfigError, import_extra
+from turnwise.errors import CheckpointError, ConfigError, TrainingStopped, import_extra
 from turnwise.progress.lines import LineReporter
 from turnwise.reward import RewardFn, batch_type
 from turnwise.runs.choose_folder import choose_run_folder
 from turnwise.runs.doctor import Doctor
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import Resume, RunFolder
-from turnwise.scale.verl import files
-from turnwise.scale.verl.arguments import VerlArguments
-from turnwise.scale.verl.compose import check, check_limits_of_verl, compose
+from turnwise.scale.verl.components import episode_components
 from turnwise.scale.verl.dataset import HELD_OUT, TRAIN, CustomEnvironmentDataset, make_datasets
-from turnwise.scale.verl.episode_components import components_of
-from turnwise.scale.verl.resources import find_resources
-from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, start_run
-from turnwise.scale.verl.settings import refuse_mix, to_verl_config
-from turnwise.scale.verl.targets import OWN_SECTION
+from turnwise.scale.verl.running import METRICS_LOG, VerlArguments, VerlRun, prepare_process
+from turnwise.scale.verl.settings import (
+    OWN_SECTION,
+    ROLLOUT,
+    check,
+    compose,
+    find_resources,
+    refuse_mix,
+    to_verl_config,
+)
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import check_run
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 
 _DEFAULT_EVAL_EPISODES = 32
+_LOG = logging.getLogger("turnwise")
+
+
+def take_metrics(run_folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return what VERL's file logger wrote, as steps with their metrics, and remove the file.
+
+    A line that cannot be read, such as the half line of a killed process, is logged and left out.
+    """
+    path = run_folder / METRICS_LOG
+    if not path.exists():
+        return []
+    entries = []
+    # In bytes, whose lines end with line feeds alone: JSON may contain U+2028 and the like.
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            entries.append((int(entry["step"]), dict(entry["data"])))
+        except (ValueError, TypeError, KeyError):
+            _LOG.warning("%s, line %d: no metrics of a step, left out: %.80s", path, number, line)
+    path.unlink()
+    return entries
+
+
+def newest_step(run_folder: Path) -> int:
+    """Return the step of VERL's newest checkpoint; 0 if there is none."""
+    latest = run_folder / "verl" / "latest_checkpointed_iteration.txt"
+    if not latest.exists():
+        return 0
+    text = latest.read_text(errors="replace").strip()
+    if not text.isdecimal():
+        raise CheckpointError(
+            f"{latest} got {text!r:.80}, expected the step of VERL's newest checkpoint. Write the "
+            f"number of the newest folder global_step_N in {latest.parent} into it, or remove it "
+            "to begin anew."
+        )
+    return int(text)
 
 
 class CustomRayPPOTrainer:
@@ -114,7 +155,7 @@ class CustomRayPPOTrainer:
         name = self._user.environment_name
         self._name = f"{name.rpartition(':')[2] if '.py:' in name else name}-verl"
         self._resume_from: Path | None = None
-        self._run: LegacyRun | NewerRun | None = None
+        self._run: VerlRun | None = None
 
     @property
     def verl_trainer(self) -> Any:
@@ -135,7 +176,7 @@ class CustomRayPPOTrainer:
         """Return VERL's whole config; `extra` overrides the user's overrides."""
         resources = find_resources(self.config, self.run_folder or self._folder().path)
         prepare_process(resources.on_cpu)
-        components = components_of(self._user, self.config, self._multi_turn)
+        components = episode_components(self._user, self.config, self._multi_turn)
         assert self._user.environment is not None  # VERL takes no agent and no mix
         max_steps = declared_max_steps(self._user.environment, self.config.environment)
         max_turns = components.limits.turn_limit(max_steps, has_tools=components.tools is not None)
@@ -143,13 +184,12 @@ class CustomRayPPOTrainer:
         per_epoch = self._steps_per_epoch()
         settings = to_verl_config(self.config, resources, num_steps, per_epoch, limits)
         config = compose(settings | self._own_settings(), [*self._overrides, *extra])
-        check_limits_of_verl(config, self.config.training.on_error, self._arguments)
-        check(config)
+        check(config, self.config.training.on_error, self._arguments.names)
         return config
 
     def _own_settings(self) -> dict[str, Any]:
         """Return what this trainer needs in VERL's config, whatever the user's settings are."""
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "data.train_files": TRAIN,
             "data.val_files": HELD_OUT,
             "data.custom_cls.path": "pkg://turnwise.scale.verl.dataset",
@@ -157,14 +197,14 @@ class CustomRayPPOTrainer:
             f"{OWN_SECTION}.drops_groups": self.config.training.on_error == "drop_group",
         }
         if not self._verl_prints:
-            found["trainer.logger"] = ["file", *self.config.logging.sinks]
+            settings["trainer.logger"] = ["file", *self.config.logging.sinks]
         if self._arguments.train_sampler is not None or self._has_verl_rows:
             # As many passes as it takes; the number of steps ends the run.
-            found["trainer.total_epochs"] = 10**6
+            settings["trainer.total_epochs"] = 10**6
         if self._resume_from is not None:
-            found["trainer.resume_mode"] = "resume_path"
-            found["trainer.resume_from_path"] = str(self._resume_from)
-        return found
+            settings["trainer.resume_mode"] = "resume_path"
+            settings["trainer.resume_from_path"] = str(self._resume_from)
+        return settings
 
     def _steps_per_epoch(self) -> int:
         rows = self._user.train_rows
@@ -185,7 +225,7 @@ class CustomRayPPOTrainer:
             num_steps = self.step + training.max_steps
         folder = self._made_folder()
         with folder.held(), folder.logged(self.config.logging.level):
-            first = files.newest_step(folder.path)
+            first = newest_step(folder.path)
             if first >= num_steps:
                 self.metrics_history = MetricsLog(folder.metrics_file).read()
                 return self.metrics_history
@@ -205,7 +245,7 @@ class CustomRayPPOTrainer:
     def _finish(self, folder: RunFolder, outcome: str, num_steps: int, first: int) -> None:
         """Collect VERL's metrics, and report the outcome, the steps and the doctor's findings."""
         log = MetricsLog(folder.metrics_file)
-        for step, data in files.take_metrics(folder.path):
+        for step, data in take_metrics(folder.path):
             if "training/global_step" in data:
                 log.rewind(step - 1)
                 log.append({"step": step, "reward": data["critic/score/mean"], **data})
@@ -222,14 +262,16 @@ class CustomRayPPOTrainer:
 
     def _start(
         self, num_steps: int, num_held_out: int | None = None, extra: Sequence[str] = ()
-    ) -> LegacyRun | NewerRun:
+    ) -> VerlRun:
         """Start Ray, VERL's workers and its trainer, which takes 45 seconds and more."""
         self.cleanup()
         assert self.run_folder is not None
         config = self.verl_config(num_steps, extra)
-        scores_batches = self._arguments.scores_batches
-        episodes = components_of(
-            self._user, self.config, self._multi_turn, scores_batches=scores_batches
+        episodes = episode_components(
+            self._user,
+            self.config,
+            self._multi_turn,
+            scores_batches=self._arguments.scores_batches,
         )
         training = self.config.training
         datasets = make_datasets(
@@ -242,7 +284,7 @@ class CustomRayPPOTrainer:
             has_sampler=self._arguments.train_sampler is not None,
         )
         resources = find_resources(self.config, self.run_folder)
-        self._run = start_run(
+        self._run = VerlRun(
             config, resources, episodes, datasets, self._arguments, self._user.tokenizer
         )
         return self._run
@@ -269,33 +311,41 @@ class CustomRayPPOTrainer:
         folder = self._made_folder()
         extra = ["trainer.val_before_train=true", "trainer.val_only=true"]
         if not greedy:
-            place, inference = "actor_rollout_ref.rollout.val_kwargs", self.config.inference
+            inference = self.config.inference
             extra += [
-                f"{place}.do_sample=true",
-                f"{place}.temperature={inference.temperature}",
-                f"{place}.top_p={inference.top_p}",
+                f"{ROLLOUT}.val_kwargs.do_sample=true",
+                f"{ROLLOUT}.val_kwargs.temperature={inference.temperature}",
+                f"{ROLLOUT}.val_kwargs.top_p={inference.top_p}",
             ]
         try:
-            self._start(max(files.newest_step(folder.path), 1), num_episodes, extra).fit()
+            self._start(max(newest_step(folder.path), 1), num_episodes, extra).fit()
         finally:
             self.cleanup()
-        return files.take_evaluation(folder.path)
+        logged = take_metrics(folder.path)
+        if not logged:
+            raise TrainingStopped("VERL's evaluation logged no metrics. Look at its output above.")
+        metrics = logged[-1][1]
+        means = {k.split("/")[-2]: v for k, v in metrics.items() if k.endswith("/mean@1")}
+        return {**means, **metrics}
 
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
         """Return VERL's newest checkpoint, copied to `path` if one is given."""
         if self.run_folder is None:
             raise ConfigError("nothing is trained yet: call fit() first")
-        found = files.newest_checkpoint(self.run_folder)
+        folder, step = self.run_folder / "verl", newest_step(self.run_folder)
+        if not step:
+            raise ConfigError(f"VERL has saved nothing in {folder}. See checkpoint.save_interval.")
+        newest = folder / f"global_step_{step}"
         if path is None:
-            return found
-        return Path(shutil.copytree(found, Path(path) / found.name, dirs_exist_ok=True))
+            return newest
+        return Path(shutil.copytree(newest, Path(path) / newest.name, dirs_exist_ok=True))
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Resume the next `fit` from this checkpoint of VERL's, a folder `global_step_N`."""
-        place = Path(path).expanduser().absolute()
-        if not place.name.startswith("global_step_") or not place.is_dir():
-            raise ConfigError(f"{place} is no checkpoint of VERL's: a folder global_step_N")
-        self._resume_from = place
+        folder = Path(path).expanduser().absolute()
+        if not folder.name.startswith("global_step_") or not folder.is_dir():
+            raise ConfigError(f"{folder} is no checkpoint of VERL's: a folder global_step_N")
+        self._resume_from = folder
 
     def cleanup(self) -> None:
         """End VERL's workers, and the Ray that was started for them. May be called twice."""

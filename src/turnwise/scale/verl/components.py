@@ -6,22 +6,14 @@ import base64
 import dataclasses
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.episode import (
-    EpisodeLimits,
-    ErrorPolicy,
-    MultiTurnInferenceEngine,
-    episode_limits,
-)
+from turnwise.episode import EpisodeLimits, ErrorPolicy, MultiTurnInferenceEngine, episode_limits
 from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import RewardFn
@@ -40,12 +32,11 @@ class EpisodeComponents:
     system_prompt: str | None
     limits: EpisodeLimits
     on_error: ErrorPolicy
-    num_tries: int = 3
     keeps_trajectories: bool = False
     """Whether episodes are returned to the driver, which scores whole batches of them."""
 
 
-def components_of(
+def episode_components(
     user: UserComponents,
     config: ConfigStore,
     engine: MultiTurnInferenceEngine | None = None,
@@ -61,7 +52,6 @@ def components_of(
         system_prompt = system_prompt or engine._setup.system_prompt or None
         if tools is None and engine._manager is not None:
             tools, parser = engine._manager.registry, engine._manager.parser
-    on_error = config.training.on_error
     return EpisodeComponents(
         user.factory(config),
         None if scores_batches else user.reward_fn,
@@ -69,8 +59,7 @@ def components_of(
         parser,
         system_prompt,
         limits,
-        on_error,
-        num_tries=3 if on_error == "retry" else 1,
+        config.training.on_error,
         keeps_trajectories=scores_batches,
     )
 
@@ -82,15 +71,25 @@ def pack(components: EpisodeComponents) -> str:
     import it.
     """
     cloudpickle: Any = import_extra("ray.cloudpickle", "verl")
+    modules = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        is_ours = name.split(".")[0] in ("turnwise", "__main__")
+        is_alias = getattr(module, "__name__", None) != name
+        if file is not None and not is_ours and not is_alias and not is_installed(Path(file)):
+            modules.append(module)
+            cloudpickle.register_pickle_by_value(module)
     try:
-        with _by_value(cloudpickle):
-            data = cloudpickle.dumps(components)
+        data = cloudpickle.dumps(components)
     except Exception as error:  # whatever a user's object raises when it is pickled
         raise ConfigError(
             "the environment, the reward or a tool cannot be sent to VERL's workers: "
             f"{type(error).__name__}: {error}. Open files, locks and connections in reset(), or "
             "pass a class or a factory instead of an object that holds them."
         ) from error
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
     return base64.b64encode(zlib.compress(data)).decode()
 
 
@@ -100,24 +99,3 @@ def unpack(text: str) -> EpisodeComponents:
     cloudpickle: Any = import_extra("ray.cloudpickle", "verl")
     components: EpisodeComponents = cloudpickle.loads(zlib.decompress(base64.b64decode(text)))
     return components
-
-
-@contextmanager
-def _by_value(cloudpickle: Any) -> Iterator[None]:
-    """Pickle the code of modules that are not installed by value inside the block."""
-    modules = [module for module in list(sys.modules.values()) if _is_users(module)]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_users(module: ModuleType | None) -> bool:
-    file = getattr(module, "__file__", None)
-    name = getattr(module, "__name__", "__main__")
-    if file is None or name == "__main__" or name.split(".")[0] == "turnwise":
-        return False
-    return sys.modules.get(name) is module and not is_installed(Path(file))

@@ -1,9 +1,12 @@
-"""VERL's learner workers on a CPU: gloo, FSDP2 in float32, no pinned memory."""
+"""VERL's workers on a machine without GPU: learners with gloo and FSDP2, and the rollout."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import Any
 
+import ray
 import torch
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine.base import EngineRegistry
@@ -12,6 +15,12 @@ from verl.workers.engine.fsdp.transformer_impl import (
     FSDPEngineWithValueHead,
 )
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
+
+from turnwise.scale.verl.cpu_server import CpuServer
+
+_SERVER = "turnwise_server_{}"
 
 
 class _OnCpu:
@@ -32,7 +41,7 @@ class _OnCpu:
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuLanguageModel(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc]
+class CpuLanguageModel(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc]  # VERL ships no types
     """The policy, and the reference."""
 
 
@@ -85,3 +94,41 @@ class CpuActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _start_gloo()
         super().__init__(*args, **kwargs)
+
+
+class CpuReplica(RolloutReplica):  # type: ignore[misc]
+    """Starts one server for each learner worker."""
+
+    async def launch_servers(self) -> None:
+        name = _SERVER.format(self.replica_rank)
+        actor = ray.remote(CpuServer).options(
+            name=name, num_cpus=0, max_concurrency=self.max_concurrency
+        )
+        server: Any = actor.remote(self.model_config.path, self.model_config.trust_remote_code)
+        await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = name
+
+
+class CpuWeightSender(BaseRollout):  # type: ignore[misc]
+    """Sends the weights of a learner worker to its server."""
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **_: Any,
+    ) -> None:
+        # Gathering a tensor is a collective: all workers take part, the first one sends.
+        whole = {name: tensor.detach() for name, tensor in weights}
+        num_workers = self.config.tensor_model_parallel_size * self.config.data_parallel_size
+        replica_rank, number = divmod(int(os.environ["RANK"]), num_workers)
+        if number == 0:
+            server = ray.get_actor(_SERVER.format(replica_rank))
+            await server.update_weights.remote(whole, global_steps)
+
+    async def resume(self, tags: list[str]) -> None: ...
+
+    async def release(self) -> None: ...

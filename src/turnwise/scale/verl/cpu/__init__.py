@@ -1,1 +1,0 @@
-"""What VERL lacks on a machine without a GPU, put into its own registries."""

@@ -1,0 +1,184 @@
+"""Rewards in VERL: `EnvironmentRewardWrapper`, and scorers of whole batches in the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from turnwise.deadlines import run_sync
+from turnwise.env import BaseEnvironment, environment_factory
+from turnwise.env.catalog import EnvironmentSource
+from turnwise.episode.batch_reward import object_array, task_columns
+from turnwise.errors import ConfigError, RewardError
+from turnwise.reward import (
+    Reward,
+    RewardBatch,
+    RewardFn,
+    batch_type,
+    compute_reward,
+    compute_reward_async,
+)
+from turnwise.reward.batches import (
+    Columns,
+    carried_trajectories,
+    play_response,
+    response_texts,
+    starts,
+)
+from turnwise.types import Trajectory
+
+TRAJECTORY = "trajectory"
+"""The column that carries an episode from the agent loop to a reward function of batches."""
+
+BatchScorer = Callable[[Any], Any]
+"""From a batch to rewards [B], or [B, T] for each token of the responses."""
+
+
+class EnvironmentRewardWrapper:
+    """Scores what VERL has sampled by an environment and `reward_fn`.
+
+    Called with a batch of VERL's it returns one reward per row: `reward_fn`'s for the episode that
+    the batch carries, or the one earned in the agent loop, or else, for a batch of another rollout,
+    the environment's reward for the response as its first action. Responses are texts, or token
+    ids that `tokenizer` decodes. `compute_score` does the same for one response, with the arguments
+    of VERL's custom reward functions; a single trajectory is scored by `reward_fn`.
+    """
+
+    def __init__(
+        self,
+        environment: EnvironmentSource,
+        reward_fn: RewardFn | None = None,
+        tokenizer: Any = None,
+        *,
+        config: Any = None,
+    ) -> None:
+        self._factory = environment_factory(environment, config)
+        self._reward_fn = reward_fn
+        self._tokenizer = tokenizer
+
+    @overload
+    def __call__(self, data: Trajectory, environment: BaseEnvironment | None = None) -> Reward: ...
+    @overload
+    def __call__(self, data: RewardBatch) -> torch.Tensor: ...
+    def __call__(
+        self, data: Any, environment: BaseEnvironment | None = None
+    ) -> Reward | torch.Tensor:
+        """Return the rewards [B] of a `DataProto` or `RewardBatch`, or a trajectory's `Reward`."""
+        if isinstance(data, Trajectory):
+            return compute_reward(data, environment, self._reward_fn)
+        carried = carried_trajectories(data)
+        if carried is not None:
+            return torch.tensor([self(trajectory).total for trajectory in carried])
+        if "rm_scores" in data.batch:
+            earned: torch.Tensor = data.batch["rm_scores"].sum(-1)
+            return earned
+        texts = response_texts(data, self._tokenizer)
+        rows = starts(data, len(texts))
+        rewards = [
+            self.compute_score("", text, None, row) for text, row in zip(texts, rows, strict=True)
+        ]
+        return torch.tensor(rewards)
+
+    def compute_score(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any = None,
+        extra_info: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> float:
+        """Return the reward of one response, as the first action of a new episode."""
+        return run_sync(self._score(solution_str, extra_info or {}))
+
+    async def _score(self, action: str, start: Mapping[str, Any]) -> float:
+        async with play_response(self._factory, action, start) as (trajectory, environment):
+            reward = await compute_reward_async(trajectory, environment, self._reward_fn)
+        return reward.total
+
+
+def function_scorer(function: RewardFn) -> BatchScorer:
+    """Return a scorer that calls a user's function with the type of batch that it asks for."""
+    from verl.protocol import DataProto
+
+    wants_ours = batch_type(function) is RewardBatch
+
+    def score(data: RewardBatch) -> Any:
+        value = function(data if wants_ours else data.as_data_proto(DataProto))
+        return run_sync(value) if hasattr(value, "__await__") else value
+
+    return score
+
+
+def reward_model_scorer(
+    worker: Any, config: Any, pools: Any, device_name: str | None
+) -> BatchScorer:
+    """Return a scorer that asks VERL's workers of the role RewardModel."""
+    from verl.protocol import DataProto
+    from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+    from verl.trainer.ppo.utils import Role
+
+    group = RayWorkerGroup(
+        resource_pool=pools.get_resource_pool(Role.RewardModel),
+        ray_cls_with_init=RayClassWithInitArgs(cls=worker, config=config.reward.reward_model),
+        device_name=device_name or config.trainer.device,
+    )
+    if not hasattr(group, "compute_rm_score"):
+        raise ConfigError(
+            "the worker of the role RewardModel has no compute_rm_score(data) that VERL can call. "
+            "Write one, and mark it with VERL's @register."
+        )
+    if hasattr(group, "init_model"):
+        group.init_model()
+
+    def score(data: RewardBatch) -> Any:
+        output = group.compute_rm_score(data.as_data_proto(DataProto))
+        return output.batch["rm_scores"] if hasattr(output, "batch") else output
+
+    return score
+
+
+def score_batch(
+    score: BatchScorer, output: Any, prompts: Any, failed: np.ndarray[Any, Any]
+) -> None:
+    """Replace the rewards in a batch of episodes; failed episodes are not passed to `score`.
+
+    A reward of a whole episode is put on its last sampled token.
+    """
+    rows = np.flatnonzero([reason is None for reason in failed])
+    trajectories = output.non_tensor_batch.pop(TRAJECTORY)
+    if not len(rows):
+        return
+    first_rows = prompts.non_tensor_batch["extra_info"][rows]
+    kept = output.batch[torch.as_tensor(rows)]
+    tensors = {name: kept[name] for name in kept.keys()}  # noqa: SIM118 - a TensorDict
+    columns = task_columns([start["task"] for start in first_rows])
+    columns = {name: column for name, column in columns.items() if name not in tensors}
+    played = [trajectories[row] for row in rows]
+    objects = {
+        **columns,
+        "response_texts": ["\n".join(trajectory.actions) for trajectory in played],
+        TRAJECTORY: played,
+        "extra_info": list(first_rows),
+        "uid": list(prompts.non_tensor_batch["uid"][rows]),
+    }
+    arrays = {name: object_array(column) for name, column in objects.items()}
+    value = score(RewardBatch(Columns({**tensors, **columns}), arrays))
+    if isinstance(value, dict):
+        value = value.get("reward_tensor", value)
+    scores = torch.as_tensor(value, dtype=torch.float32).cpu()
+    mask = tensors["response_mask"].bool()
+    if scores.shape == (len(mask),):
+        positions = torch.arange(mask.shape[1])
+        last = torch.where(mask, positions, -1).amax(1)
+        scores = torch.where(mask & (positions == last[:, None]), scores[:, None], 0.0)
+    if scores.shape != mask.shape:
+        raise RewardError(
+            f"the reward function returned shape {tuple(scores.shape)} for a batch of {len(mask)} "
+            f"episodes. Return one reward for each, or one for each token {tuple(mask.shape)}."
+        )
+    if not torch.isfinite(scores).all():
+        raise RewardError("the reward function returned a number that is not finite")
+    output.batch["rm_scores"][torch.as_tensor(rows)] = scores
