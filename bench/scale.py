@@ -39,13 +39,12 @@ from turnwise.inference import SamplingParams
 from turnwise.learner import LearnerOptions, PPOBatch, make_learner
 from turnwise.learner.build import make_policy
 from turnwise.models import load_model
-from turnwise.scale.ray.arrays import to_arrays
 from turnwise.scale.ray.cluster import Cluster, exported_python_path
 from turnwise.scale.ray.episode_pool import EpisodePool
-from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource, Weights
+from turnwise.scale.ray.episode_worker import EpisodeSpec, Sampling
 from turnwise.scale.ray.failures import Failures
-from turnwise.scale.ray.learner import RemoteLearner
-from turnwise.scale.ray.learner_group import LearnerGroup
+from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
+from turnwise.scale.ray.transfer import ModelSource, Weights, to_arrays
 from turnwise.trainer.assembly import make_engine, policy_weights
 from turnwise.trainer.components import UserComponents
 
@@ -139,10 +138,10 @@ class Players:
             pool.context_length()
             learner = make_learner(self.config, self.loaded.model)
             weights = Weights(1, (ray.put(to_arrays(policy_weights(learner))),))
-            how = (SamplingParams(), 0, weights)
-            run_sync(pool.play(tasks[: 4 * num_workers], *how))  # weights, threads, first calls
+            sampling = Sampling(SamplingParams(), 0, weights)
+            run_sync(pool.play(tasks[: 4 * num_workers], sampling))  # weights, threads, first calls
             started = time.perf_counter()
-            played = run_sync(pool.play(tasks, *how))
+            played = run_sync(pool.play(tasks, sampling))
             return time.perf_counter() - started, played
         finally:
             cluster.close()

@@ -14,7 +14,7 @@ import pytest
 from scale.rayed import ON_RAY, Deadly, arm, largest_difference, lay_fuses, train
 from trainer.runs import Listener, episodes, metrics_of
 from trainer.worlds import Memory
-from turnwise.scale.ray import learner_group
+from turnwise.scale.ray import learner
 
 NUM_STEPS = 5 if os.environ.get("TURNWISE_THOROUGH") else 2
 # In each step: at each step of an episode one worker, and one learner in the update.
@@ -76,7 +76,7 @@ def test_workers_die_in_every_step_and_the_run_is_the_same(tmp_path):
 def test_killed_from_outside_at_any_moment(tmp_path, monkeypatch):
     """Not where the code expects it: a worker of each kind, whatever it is doing then."""
     # Some of the dead are replaced from a kept state alone, others repeat an update.
-    monkeypatch.setattr(learner_group, "_MAX_REPLAYED", 2)
+    monkeypatch.setattr(learner, "_MAX_REPLAYED", 2)
     alone = train(tmp_path / "alone", Memory)
     trainers = []
 

@@ -23,10 +23,9 @@ from turnwise.models.empty import is_empty
 from turnwise.runs.checkpoints import CheckpointStore, save_checkpoint_to
 from turnwise.runs.run_folder import RunFolder
 from turnwise.scale.ray.cluster import Cluster
-from turnwise.scale.ray.episode_worker import ModelSource
 from turnwise.scale.ray.failures import Failures
-from turnwise.scale.ray.learner import RemoteLearner
-from turnwise.scale.ray.learner_group import LearnerGroup
+from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
+from turnwise.scale.ray.transfer import ModelSource
 from turnwise.trainer.state import (
     has_same_weights,
     load_configured_model_in_parts,

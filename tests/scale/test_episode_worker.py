@@ -13,8 +13,8 @@ from turnwise.errors import ConfigError, MissingExtraError
 from turnwise.inference import GenerationRequest
 from turnwise.learner.sharding import split_shards
 from turnwise.scale.ray import assemble
-from turnwise.scale.ray.arrays import to_arrays
-from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, ModelSource, Weights
+from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker
+from turnwise.scale.ray.transfer import ModelSource, Weights, to_arrays
 from turnwise.trainer.components import UserComponents
 
 

@@ -11,7 +11,7 @@ from scale.children import run_learners
 from scale.sharded_child import CASES, NUM_LEARNERS, learned, left_over, prepared
 from turnwise.learner.sharded import share_of
 from turnwise.learner.sharding import join_shards, split_shards
-from turnwise.scale.ray.arrays import from_arrays, to_arrays
+from turnwise.scale.ray.transfer import from_arrays, to_arrays
 
 # Of bfloat16 the gradient of a pack is rounded once more, after it was added up.
 TOLERANCES = {"bfloat16": 2e-2}

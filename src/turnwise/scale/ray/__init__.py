@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.episode import CollectorOptions
@@ -20,10 +19,10 @@ from turnwise.reward import batch_type
 from turnwise.scale.ray.cluster import Cluster
 from turnwise.scale.ray.collector import RemoteCollector, RemoteEngine
 from turnwise.scale.ray.episode_pool import EpisodePool
-from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource
+from turnwise.scale.ray.episode_worker import EpisodeSpec
 from turnwise.scale.ray.failures import Failures
-from turnwise.scale.ray.learner import RemoteLearner
-from turnwise.scale.ray.learner_group import LearnerGroup
+from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
+from turnwise.scale.ray.transfer import ModelSource
 from turnwise.trainer.assembly import (
     RunComponents,
     begins_with_other_weights,
@@ -69,10 +68,10 @@ def assemble(
         )
     # The workers load the weights. This process needs none, where the model's files allow it.
     model, tokenizer = user.model_and_tokenizer(_placed(config, "cpu"), has_weights=False)
-    is_own = user.model is not None
-    source = ModelSource(
-        _placed(config, "cuda" if gpus else "cpu"), _on_cpu(model) if is_own else None
-    )
+    users_model = None
+    if user.model is not None:
+        users_model = model if model.device.type == "cpu" else copy.deepcopy(model).cpu()
+    source = ModelSource(_placed(config, "cuda" if gpus else "cpu"), users_model)
     num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     with contextlib.ExitStack() as stack:
         cluster = Cluster(config.ray, num_bytes)
@@ -100,7 +99,7 @@ def assemble(
         is_exact = samples_exactly(config, learner)
         estimator = algorithm.estimator
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
-        engine.on_close(stack.pop_all().close)
+        engine.on_close = stack.pop_all().close
         return RunComponents(
             tokenizer,
             learner,
@@ -126,7 +125,3 @@ def _placed(config: ConfigStore, device: str) -> ConfigStore:
     if model.dtype == "auto":
         model.dtype = "bfloat16" if config.ray.gpus_per_worker else "float32"
     return dataclasses.replace(config, model=model)
-
-
-def _on_cpu(model: Any) -> Any:
-    return model if model.device.type == "cpu" else copy.deepcopy(model).cpu()

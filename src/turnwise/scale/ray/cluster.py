@@ -6,8 +6,11 @@ import atexit
 import contextlib
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,12 @@ from typing import Any
 from turnwise.config import RayConfig
 from turnwise.errors import ConfigError, import_extra
 from turnwise.scale.ray.failures import SECONDS_BETWEEN_CALLS, SECONDS_TO_ANSWER
-from turnwise.scale.ray.session_folder import SessionFolder
 from turnwise.user_code import imported_files
 
 ray = import_extra("ray", "ray")
 
 _PLACEMENT_SECONDS = 120.0
+_REMOVE_SECONDS = 5.0
 _SMALLEST_STORE = 256 * 2**20
 _COPIES = 12
 """Copies of the weights for which the object store has space: two versions with optimizer state."""
@@ -31,26 +34,21 @@ def put_for_workers(value: Any) -> Any:
     try:
         return ray.put(value)
     except TypeError as error:  # its message is the log of Ray's search
-        names = [
-            f"{name} of {Path(module.__file__ or module.__name__).name}"
-            for module in (*imported_files(), sys.modules["__main__"])
-            for name, value in vars(module).items()
-            if not name.startswith("__") and not callable(value) and not _can_be_sent(value)
-        ]
+        names = []
+        for module in (*imported_files(), sys.modules["__main__"]):
+            for name, member in vars(module).items():
+                if name.startswith("__") or callable(member):
+                    continue
+                try:
+                    ray.cloudpickle.dumps(member)
+                except Exception:  # any error of a user's __reduce__ means that it cannot be sent
+                    names.append(f"{name} of {Path(module.__file__ or module.__name__).name}")
         blamed = f" ({', '.join(names)})" if names else ""
         raise ConfigError(
             f"your code cannot be sent to the workers of Ray: {error.__cause__ or 'see above'}"
             f"{blamed}. Create locks, clients, open files and the like in the environment's "
             "__init__ or in the function that uses them, not as global variables."
         ) from None
-
-
-def _can_be_sent(value: Any) -> bool:
-    try:
-        ray.cloudpickle.dumps(value)
-    except Exception:  # any error of a user's __reduce__ means no
-        return False
-    return True
 
 
 class Cluster:
@@ -63,7 +61,8 @@ class Cluster:
         self._settings = settings
         self.num_reserved = settings.min_actors or settings.num_actors
         """Episode workers that a run starts with. Further ones are placed when there is room."""
-        self._folder: SessionFolder | None = None
+        self._folder: str | None = None
+        """Ray's sockets and logs, on a cluster that was started here."""
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
         self._is_closed = threading.Event()
@@ -75,14 +74,9 @@ class Cluster:
             if self._is_ours:
                 self._start(weight_bytes)
             self._group = self._reserve()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: no cluster is left behind
             self.close()
             raise
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of machines that are alive."""
-        return sum(bool(node["Alive"]) for node in ray.nodes())
 
     def learner_options(self, rank: int) -> dict[str, Any]:
         """Return the Ray options of a learner."""
@@ -95,16 +89,17 @@ class Cluster:
 
     def _options(self, bundle: int | None) -> dict[str, Any]:
         """Return the options of the actor in a bundle, or of one that is placed anywhere."""
-        strategies = import_extra("ray.util.scheduling_strategies", "ray")
+        strategy: Any = "DEFAULT"
+        if bundle is not None:
+            strategies = import_extra("ray.util.scheduling_strategies", "ray")
+            strategy = strategies.PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle
+            )
         return {
             "num_cpus": 1,
             "num_gpus": self._settings.gpus_per_worker,
             "max_restarts": 0,  # Ray must not restart it: we do
-            "scheduling_strategy": "DEFAULT"
-            if bundle is None
-            else strategies.PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=bundle
-            ),
+            "scheduling_strategy": strategy,
         }
 
     def watch(self, on_lost: Callable[[str], object]) -> None:
@@ -112,25 +107,23 @@ class Cluster:
 
         Ray itself waits for a frozen one without end, and calls it alive.
         """
-        threading.Thread(
-            target=self._watch, args=(on_lost,), name="turnwise: watch the raylet", daemon=True
-        ).start()
 
-    def _watch(self, on_lost: Callable[[str], object]) -> None:
-        while not self._is_closed.wait(SECONDS_BETWEEN_CALLS):
-            has_answered = threading.Event()
+        def probe(has_answered: threading.Event) -> None:
+            with contextlib.suppress(Exception):  # an error is an answer
+                ray.put(None)
+            has_answered.set()
 
-            def probe(has_answered: threading.Event = has_answered) -> None:
-                with contextlib.suppress(Exception):  # an error is an answer
-                    ray.put(None)
-                has_answered.set()
+        def watch() -> None:
+            while not self._is_closed.wait(SECONDS_BETWEEN_CALLS):
+                has_answered = threading.Event()
+                threading.Thread(target=probe, args=(has_answered,), daemon=True).start()
+                # Seconds are counted, not read from a clock: after Ctrl-Z and fg none has passed.
+                if not any(has_answered.wait(1.0) for _ in range(round(SECONDS_TO_ANSWER))):
+                    if not self._is_closed.is_set():
+                        on_lost(f"Ray's raylet has not answered for {SECONDS_TO_ANSWER:g} s")
+                    return
 
-            threading.Thread(target=probe, name="turnwise: probe", daemon=True).start()
-            # Seconds are counted, not read from a clock: after Ctrl-Z and fg none has passed.
-            if not any(has_answered.wait(1.0) for _ in range(round(SECONDS_TO_ANSWER))):
-                if not self._is_closed.is_set():
-                    on_lost(f"Ray's raylet has not answered for {SECONDS_TO_ANSWER:g} s")
-                return
+        threading.Thread(target=watch, name="turnwise: watch the raylet", daemon=True).start()
 
     def close(self) -> None:
         self._is_closed.set()
@@ -138,11 +131,17 @@ class Cluster:
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
             ray.util.remove_placement_group(group)
-        if self._is_ours:
-            self._is_ours = False
-            ray.shutdown()
-            if self._folder is not None:
-                self._folder.remove()
+        if not self._is_ours:
+            return
+        self._is_ours = False
+        ray.shutdown()
+        deadline = time.monotonic() + _REMOVE_SECONDS
+        # Processes that are about to end may still be writing into it.
+        while self._folder is not None and os.path.exists(self._folder):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
 
     def _start(self, weight_bytes: int) -> None:
         address = self._settings.address or os.environ.get("RAY_ADDRESS")
@@ -169,7 +168,8 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # The workers do all the work: on a cluster of our own nothing has priority over them.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        self._folder = SessionFolder()
+        # A short path: those of the sockets in it must fit into 107 characters.
+        self._folder = tempfile.mkdtemp(prefix="turnwise-ray-", dir="/tmp")
         with exported_python_path():
             ray.init(
                 address="local",
@@ -179,7 +179,7 @@ class Cluster:
                 ),
                 object_store_memory=max(_SMALLEST_STORE, _COPIES * weight_bytes),
                 include_dashboard=False,
-                _temp_dir=str(self._folder.path),
+                _temp_dir=self._folder,
                 **quiet,
             )
 

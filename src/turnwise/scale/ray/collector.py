@@ -11,9 +11,9 @@ from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import import_extra
 from turnwise.inference import BaseInferenceEngine, GenerationRequest, GenerationResult
-from turnwise.scale.ray.arrays import to_arrays
 from turnwise.scale.ray.episode_pool import EpisodePool
-from turnwise.scale.ray.episode_worker import Weights
+from turnwise.scale.ray.episode_worker import Sampling
+from turnwise.scale.ray.transfer import Weights, to_arrays
 
 ray = import_extra("ray", "ray")
 T = TypeVar("T")
@@ -35,7 +35,8 @@ class RemoteEngine(BaseInferenceEngine):
         super().__init__(tokenizer)
         self.pool = pool
         self._newest = newest
-        self._close: Callable[[], None] = pool.close
+        self.on_close: Callable[[], None] = pool.close
+        """What `close` does: the engine owns the cluster."""
         self._objects = first
         self._context_length = pool.context_length()
         self._num_updates = 0
@@ -66,12 +67,8 @@ class RemoteEngine(BaseInferenceEngine):
             self.pool.push(self.weights)
         return self.weight_version
 
-    def on_close(self, close: Callable[[], None]) -> None:
-        """Set what `close` does: the engine owns the cluster."""
-        self._close = close
-
     def close(self) -> None:
-        self._close()
+        self.on_close()
 
 
 class RemoteCollector(EpisodeCollector):
@@ -86,10 +83,7 @@ class RemoteCollector(EpisodeCollector):
         tasks: Iterable[EpisodeTask],
         on_result: Callable[[EpisodeResult], None] | None = None,
     ) -> Collection:
-        setup = self.setup
-        played = await self._remote.pool.play(
-            list(tasks), setup.sampling, setup.seed, self._remote.weights, on_result
-        )
+        played = await self._remote.pool.play(list(tasks), self._sampling(), on_result)
         return await self.finish(played)
 
     async def play_from(
@@ -98,9 +92,10 @@ class RemoteCollector(EpisodeCollector):
         on_result: Callable[[T, EpisodeResult], None],
         num_tasks: int,
     ) -> None:
-        setup, pool = self.setup, self._remote.pool
-        how = (setup.sampling, setup.seed)
-        await pool.play_from(next_task, on_result, num_tasks, how, lambda: self._remote.weights)
+        await self._remote.pool.play_from(next_task, on_result, num_tasks, self._sampling)
+
+    def _sampling(self) -> Sampling:
+        return Sampling(self.setup.sampling, self.setup.seed, self._remote.weights)
 
     async def finish(self, played: list[EpisodeResult]) -> Collection:
         self._remote.pool.failures.reset()

@@ -6,23 +6,21 @@ A worker that is lost is requested again, and the others play its episodes.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import itertools
 import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from typing import Any, TypeVar
 
 from turnwise.episode import EpisodeResult
 from turnwise.episode.collector import together
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import EngineError, TrainingStopped, import_extra
-from turnwise.inference import SamplingParams
 from turnwise.scale.ray.cluster import Cluster, put_for_workers
-from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Weights
+from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Sampling
 from turnwise.scale.ray.failures import (
     SECONDS_BETWEEN_CALLS,
     SECONDS_TO_ANSWER,
@@ -32,12 +30,11 @@ from turnwise.scale.ray.failures import (
     is_loss,
     own_error,
 )
-from turnwise.scale.ray.worker_log import Lines, log_for
+from turnwise.scale.ray.transfer import Weights, log_for
 
 ray = import_extra("ray", "ray")
 
 T = TypeVar("T")
-OnResult = Callable[[EpisodeResult], None]
 _LOG = logging.getLogger("turnwise")
 
 
@@ -83,87 +80,73 @@ class EpisodePool:
         self._lock = threading.Lock()
         self._workers = [self._request(number) for number in range(num_workers)]
 
+    def _request(self, number: int) -> _Worker:
+        """Request a worker. Ray starts it as soon as the cluster has room for it."""
+        make = ray.remote(EpisodeWorker).options(**self._cluster.worker_options(number))
+        return _Worker(number, make.remote(number), self._spec)
+
     def context_length(self) -> int:
         """Wait until the workers with which a run starts are ready; return their context length."""
-        deadline = time.monotonic() + SECONDS_TO_ANSWER
-        starting = {worker.prepared for worker in self._workers}
-        num_left = len(starting) - self._cluster.num_reserved
-        found: list[int] = []
+        starting = [worker.prepared for worker in self._workers]
         try:
-            while len(starting) > num_left:
-                done, starting = concurrent.futures.wait(
-                    starting,
-                    timeout=max(deadline - time.monotonic(), 0.0),
-                    return_when=concurrent.futures.FIRST_COMPLETED,
-                )
-                if not done:
-                    raise TimeoutError(f"not within {SECONDS_TO_ANSWER:g} s")
-                found += [prepared.result() for prepared in done]
+            ready = as_completed(starting, timeout=SECONDS_TO_ANSWER)
+            first = itertools.islice(ready, self._cluster.num_reserved)
+            return min(prepared.result() for prepared in first)
         except Exception as error:
             cause = own_error(error)
             if cause is not error:
                 raise cause from None  # a user's mistake, which would fail in one process too
             raise EngineError(f"an episode worker did not start: {brief(error)}") from error
-        return min(found)
 
     def pids(self) -> list[int]:
         """Return the process ids of all workers."""
-        found: list[int] = ray.get(
-            [worker.actor.ping.remote() for worker in self._workers], timeout=SECONDS_TO_ANSWER
-        )
-        return found
-
-    async def play(
-        self,
-        tasks: Sequence[EpisodeTask],
-        sampling: SamplingParams,
-        seed: int,
-        weights: Weights,
-        on_result: OnResult | None = None,
-    ) -> list[EpisodeResult]:
-        """Play all tasks, in their order. Calls are serialized: another may have other weights."""
-        results: dict[int, EpisodeResult] = {}
-
-        def keep(place: int, result: EpisodeResult) -> None:
-            if place not in results:
-                results[place] = result
-                if on_result is not None:
-                    on_result(result)
-
-        async with self._exclusive(), self._watched():
-            shares = split_evenly(len(tasks), max(self.num_workers, 1))
-            how = (sampling, seed, weights)
-            await together(self._play_share(places, tasks, how, results, keep) for places in shares)
-        return [results[place] for place in range(len(tasks))]
-
-    async def _play_share(
-        self,
-        places: Sequence[int],
-        tasks: Sequence[EpisodeTask],
-        how: tuple[SamplingParams, int, Weights],
-        results: dict[int, EpisodeResult],
-        keep: Callable[[int, EpisodeResult], None],
-    ) -> None:
-        """Play a share on one worker; if that is lost, another one plays what is missing."""
-        may_leave = True
-        while missing := [place for place in places if place not in results]:
-            async with self._picked(len(missing), may_leave=may_leave) as worker:
-                may_leave = False
-                try:
-                    episodes = worker.actor.play.remote(missing, [tasks[p] for p in missing], *how)
-                    async for reference in episodes:
-                        played, lines = await reference
-                        log_for(f"episode worker {worker.number}", lines)
-                        for place, result in played:
-                            keep(place, result)
-                except asyncio.CancelledError:
-                    worker.actor.stop.remote()
-                    raise
+        pings = [worker.actor.ping.remote() for worker in self._workers]
+        pids: list[int] = ray.get(pings, timeout=SECONDS_TO_ANSWER)
+        return pids
 
     @property
     def num_workers(self) -> int:
         """The number of workers that are ready."""
         return len(self._ready())
+
+    async def play(
+        self,
+        tasks: Sequence[EpisodeTask],
+        sampling: Sampling,
+        on_result: Callable[[EpisodeResult], None] | None = None,
+    ) -> list[EpisodeResult]:
+        """Play all tasks, in their order. Calls are serialized: another may have other weights."""
+        results: dict[int, EpisodeResult] = {}
+
+        async def play_share(share: range) -> None:
+            """Play a share on one worker; if that is lost, another one plays what is missing."""
+            may_leave = True
+            while missing := [position for position in share if position not in results]:
+                async with self._picked(len(missing), may_leave=may_leave) as worker:
+                    may_leave = False
+                    wanted = [tasks[position] for position in missing]
+                    try:
+                        async for reference in worker.actor.play.remote(missing, wanted, sampling):
+                            played, lines = await reference
+                            log_for(f"episode worker {worker.number}", lines)
+                            for position, result in played:
+                                if position not in results:
+                                    results[position] = result
+                                    if on_result is not None:
+                                        on_result(result)
+                    except asyncio.CancelledError:
+                        worker.actor.stop.remote()
+                        raise
+
+        while not self._lock.acquire(blocking=False):  # each caller has its own event loop
+            await asyncio.sleep(0.01)
+        try:
+            async with self._watched():
+                shares = split_evenly(len(tasks), max(self.num_workers, 1))
+                await together(play_share(share) for share in shares)
+        finally:
+            self._lock.release()
+        return [results[position] for position in range(len(tasks))]
 
     def push(self, weights: Weights) -> None:
         """Send newer weights to all workers, without waiting for them.
@@ -180,18 +163,28 @@ class EpisodePool:
         next_task: Callable[[], Awaitable[tuple[T, EpisodeTask] | None]],
         on_result: Callable[[T, EpisodeResult], None],
         num_slots: int,
-        how: tuple[SamplingParams, int],
-        newest: Callable[[], Weights],
+        newest: Callable[[], Sampling],
     ) -> None:
         """Play tasks as they come, `num_slots` at once on all workers, until there are no more.
 
         Each episode starts with the newest weights of that moment, on the worker with the fewest.
         """
 
+        async def play_one(task: EpisodeTask) -> EpisodeResult:
+            """Play one episode; if its worker is lost, another one plays it again."""
+            may_leave = True
+            while True:
+                async with self._picked(1, may_leave=may_leave) as worker:
+                    may_leave = False
+                    result, lines = await worker.actor.play_one.remote(task, newest())
+                    log_for(f"episode worker {worker.number}", lines)
+                    played: EpisodeResult = result
+                    return played
+
         async def work() -> None:
-            while (found := await next_task()) is not None:
-                key, task = found
-                on_result(key, await self._play_one(task, how, newest))
+            while (next_one := await next_task()) is not None:
+                key, task = next_one
+                on_result(key, await play_one(task))
 
         try:
             async with self._watched():
@@ -200,24 +193,6 @@ class EpisodePool:
             for worker in self._workers:
                 if worker.is_ready:
                     worker.actor.stop.remote()
-
-    async def _play_one(
-        self,
-        task: EpisodeTask,
-        how: tuple[SamplingParams, int],
-        newest: Callable[[], Weights],
-    ) -> EpisodeResult:
-        """Play one episode; if its worker is lost, another one plays it again."""
-        may_leave = True
-        while True:
-            async with self._picked(1, may_leave=may_leave) as worker:
-                may_leave = False
-                played: tuple[EpisodeResult, Lines] = await worker.actor.play_one.remote(
-                    task, *how, newest()
-                )
-                result, lines = played
-                log_for(f"episode worker {worker.number}", lines)
-                return result
 
     async def call_any(self, method: str, *arguments: Any) -> Any:
         """Call a method of one of the workers."""
@@ -240,7 +215,16 @@ class EpisodePool:
         It also ends if the worker is silent and the block may leave it. It may do so once: if the
         episodes themselves block each worker that plays them, the second one has the time it needs.
         """
-        worker = await self._pick()
+        deadline = time.monotonic() + SECONDS_TO_ANSWER
+        while not (ready := self._ready()):
+            if time.monotonic() > deadline:
+                raise TrainingStopped(
+                    f"there has been no episode worker for {SECONDS_TO_ANSWER:g} s: the cluster "
+                    "has no room for one, or it does not start. The same command resumes the run "
+                    "from its last checkpoint."
+                )
+            await asyncio.sleep(0.05)
+        worker = min(ready, key=lambda worker: (worker.is_silent, worker.num_playing))
         worker.num_playing += num_episodes
         try:
             async with asyncio.timeout(None) as limit:
@@ -260,19 +244,6 @@ class EpisodePool:
             self._replace(worker, error)
         finally:
             worker.num_playing -= num_episodes
-
-    async def _pick(self) -> _Worker:
-        """Return the worker with the fewest episodes, as soon as one is ready."""
-        deadline = time.monotonic() + SECONDS_TO_ANSWER
-        while not (ready := self._ready()):
-            if time.monotonic() > deadline:
-                raise TrainingStopped(
-                    f"there has been no episode worker for {SECONDS_TO_ANSWER:g} s: the cluster "
-                    "has no room for one, or it does not start. The same command resumes the run "
-                    "from its last checkpoint."
-                )
-            await asyncio.sleep(0.05)
-        return min(ready, key=lambda worker: (worker.is_silent, worker.num_playing))
 
     def _ready(self) -> list[_Worker]:
         """Return the workers that can play; those that were requested join when they can."""
@@ -294,20 +265,19 @@ class EpisodePool:
         ray.kill(worker.actor)
         self._workers[worker.number] = self._request(worker.number)
 
-    def _request(self, number: int) -> _Worker:
-        """Request a worker. Ray starts it as soon as the cluster has room for it."""
-        make = ray.remote(EpisodeWorker).options(**self._cluster.worker_options(number))
-        return _Worker(number, make.remote(number), self._spec)
-
     @contextlib.asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
         """Let others play for workers that do not answer; kill those that never do."""
 
         async def watch() -> None:
             while True:
+                now = time.monotonic()
                 ready = [worker for worker in self._workers if worker.is_ready]
                 for worker in ready:
-                    _check_liveness(worker)
+                    if worker.called is None or worker.called[1].done():
+                        worker.called = now, worker.actor.ping.remote().future()
+                    elif now - worker.called[0] > SECONDS_TO_ANSWER:
+                        ray.kill(worker.actor)
                 if not all(worker.is_silent for worker in ready):
                     for worker in ready:
                         if worker.is_silent and worker.limits:
@@ -319,24 +289,6 @@ class EpisodePool:
             yield
         finally:
             watching.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _exclusive(self) -> AsyncIterator[None]:
-        """Hold a thread lock: each caller has its own event loop."""
-        while not self._lock.acquire(blocking=False):
-            await asyncio.sleep(0.01)
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-
-def _check_liveness(worker: _Worker) -> None:
-    now = time.monotonic()
-    if worker.called is None or worker.called[1].done():
-        worker.called = now, worker.actor.ping.remote().future()
-    elif now - worker.called[0] > SECONDS_TO_ANSWER:
-        ray.kill(worker.actor)
 
 
 def _leave(worker: _Worker) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
+from turnwise.algo import Algorithm
+from turnwise.config import ConfigStore
 from turnwise.errors import import_extra
 from turnwise.learner import LearnerOptions, Outputs, PolicyValueModel, PPOBatch
 from turnwise.learner.base import (
@@ -20,14 +23,157 @@ from turnwise.learner.base import (
 from turnwise.learner.sharding import split_shards
 from turnwise.learner.tensor_file import Layout
 from turnwise.models.empty import is_empty
-from turnwise.scale.ray.arrays import lazy_tensors, to_arrays
+from turnwise.scale.ray.cluster import Cluster
 from turnwise.scale.ray.episode_pool import split_evenly
-from turnwise.scale.ray.learner_group import LearnerGroup
-from turnwise.scale.ray.learner_worker import arrays_of
-from turnwise.scale.ray.worker_log import log_for
+from turnwise.scale.ray.failures import (
+    SECONDS_BETWEEN_CALLS,
+    SECONDS_TO_ANSWER,
+    Failures,
+    WorkerLost,
+    is_loss,
+    own_error,
+)
+from turnwise.scale.ray.learner_worker import LearnerWorker, state_arrays
+from turnwise.scale.ray.transfer import ModelSource, lazy_tensors, log_for, to_arrays
 from turnwise.trainer.assembly import policy_weights
 
 ray = import_extra("ray", "ray")
+
+RemoteCall: TypeAlias = Callable[[Any, int], Any]
+"""Calls a method of an actor that has this rank."""
+
+_SECONDS_TO_DIE = 20.0
+"""Until Ray reports a dead learner, which its peers notice earlier."""
+_MAX_REPLAYED = 10
+"""Updates that are repeated at most after a loss. A state is several times as large as the weights,
+and sending it can take longer than an update; the batches are small."""
+
+
+class LearnerGroup:
+    """Learner workers that form a torch.distributed group.
+
+    A group with a dead member cannot continue: all workers are replaced and load the last states
+    from the object store; they repeat the updates since, and the call that was interrupted.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConfigStore,
+        source: ModelSource,
+        algorithm: Algorithm,
+        failures: Failures,
+    ) -> None:
+        self.num_workers = settings.ray.num_learners
+        self.context_size = settings.ray.context_parallel_size
+        """Adjacent workers that split the tokens of each pack, and so have the same episodes."""
+        self._states: Sequence[Any] | None = None
+        """The states from which a new group starts, a shard for each worker."""
+        self._is_whole = False
+        """Whether the states are all that the workers have to load."""
+        self._updates: list[RemoteCall] = []
+        """The updates since those states."""
+        self._cluster = cluster
+        self._settings = settings
+        self._source = ray.put(source)
+        self._algorithm = algorithm
+        self._failures = failures
+        self._actors: list[Any] = []
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers."""
+        pids: list[int] = ray.get(self._pings(), timeout=SECONDS_TO_ANSWER)
+        return pids
+
+    def load(self, states: Sequence[Any], *, is_whole: bool = True) -> None:
+        """Load a state, a shard into each worker, or what differs from the state of the start."""
+        self._states, self._updates, self._is_whole = states, [], is_whole
+        self.call_all(lambda actor, rank: actor.load.remote(states[rank]))
+
+    def learn(self, call: RemoteCall) -> list[Any]:
+        """Run an update on every worker, and remember it for a replacement."""
+        references = self.call_all(call)
+        self._updates.append(call)
+        if len(self._updates) >= _MAX_REPLAYED:
+            self.states()
+        return references
+
+    def states(self) -> Sequence[Any]:
+        """Return the object references of their states, a shard of each."""
+        if self._updates or not self._is_whole:
+            self._states = self.call_all(lambda actor, rank: actor.state.remote())
+            self._updates, self._is_whole = [], True
+        assert self._states is not None
+        return self._states
+
+    def call_all(self, call: RemoteCall) -> list[Any]:
+        """Call every worker, and return the result references when all are done."""
+        while True:
+            try:
+                if not self._actors:
+                    self._start()
+                references = [call(actor, rank) for rank, actor in enumerate(self._actors)]
+                self._wait(references)
+            except WorkerLost as loss:
+                self._failures.record("a learner", loss)
+                self.close()
+            else:
+                self._failures.reset()
+                return references
+
+    def close(self) -> None:
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        self._actors = []
+
+    def _start(self) -> None:
+        # A liveness check must not wait for an update.
+        make = ray.remote(concurrency_groups={"liveness": 1})(LearnerWorker)
+        for rank in range(self.num_workers):
+            options = self._cluster.learner_options(rank)
+            self._actors.append(make.options(**options).remote(rank, self.num_workers))
+        address = None
+        if self.num_workers > 1:
+            opened = self._actors[0].open.remote()
+            self._wait([opened])
+            address = ray.get(opened)
+        joined = [
+            actor.join.remote(address, self._settings, self._source, self._algorithm)
+            for actor in self._actors
+        ]
+        self._wait(joined)
+        if self._states is not None:
+            pairs = zip(self._actors, self._states, strict=True)
+            self._wait([actor.load.remote(state) for actor, state in pairs])
+        for call in self._updates:
+            self._wait([call(actor, rank) for rank, actor in enumerate(self._actors)])
+
+    def _wait(self, references: Sequence[Any]) -> None:
+        """Wait until all are done; raises `WorkerLost` if a worker is gone or does not answer."""
+        flat = [r[0] if isinstance(r, list) else r for r in references]
+        waiting = list(flat)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=SECONDS_BETWEEN_CALLS)
+            for reference in done:
+                try:
+                    ray.get(reference)
+                except Exception as error:
+                    if is_loss(error):
+                        raise WorkerLost(str(error)) from error
+                    self._check_liveness(_SECONDS_TO_DIE)
+                    raise own_error(error) from None
+            if not done:
+                self._check_liveness(SECONDS_TO_ANSWER)
+
+    def _check_liveness(self, seconds: float) -> None:
+        try:
+            ray.get(self._pings(), timeout=seconds)
+        except Exception as error:
+            raise WorkerLost(f"it is gone or does not answer: {error}") from error
+
+    def _pings(self) -> list[Any]:
+        return [actor.ping.options(concurrency_group="liveness").remote() for actor in self._actors]
 
 
 class RemoteLearner(BaseLearner):
@@ -67,7 +213,10 @@ class RemoteLearner(BaseLearner):
 
     def score(self, batch: PPOBatch) -> Outputs:
         shares = self._on_shares("score", batch)
-        columns = [_joined(column) for column in zip(*shares, strict=True)]
+        columns = []
+        for grids in zip(*shares, strict=True):
+            present = [grid for grid in grids if grid is not None]
+            columns.append(torch.cat(present) if present else None)
         log_probs, entropy, values, last_values = columns
         assert log_probs is not None
         assert entropy is not None
@@ -91,10 +240,10 @@ class RemoteLearner(BaseLearner):
 
     def state_layout(self) -> StateLayout:
         self._send_weights()
-        found = ray.get(self.group.call_all(lambda actor, rank: actor.layout.remote()))
+        shards = ray.get(self.group.call_all(lambda actor, rank: actor.layout.remote()))
         return StateLayout(
-            _joined_layout([layout.weights for layout in found]),
-            _joined_layout([layout.rest for layout in found]),
+            _joined_layout([shard.weights for shard in shards]),
+            _joined_layout([shard.rest for shard in shards]),
         )
 
     def state_shards(self) -> Iterator[LearnerState]:
@@ -106,7 +255,7 @@ class RemoteLearner(BaseLearner):
 
     def load_state_shards(self, read: ReadShard) -> None:
         number = self.group.num_workers
-        self.group.load([ray.put(arrays_of(read(rank, number))) for rank in range(number)])
+        self.group.load([ray.put(state_arrays(read(rank, number))) for rank in range(number)])
         self._must_send = False
         self._changed(None)
 
@@ -122,10 +271,9 @@ class RemoteLearner(BaseLearner):
         for rank, (_, _, lines) in enumerate(outputs):
             log_for(f"learner {rank}", lines)
         # All workers report the same metrics: those of the whole batch.
-        metrics, log_probs, _ = outputs[0]
-        self.log_probs_before_update = torch.tensor(log_probs)  # Ray's own array is read-only
-        found: dict[str, float] = metrics
-        return found
+        metrics: dict[str, float] = outputs[0][0]
+        self.log_probs_before_update = torch.tensor(outputs[0][1])  # Ray's array is read-only
+        return metrics
 
     def _on_shares(self, method: str, batch: PPOBatch) -> list[Any]:
         """Call a method of every worker with its share of the episodes."""
@@ -133,21 +281,21 @@ class RemoteLearner(BaseLearner):
         size = self.group.context_size
         shares = split_evenly(len(batch), self.group.num_workers // size)
         batches = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
-        found = self.group.call_all(
+        references = self.group.call_all(
             lambda actor, rank: getattr(actor, method).remote(batches[rank // size])
         )
-        outcome: list[Any] = ray.get(found[::size])
-        return outcome
+        outputs: list[Any] = ray.get(references[::size])
+        return outputs
 
     def _send_weights(self) -> None:
         """Send the workers what they do not load themselves: all weights of a model that has some,
         else those of adapters and critic."""
         if self._must_send:
             self._must_send = False
-            own = trained_parameters(self._model)
-            known = {name: p.detach() for name, p in own.items() if not p.is_meta}
+            parameters = trained_parameters(self._model)
+            known = {name: p.detach() for name, p in parameters.items() if not p.is_meta}
             shards = split_shards(known, self.group.num_workers)
-            states = [ray.put(arrays_of(LearnerState(shard, {}))) for shard in shards]
+            states = [ray.put(state_arrays(LearnerState(shard, {}))) for shard in shards]
             self.group.load(states, is_whole=False)
 
     def _changed(self, policy: tuple[Any, ...] | None) -> None:
@@ -159,9 +307,9 @@ class RemoteLearner(BaseLearner):
     def _fetch_weights(self) -> None:
         """Copy the workers' weights to the model of this process."""
         self._is_stale = False
-        own = trained_parameters(self._model)
+        parameters = trained_parameters(self._model)
         for name, rows, tensor in placed_weights(self):
-            (own[name][rows] if tensor.dim() else own[name]).copy_(tensor)
+            (parameters[name][rows] if tensor.dim() else parameters[name]).copy_(tensor)
 
 
 def _joined_layout(shards: list[Layout]) -> Layout:
@@ -170,8 +318,3 @@ def _joined_layout(shards: list[Layout]) -> Layout:
         name: (dtype, (sum(s[name][1][0] for s in shards), *shape[1:]) if shape else shape)
         for name, (dtype, shape) in shards[0].items()
     }
-
-
-def _joined(grids: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
-    present = [grid for grid in grids if grid is not None]
-    return torch.cat(present) if present else None

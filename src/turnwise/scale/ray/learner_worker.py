@@ -20,9 +20,7 @@ from turnwise.learner.base import LearnerState, StateLayout
 from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shards
 from turnwise.models.empty import device_of
-from turnwise.scale.ray.arrays import Arrays, lazy_tensors, to_arrays
-from turnwise.scale.ray.episode_worker import ModelSource
-from turnwise.scale.ray.worker_log import WorkerLog
+from turnwise.scale.ray.transfer import Arrays, ModelSource, WorkerLog, lazy_tensors, to_arrays
 from turnwise.trainer.assembly import policy_weights
 from turnwise.trainer.state import seed_generators
 
@@ -112,11 +110,11 @@ class LearnerWorker:
 
     def state(self) -> ArrayState:
         """Return this worker's shard of the learner's state."""
-        return arrays_of(self._learner.state())
+        return state_arrays(self._learner.state())
 
     def score(self, batch: PPOBatch) -> tuple[torch.Tensor | None, ...]:
-        found = self._learner.score(batch)
-        grids = (found.log_probs, found.entropy, found.values, found.last_values)
+        scored = self._learner.score(batch)
+        grids = (scored.log_probs, scored.entropy, scored.values, scored.last_values)
         return tuple(None if grid is None else grid.cpu() for grid in grids)
 
     def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
@@ -126,5 +124,5 @@ class LearnerWorker:
         return self._learner.sum_pi_squared(batch).cpu()
 
 
-def arrays_of(state: LearnerState) -> ArrayState:
+def state_arrays(state: LearnerState) -> ArrayState:
     return to_arrays(state.weights), to_arrays(state.rest)
