@@ -12,7 +12,7 @@ import pytest
 from agents.serving import QUESTION, TOOL, policy
 from chat.families import make_format
 from turnwise import ConfigError
-from turnwise.agents import AgentEpisodes
+from turnwise.agents import AgentEpisodes, Gateway
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeLimits
 from turnwise.episode.types import EpisodeTask
@@ -160,12 +160,10 @@ def test_a_command_reads_the_usual_variables_and_writes_its_reward(tmp_path):
 
 def test_a_copy_in_another_process_has_its_own_gateway():
     source = AgentEpisodes("echo {task}")
-    gateway = source._started_gateway()
-    copied = pickle.loads(pickle.dumps(source))
+    with Gateway() as source._gateway:
+        copied = pickle.loads(pickle.dumps(source))
     assert copied.agent == source.agent
-    assert copied._started_gateway().address != gateway.address
-    for each in (source, copied):
-        each.close()
+    assert copied._gateway is None
 
 
 def test_nothing_that_is_no_agent_is_taken():

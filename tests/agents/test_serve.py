@@ -125,7 +125,7 @@ def test_old_conversations_are_dropped_and_failed_requests_leave_nothing():
             await session.complete(asked("The one that goes on"))
         (kept,) = await session.complete(asked("The one that goes on", "Yes.", "More?"))
         assert len(engine.opened) == len(session.engine_sessions) == 3
-        assert len(session.tree.turns) == len(session.facts) == 4
+        assert len(session.tree.turns) == len(session.records) == 4
         last = session.tree.turns[-1]
         assert last.parent is not None
         assert kept.num_prompt_tokens > last.parent.num_tokens

@@ -88,7 +88,7 @@ def test_a_stop_string_is_seen_across_the_end_of_the_budget():
         setup = make_setup(engine, CollectorOptions(limits=limits, sampling=greedy))
         session = AgentSession(setup)
         (reply,) = asyncio.run(session.complete(ChatRequest(QUESTION, stop=stop)))
-        (facts,) = session.facts.values()
+        (facts,) = session.records.values()
         return session.tree.stream().ids, reply.content, facts.finish_reason
 
     with create_inference_engine(loaded.model, "local", tokenizer=loaded.tokenizer) as engine:

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.agents.openai_chat import (
+from turnwise.agents.live import EventWriter
+from turnwise.agents.requests import (
+    ApiError,
+    ChatReply,
+    ChatRequest,
     Shape,
-    not_supported,
     pieces,
-    sampling_of,
+    read_sampling,
+    read_text,
     stop_strings,
+    tool_choice,
     validated,
 )
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent, tool_choice
 from turnwise.chat import Message
 
 PATH = "/messages"
+_IGNORED = (
+    "cache_control", "context_management", "inference_geo", "metadata", "output_config",
+    "service_tier", "thinking",
+)  # fmt: skip
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
-_KINDS |= {413: "request_too_large", 429: "rate_limit_error"}
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 class MessagesBody(Shape):
-    """The fields of a request. Those at the end are taken and have no effect here."""
+    """The fields of a request that have an effect."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -40,27 +53,14 @@ class MessagesBody(Shape):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: int | None = None
     stream: bool | None = None
-    mcp_servers: Any = None
-    container: Any = None
-
-    cache_control: Any = None
-    context_management: Any = None
-    inference_geo: Any = None
-    metadata: Any = None
-    output_config: Any = None
-    service_tier: Any = None
-    thinking: Any = None
 
 
-def parse(body: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
+def parse(data: Any, _: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
     """Read a request; raises ApiError with the field that is wrong."""
-    fields = validated(MessagesBody, body)
-    for name in ("mcp_servers", "container"):
-        if getattr(fields, name):
-            raise not_supported(name)
+    fields = validated(MessagesBody, data, ignored=_IGNORED, refused=("mcp_servers", "container"))
     messages: list[Message] = []
     if fields.system:
-        messages.append({"role": "system", "content": _text(fields.system, "system")})
+        messages.append({"role": "system", "content": read_text(fields.system, "system", "\n\n")})
     for number, message in enumerate(fields.messages):
         messages += _messages(message, f"messages.{number}")
     choice = fields.tool_choice or {}
@@ -72,7 +72,7 @@ def parse(body: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
         parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
         max_tokens=fields.max_tokens,
         stop=stop_strings(fields.stop_sequences),
-        sampling=sampling_of(fields.temperature, fields.top_p, fields.top_k),
+        sampling=read_sampling(fields.temperature, fields.top_p, fields.top_k),
     )
 
 
@@ -117,7 +117,7 @@ def _messages(message: Mapping[str, Any], param: str) -> list[Message]:
             call = {"id": block.get("id"), "type": "function", "function": function}
             kept.setdefault("tool_calls", []).append(call)
         elif kind == "tool_result":
-            output = _text(block.get("content"), f"{param}.content")
+            output = read_text(block.get("content"), f"{param}.content", "\n\n")
             call_id = block.get("tool_use_id")
             results.append({"role": "tool", "tool_call_id": call_id, "content": output})
         else:
@@ -127,20 +127,7 @@ def _messages(message: Mapping[str, Any], param: str) -> list[Message]:
     return [*results, {**kept, "content": "\n\n".join(texts)}]
 
 
-def _text(content: Any, param: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise ApiError(f"{param} got a {type(content).__name__}, expected text or blocks")
-    texts = []
-    for block in content:
-        if not isinstance(block, Mapping) or block.get("type") != "text":
-            raise ApiError(f"{param} has a block that is not text; this model takes text only")
-        texts.append(str(block.get("text") or ""))
-    return "\n\n".join(texts)
-
-
-def message(model: str, replies: Sequence[ChatReply]) -> dict[str, Any]:
+def body(model: str, replies: Sequence[ChatReply], _: MessagesBody) -> dict[str, Any]:
     """The body of a response."""
     reply = replies[0]
     blocks: list[dict[str, Any]] = []
@@ -169,91 +156,59 @@ def message(model: str, replies: Sequence[ChatReply]) -> dict[str, Any]:
     }
 
 
-class Events:
-    """A response as server-sent events, which can begin before the reply has ended."""
+class Events(EventWriter):
+    """A response as server-sent events."""
 
-    def __init__(self, model: str) -> None:
-        self._begun = message(model, [ChatReply({}, "stop", 0, 0)])
-        self._sent: Sent | None = None
-        self._blocks: list[str] = []
-        """The types of the blocks that have begun; the last one is open."""
+    def __init__(self, model: str, fields: MessagesBody) -> None:
+        super().__init__()
+        self._begun_body = body(model, [ChatReply({}, "stop", 0, 0)], fields)
 
-    def delta(self, delta: Delta) -> Iterator[str]:
-        yield from self._begin(delta.num_prompt_tokens)
-        if self._sent is not None:
-            self._sent.add(delta)
-        yield from self._add({"type": "thinking", "thinking": "", "signature": ""}, delta.thought)
-        yield from self._add({"type": "text", "text": ""}, delta.text)
+    def begin(self, num_prompt_tokens: int, reply: ChatReply | None) -> str:
+        usage = {**self._begun_body["usage"], "input_tokens": num_prompt_tokens}
+        begun = {**self._begun_body, "content": [], "stop_reason": None, "usage": usage}
+        return _event("message_start", message=begun)
 
-    def end(self, replies: Sequence[ChatReply]) -> Iterator[str]:
-        (reply,) = replies
-        yield from self._begin(reply.num_prompt_tokens)
-        sent = self._sent or Sent()
-        rests = dict(zip(("thinking", "text"), sent.rest_of(reply), strict=True))
-        whole = message(self._begun["model"], replies)
-        for block in whole["content"]:
-            empty, text = _emptied(block)
-            yield from self._add(empty, rests.get(block["type"], text), is_whole=True)
-        if self._blocks:
-            yield self._stop()
-        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-        usage = {"output_tokens": whole["usage"]["output_tokens"]}
-        yield _event("message_delta", delta=ended, usage=usage)
-        yield _event("message_stop")
+    def open(self, kind: str) -> str:
+        block = {"type": "text", "text": ""}
+        if kind == "thought":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        return self._block_event("content_block_start", content_block=block)
 
-    def failed(self, error: ApiError) -> Iterator[str]:
-        yield _event("error", error=error_body(error)["error"])
+    def piece(self, kind: str, text: str) -> str:
+        delta = {"type": "text_delta", "text": text}
+        if kind == "thought":
+            delta = {"type": "thinking_delta", "thinking": text}
+        return self._block_event("content_block_delta", delta=delta)
 
-    def _begin(self, num_prompt_tokens: int) -> Iterator[str]:
-        if self._sent is None:
-            self._sent = Sent()
-            usage = {**self._begun["usage"], "input_tokens": num_prompt_tokens}
-            begun = {**self._begun, "content": [], "stop_reason": None, "usage": usage}
-            yield _event("message_start", message=begun)
+    def close(self, kind: str, text: str) -> str:
+        return self._block_event("content_block_stop")
 
-    def _add(self, empty: Mapping[str, Any], text: str, is_whole: bool = False) -> Iterator[str]:
-        """Continue the block of this type, or begin one; only a whole block may be empty."""
-        kind = empty["type"]
-        if not text and not (is_whole and kind not in self._blocks):
-            return
-        if kind == "tool_use" or kind not in self._blocks:
-            if self._blocks:
-                yield self._stop()
-            self._blocks.append(kind)
-            index = len(self._blocks) - 1
-            yield _event("content_block_start", index=index, content_block=empty)
-        if kind != self._blocks[-1]:  # a block that has ended: a second thought after a text
-            return
-        name, delta = _DELTAS[kind]
-        for piece in pieces(text):
-            index = len(self._blocks) - 1
-            yield _event("content_block_delta", index=index, delta={"type": delta, name: piece})
+    def call(self, number: int, call: Mapping[str, Any]) -> str:
+        function = call["function"]
+        block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+        written = self._block_event("content_block_start", content_block=block)
+        for text in pieces(function["arguments"]):
+            delta = {"type": "input_json_delta", "partial_json": text}
+            written += self._block_event("content_block_delta", delta=delta)
+        return written + self._block_event("content_block_stop")
 
-    def _stop(self) -> str:
-        return _event("content_block_stop", index=len(self._blocks) - 1)
+    def finish(self, replies: Sequence[ChatReply]) -> str:
+        ended = {"stop_reason": _STOP_REASONS[replies[0].finish_reason], "stop_sequence": None}
+        usage = {"output_tokens": replies[0].num_sampled_tokens}
+        return _event("message_delta", delta=ended, usage=usage) + _event("message_stop")
 
+    def failed(self, error: ApiError) -> str:
+        return _event("error", error=error_body(error)["error"])
 
-_DELTAS = {
-    "text": ("text", "text_delta"),
-    "thinking": ("thinking", "thinking_delta"),
-    "tool_use": ("partial_json", "input_json_delta"),
-}
-"""The field and the type of the deltas of a block."""
+    def _block_event(self, kind: str, **data: Any) -> str:
+        return _event(kind, index=len(self.blocks) - 1, **data)
 
 
 def _event(kind: str, **data: Any) -> str:
-    found = json.dumps({"type": kind, **data}, ensure_ascii=False)
-    return f"event: {kind}\ndata: {found}\n\n"
-
-
-def _emptied(block: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """A block as it begins, and what its deltas bring."""
-    if block["type"] == "tool_use":
-        return {**block, "input": {}}, json.dumps(block["input"], ensure_ascii=False)
-    return {**block, block["type"]: ""}, block[block["type"]]
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data}, ensure_ascii=False)}\n\n"
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error as Anthropic writes it."""
-    kind = _KINDS.get(error.status, "api_error")
+    kind = _ERRORS.get(error.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None}

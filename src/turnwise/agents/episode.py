@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from turnwise.agents.expert import Expert, ExpertSession
@@ -15,7 +15,7 @@ from turnwise.chat.tree import SampledTurn, ThoughtPolicy
 from turnwise.deadlines import episode_task, is_interrupt
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.options import EpisodeSetup
-from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
+from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask
 from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import (
     ConfigError,
@@ -26,8 +26,7 @@ from turnwise.errors import (
     error_message,
 )
 from turnwise.reward.function import step_rewards
-from turnwise.reward.result import Reward, count_turns, read_reward
-from turnwise.tools import ToolCall
+from turnwise.reward.result import count_turns, read_reward
 from turnwise.types import EpisodeStatus
 from turnwise.user_code import user_traceback
 
@@ -65,24 +64,19 @@ class AgentEpisodes(EpisodeSource):
     def _episode(
         self, setup: EpisodeSetup, task: EpisodeTask, attempt: int, expert: Expert | None
     ) -> AgentEpisode:
-        return AgentEpisode(
-            setup,
-            self.agent,
-            self._started_gateway(),
-            seed=task.seed,
-            group=task.group,
-            member=task.member,
-            attempt=attempt,
-            task=task.task,
-            thoughts=self.thoughts,
-            expert=expert,
-        )
-
-    def _started_gateway(self) -> Gateway:
         with self._starting:
             if self._gateway is None:
                 self._gateway = Gateway().start()
-            return self._gateway
+            gateway = self._gateway
+        return AgentEpisode(
+            setup,
+            self.agent,
+            gateway,
+            task,
+            attempt=attempt,
+            thoughts=self.thoughts,
+            expert=expert,
+        )
 
     def close(self) -> None:
         """Stop the gateway; may be called twice."""
@@ -112,26 +106,25 @@ class AgentEpisode:
         setup: EpisodeSetup,
         agent: AgentSource,
         gateway: Gateway,
+        task: EpisodeTask,
         *,
-        seed: int = 0,
-        group: int = 0,
-        member: int = 0,
         attempt: int = 1,
-        task: Mapping[str, Any] | None = None,
         thoughts: ThoughtPolicy = "as_sent",
         expert: Expert | None = None,
     ) -> None:
         self._setup = setup
         self._agent = agent
         self._gateway = gateway
-        self._task: Mapping[str, Any] = {"seed": seed} if task is None else task
-        how: dict[str, Any] = {"seeds": (seed, group, member), "thoughts": thoughts}
-        self._session = (
-            AgentSession(setup, **how) if expert is None else ExpertSession(setup, expert, **how)
-        )
+        self._task: Mapping[str, Any] = {"seed": task.seed} if task.task is None else task.task
+        seeds = (task.seed, task.group, task.member)
+        self._session = AgentSession(setup, seeds=seeds, thoughts=thoughts)
+        if expert is not None:
+            self._session = ExpertSession(setup, expert, seeds=seeds, thoughts=thoughts)
         self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
         self._engine_seconds = 0.0
-        self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())
+        self.result = EpisodeResult(
+            task.seed, task.group, task.member, attempt=attempt, started=time.time()
+        )
 
     async def run(self) -> EpisodeResult:
         """Play to the end; afterwards nothing is open or held. A cancellation propagates."""
@@ -188,7 +181,8 @@ class AgentEpisode:
         record.trajectory.status, record.trajectory.error = status, error
 
     async def _score(self, record: AgentRecord, returned: Any) -> None:
-        value = returned.reward if isinstance(returned, CommandResult) else returned
+        is_command = isinstance(returned, CommandResult)
+        value = returned.reward if is_command else returned
         if isinstance(value, Mapping) and isinstance(value.get("success"), bool):
             if record.turns:
                 record.turns[-1].info["success"] = value["success"]
@@ -198,27 +192,19 @@ class AgentEpisode:
             if self._has_reward_function:
                 with self._timer.component("reward"):
                     record.reward = await self._setup.score(record.trajectory, None)
-                return
-            if value is None:
+            elif value is None:
                 raise RewardError(_no_reward(returned))
-            record.reward = self._read_reward(value, record, returned)
+            else:
+                record.reward = read_reward(value, count_turns(record.trajectory))
         except RewardError as error:
-            self._set_status(record, EpisodeStatus.REWARD_ERROR, error_message(error))
-
-    def _read_reward(self, value: Any, record: AgentRecord, returned: Any) -> Reward:
-        try:
-            return read_reward(value, count_turns(record.trajectory))
-        except RewardError as error:
-            is_file = isinstance(returned, CommandResult)
-            what = (
-                f"wrote {value!r:.80} into its reward file"
-                if is_file
-                else f"returned {value!r:.80}"
-            )
-            raise RewardError(
-                f"the agent {what}, which is no reward: {error_message(error)} Or pass reward_fn, "
-                "which finds it in trajectory.result."
-            ) from error
+            text = error_message(error)
+            if value is not None and not self._has_reward_function:
+                what = "wrote {} into its reward file" if is_command else "returned {}"
+                text = (
+                    f"the agent {what.format(f'{value!r:.80}')}, which is no reward: {text} Or "
+                    "pass reward_fn, which finds it in trajectory.result."
+                )
+            self._set_status(record, EpisodeStatus.REWARD_ERROR, text)
 
     def _record(self, returned: Any) -> AgentRecord:
         """The tree as a stream with branches, and its turns in the same order."""
@@ -228,28 +214,22 @@ class AgentEpisode:
         trajectory.seed, trajectory.task, trajectory.result = self.result.seed, self._task, returned
         turns = session.tree.in_order()
         followed = {turn.parent: turn for turn in reversed(turns) if turn.parent is not None}
-        for turn, place in zip(turns, record.stream.turns, strict=True):
-            facts = session.facts[turn]
-            following = followed.get(turn)
-            record.messages += [*turn.messages, {"role": "assistant", "content": facts.text}]
-            if following is not None:
-                _add_results(turn, facts.calls, following)
-            record.turns.append(
-                TurnRecord(
-                    place,
-                    facts.text,
-                    facts.finish_reason,
-                    facts.weight_version,
-                    in_thought=facts.in_thought,
-                    state=_text(turn),
-                    calls=facts.calls,
-                    observation="" if following is None else _text(following),
-                    seconds={"engine": facts.seconds},
-                    started=facts.started,
-                    message=len(record.messages) - 1,
-                    later_versions=facts.later_versions,
-                )
-            )
+        for turn, tokens in zip(turns, record.stream.turns, strict=True):
+            played = session.records[turn]
+            record.messages += [*turn.messages, {"role": "assistant", "content": played.text}]
+            played.tokens = tokens
+            played.message = len(record.messages) - 1
+            played.state = _text(turn)
+            if (following := followed.get(turn)) is not None:
+                played.observation = _text(following)
+                # Results that the agent sent back belong to the calls with these ids.
+                sent = {m.get("tool_call_id"): m.get("content") for m in following.messages}
+                written = turn.reply.get("tool_calls") or ()
+                for call, sent_call in zip(played.calls, written, strict=False):
+                    if sent_call["id"] in sent:
+                        call.success, call.result = True, sent[sent_call["id"]]
+            record.turns.append(played)
+            self._engine_seconds += played.seconds["engine"]
         if record.turns:
             record.turns[-1].done = True
         trajectory.states = [turn.state for turn in record.turns]
@@ -259,7 +239,6 @@ class AgentEpisode:
         trajectory.dones = [turn.done for turn in record.turns]
         trajectory.infos = [turn.info for turn in record.turns]
         trajectory.prompts = [_text(turns[0])] if turns else []
-        self._engine_seconds = sum(facts.seconds for facts in session.facts.values())
         return record
 
 
@@ -281,11 +260,3 @@ def _no_reward(returned: Any) -> str:
 def _text(turn: SampledTurn) -> str:
     """The messages that a turn answers, as text."""
     return "\n\n".join(str(message.get("content") or "") for message in turn.messages)
-
-
-def _add_results(turn: SampledTurn, calls: Sequence[ToolCall], following: SampledTurn) -> None:
-    """Put the results that the agent sent back into the calls, by the ids of the calls."""
-    sent = {m.get("tool_call_id"): m.get("content") for m in following.messages}
-    for call, written in zip(calls, turn.reply.get("tool_calls") or (), strict=False):
-        if written["id"] in sent:
-            call.success, call.result = True, sent[written["id"]]

@@ -71,12 +71,12 @@ class ExpertSession(AgentSession):
         chat, limits = self._setup.chat, self._setup.limits
         ids = chat.answer_ids(text)
         readable = chat.decode(ids, self._marks)
-        found = self._parser.parse(readable).calls if request.tools else ()
-        if [(call.name, call.arguments) for call in found] != [
+        parsed = self._parser.parse(readable).calls if request.tools else ()
+        if [(call.name, call.arguments) for call in parsed] != [
             (call.name, call.arguments) for call in calls
         ]:
             raise ConfigError(
-                f"the expert's turn {text!r:.200} is read as {len(found)} tool calls, expected "
+                f"the expert's turn {text!r:.200} is read as {len(parsed)} tool calls, expected "
                 f"{len(calls)}: the format of this model's chat template cannot write it, or the "
                 "request has no tools. Reply with one call at a time, or with a text."
             )

@@ -9,30 +9,33 @@ from __future__ import annotations
 import asyncio
 import functools
 import hmac
+import json
 import logging
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 from turnwise.agents import _extra as _extra  # isort: skip - its error names what to install
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
-from turnwise.agents.live import EventWriter, ReplyStream
+from turnwise.agents.live import ReplyStream
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
-from turnwise.agents.wire import EventStream, answering, read_json, unless_disconnected
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, describe_error
 from turnwise.http_server import BoundedServer, is_same_site, open_listener
 
 HOST = "127.0.0.1"
+MAX_BODY_BYTES = 16 * 2**20
 _LOG = logging.getLogger("turnwise")
 _START_SECONDS = 30.0
 
@@ -146,13 +149,6 @@ class Gateway:
         self._episodes[""] = _Episode(session, key)
         return LLM(f"{self.address}/v1", key or "none", self.model)
 
-    def report(self, request: Request, status: int, seconds: float) -> None:
-        """Hand an answered request to `on_request`, if there is one."""
-        if self._on_request is not None:
-            prompt, sampled = getattr(request.state, "num_tokens", (0, 0))
-            path = request.url.path
-            self._on_request(ServedRequest(request.method, path, status, prompt, sampled, seconds))
-
     async def close(self, llm: LLM) -> None:
         """End an episode's session: afterwards nothing changes its tree, and its key is refused."""
         name = llm.base_url.removeprefix(self.address).removesuffix("/v1").strip("/")
@@ -182,25 +178,60 @@ class Gateway:
             listener.close()
 
     def _app(self) -> Starlette:
-        count_tokens = anthropic_messages.PATH + "/count_tokens"
-        routes = [Route("/health", self._health, methods=["GET"])]
-        for at in ("/v1", "/{episode}/v1"):
-            routes += [
-                Route(at + "/models", self._models, methods=["GET"]),
-                Route(at + "/models/{model:path}", self._models, methods=["GET"]),
-                Route(at + openai_chat.PATH, self._chat, methods=["POST"]),
-                Route(at + openai_responses.PATH, self._responses, methods=["POST"]),
-                Route(at + anthropic_messages.PATH, self._messages, methods=["POST"]),
-                Route(at + count_tokens, self._count_tokens, methods=["POST"]),
-            ]
+        """Return the app; a handler gets the request and the API that it speaks."""
+
+        def route(path: str, handler: Any, api: ModuleType, method: str = "POST") -> list[Route]:
+            answer = functools.partial(self._answer, handler, api)
+            return [Route(at + path, answer, methods=[method]) for at in ("/v1", "/{episode}/v1")]
+
+        routes = [
+            Route("/health", self._health, methods=["GET"]),
+            *route("/models", self._models, openai_chat, "GET"),
+            *route("/models/{model:path}", self._models, openai_chat, "GET"),
+            *route(openai_chat.PATH, self._reply, openai_chat),
+            *route(openai_responses.PATH, self._reply, openai_responses),
+            *route(anthropic_messages.PATH, self._reply, anthropic_messages),
+            *route(
+                anthropic_messages.PATH + "/count_tokens", self._count_tokens, anthropic_messages
+            ),
+        ]
         anything = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-        routes.append(Route("/{path:path}", self._unknown, methods=anything))
-        return Starlette(routes=routes)
+        return Starlette(routes=[*routes, Route("/{path:path}", self._unknown, methods=anything)])
 
     # -- one request ------------------------------------------------------------------------------
 
-    def _session_of(self, request: Request) -> AgentSession:
-        """The episode of a request, if its key is the episode's own."""
+    async def _answer(
+        self,
+        handler: Callable[[Request, ModuleType], Awaitable[Response]],
+        api: ModuleType,
+        request: Request,
+    ) -> Response:
+        """Call a handler; what it raises becomes an error of the API."""
+        started = time.monotonic()
+        try:
+            response = await handler(request, api)
+            if not isinstance(response, EventStream):  # which reports at its end
+                self._report(request, response.status_code, started)
+            return response
+        except ApiError as refused:
+            error = refused
+        except ClientDisconnect:
+            error = ApiError("the client hung up", status=499)
+        except Exception as raised:
+            _LOG.exception("The gateway could not serve a request.")
+            error = ApiError(describe_error(raised), status=500, code="server_error")
+        self._report(request, error.status, started)
+        # Both SDKs try again after 429 and 500 unless this header says not to.
+        return JSONResponse(api.error_body(error), error.status, {"x-should-retry": "false"})
+
+    def _report(self, request: Request, status: int, started: float) -> None:
+        if self._on_request is not None:
+            prompt, sampled = getattr(request.state, "num_tokens", (0, 0))
+            path, seconds = request.url.path, time.monotonic() - started
+            self._on_request(ServedRequest(request.method, path, status, prompt, sampled, seconds))
+
+    def _session(self, request: Request) -> AgentSession:
+        """Return the session of a request's episode, if its key is the episode's own."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
         name = request.path_params.get("episode", "")
@@ -232,99 +263,43 @@ class Gateway:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.model})
 
-    async def _replies(
-        self, request: Request, session: AgentSession, asked: ChatRequest
-    ) -> list[ChatReply]:
-        work = self._complete(request, session, asked, None)
-        replies: list[ChatReply] = await unless_disconnected(request, work)
-        return replies
-
-    async def _stream(
-        self, request: Request, session: AgentSession, asked: ChatRequest, writer: EventWriter
-    ) -> Response:
-        """Answer with events; a request that is refused is an error as any other."""
-        started = time.monotonic()
-        complete = functools.partial(self._complete, request, session, asked)
-        stream = ReplyStream(complete, writer)
-        await unless_disconnected(request, stream.begin())
-        return EventStream(stream, lambda: self.report(request, 200, time.monotonic() - started))
-
-    async def _complete(
-        self,
-        request: Request,
-        session: AgentSession,
-        asked: ChatRequest,
-        on_delta: Callable[[Delta], None] | None,
-    ) -> list[ChatReply]:
-        replies = await session.complete(asked, on_delta)
-        num_sampled = sum(reply.num_sampled_tokens for reply in replies)
-        request.state.num_tokens = (replies[0].num_prompt_tokens, num_sampled)
-        return replies
-
-    @answering(openai_chat.error_body)
-    async def _models(self, request: Request) -> Response:
-        self._session_of(request)
-        asked = request.path_params.get("model")
+    async def _models(self, request: Request, api: ModuleType) -> Response:
+        self._session(request)
+        name = request.path_params.get("model")
         entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "turnwise"}
-        if asked is not None:
-            self._check_model(asked)
-        return JSONResponse(entry if asked else {"object": "list", "data": [entry]})
+        if name is not None:
+            self._check_model(name)
+        return JSONResponse(entry if name else {"object": "list", "data": [entry]})
 
-    @answering(openai_chat.error_body)
-    async def _chat(self, request: Request) -> Response:
-        session = self._session_of(request)
-        fields, asked = openai_chat.parse(await read_json(request))
+    async def _reply(self, request: Request, api: ModuleType) -> Response:
+        """Answer with the model's replies, as a body or as events."""
+        started = time.monotonic()
+        session = self._session(request)
+        fields, asked = api.parse(await _read_json(request), session.responses)
         self._check_model(fields.model)
-        if fields.stream:
-            writer = openai_chat.Events(self.model, fields)
-            return await self._stream(request, session, asked, writer)
-        replies = await self._replies(request, session, asked)
-        return JSONResponse(openai_chat.completion(self.model, replies))
-
-    @answering(openai_chat.error_body)
-    async def _responses(self, request: Request) -> Response:
-        session = self._session_of(request)
-        fields, asked = openai_responses.parse(await read_json(request), session.responses)
-        self._check_model(fields.model)
-
-        def remember(name: str, reply: ChatReply) -> None:
-            before = asked.messages[1:] if fields.instructions else asked.messages
-            session.remember_response(name, [*before, reply.message])
-
-        if fields.stream:
-            writer = openai_responses.Events(self.model, fields, remember)
-            return await self._stream(request, session, asked, writer)
-        replies = await self._replies(request, session, asked)
-        whole = openai_responses.response(self.model, replies, fields)
-        remember(whole["id"], replies[0])
-        return JSONResponse(whole)
-
-    @answering(anthropic_messages.error_body)
-    async def _messages(self, request: Request) -> Response:
-        session = self._session_of(request)
-        fields, asked = anthropic_messages.parse(await read_json(request))
-        self._check_model(fields.model)
-        if fields.max_tokens is None:
+        if api is anthropic_messages and fields.max_tokens is None:
             raise ApiError("max_tokens: Field required", param="max_tokens")
-        if fields.stream:
-            writer = anthropic_messages.Events(self.model)
-            return await self._stream(request, session, asked, writer)
-        replies = await self._replies(request, session, asked)
-        return JSONResponse(anthropic_messages.message(self.model, replies))
+        complete = functools.partial(_complete, request, session, asked)
+        if not fields.stream:
+            replies = await _unless_disconnected(request, complete(None))
+            return JSONResponse(api.body(self.model, replies, fields))
+        stream = ReplyStream(complete, api.Events(self.model, fields))
+        # A request that is refused is an error as any other, not an event.
+        await _unless_disconnected(request, stream.begin())
+        return EventStream(stream, functools.partial(self._report, request, 200, started))
 
-    @answering(anthropic_messages.error_body)
-    async def _count_tokens(self, request: Request) -> Response:
-        session = self._session_of(request)
-        _, asked = anthropic_messages.parse(await read_json(request))
+    async def _count_tokens(self, request: Request, api: ModuleType) -> Response:
+        session = self._session(request)
+        _, asked = api.parse(await _read_json(request), session.responses)
         return JSONResponse({"input_tokens": await session.count_tokens(asked)})
 
     async def _unknown(self, request: Request) -> Response:
-        is_anthropic = "anthropic-version" in request.headers
-        write = anthropic_messages.error_body if is_anthropic else openai_chat.error_body
-        return await answering(write)(Gateway._refuse_url)(self, request)
+        async def refuse(request: Request, _: ModuleType) -> Response:
+            raise self._unknown_url(request)
 
-    async def _refuse_url(self, request: Request) -> Response:
-        raise self._unknown_url(request)
+        is_anthropic = "anthropic-version" in request.headers
+        api = anthropic_messages if is_anthropic else openai_chat
+        return await self._answer(refuse, api, request)
 
     def _unknown_url(self, request: Request) -> ApiError:
         of_openai, of_anthropic = " (llm.base_url)", " (llm.anthropic_url)"
@@ -352,3 +327,82 @@ class Gateway:
                 code="model_not_found",
                 param="model",
             )
+
+
+async def _complete(
+    request: Request,
+    session: AgentSession,
+    asked: ChatRequest,
+    on_delta: Callable[[Delta], None] | None,
+) -> list[ChatReply]:
+    replies = await session.complete(asked, on_delta)
+    num_sampled = sum(reply.num_sampled_tokens for reply in replies)
+    request.state.num_tokens = (replies[0].num_prompt_tokens, num_sampled)
+    return replies
+
+
+async def _read_json(request: Request) -> Any:
+    """Return the JSON of a request, within limits."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(
+                f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB",
+                status=413,
+                code="request_too_large",
+            )
+    try:
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=refuse)
+        if b"\\ud" in body.lower():  # half of a surrogate pair is no text that has tokens
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except (ValueError, RecursionError):
+        raise ApiError(
+            "We could not parse the JSON body of your request.", code="invalid_json"
+        ) from None
+
+
+async def _unless_disconnected(request: Request, work: Any) -> Any:
+    """Await work; cancel it when the client hangs up."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError("the client hung up", status=499)
+        return task.result()
+    except asyncio.CancelledError:
+        raise ApiError("the episode has ended", status=401, code="invalid_api_key") from None
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+class EventStream(StreamingResponse):
+    """The response with a reply's events; the sampling ends with it, whatever the client does."""
+
+    def __init__(self, stream: ReplyStream, on_end: Callable[[], None]) -> None:
+        super().__init__(
+            stream.events(),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache"},
+        )
+        self._stream, self._on_end = stream, on_end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+            await self._stream.close()

@@ -1,12 +1,13 @@
-"""A reply that is sent while it is sampled."""
+"""Replies as server-sent events, which can begin while a reply is sampled."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
-from turnwise.agents.requests import ApiError, ChatReply, Delta
+from turnwise.agents.requests import ApiError, ChatReply, Delta, pieces
 from turnwise.errors import describe_error
 from turnwise.tools.thoughts import HARMONY_MARKS, THOUGHT_MARKS, answer_of, thought_of
 
@@ -56,7 +57,9 @@ class LiveText:
         text = text.rstrip("\ufffd")
         for stop in self._stops:
             text = text.partition(stop)[0]
-        text = _without_partial(text, (*self._stops, *THOUGHT_MARKS))
+        marks = (*self._stops, *THOUGHT_MARKS)
+        ends = (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
+        text = text[: len(text) - max(ends, default=0)]  # the end may become one of the marks
         if any(mark in text for mark in HARMONY_MARKS):
             return "", ""
         thought = thought_of(text, in_thought=self._in_thought)
@@ -64,24 +67,101 @@ class LiveText:
         return thought, answer.rstrip()
 
 
-def _without_partial(text: str, marks: Sequence[str]) -> str:
-    """Return the text without an end that may become one of the marks."""
-    longest = max(
-        (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0
-    )
-    return text[: len(text) - longest]
+class EventWriter(ABC):
+    """Writes replies as the events of one API, the first one while it is sampled.
 
+    A reply has blocks: its thought, its text and each of its calls. An API says how each of them
+    begins and ends. Only whole blocks may be empty.
+    """
 
-class EventWriter(Protocol):
-    """Writes a reply as the server-sent events of one API."""
+    blocks_end = True
+    """False: a thought can go on after a text has begun."""
 
-    def delta(self, delta: Delta) -> Iterator[str]:
+    def __init__(self) -> None:
+        self.index = 0
+        """Of the reply that is written."""
+        self.blocks: list[str] = []
+        """Of that reply, those that have begun: thought, text or call."""
+        self._sent: dict[str, str] | None = None
+        self._open: str | None = None
+
+    def delta(self, delta: Delta) -> str:
         """Write what is known of the only reply while it is sampled."""
+        written = self._begun(delta.num_prompt_tokens, None)
+        written += self._add("thought", delta.thought)
+        return written + self._add("text", delta.text)
 
-    def end(self, replies: Sequence[ChatReply]) -> Iterator[str]:
+    def end(self, replies: Sequence[ChatReply]) -> str:
         """Write what was not written yet."""
+        written = ""
+        for self.index, reply in enumerate(replies):
+            if self.index > 0:
+                self._sent, self.blocks = None, []
+            written += self._begun(reply.num_prompt_tokens, reply)
+            if reply.thought:
+                written += self._add("thought", reply.thought, is_whole=True)
+            if reply.content or not reply.calls:
+                written += self._add("text", reply.content, is_whole=True)
+            for number, call in enumerate(reply.calls):
+                written += self._close()
+                self.blocks.append("call")
+                written += self.call(number, call)
+            written += self._close() + self.end_reply(reply)
+        return written + self.finish(replies)
 
-    def failed(self, error: ApiError) -> Iterator[str]:
+    def _begun(self, num_prompt_tokens: int, reply: ChatReply | None) -> str:
+        if self._sent is not None:
+            return ""
+        self._sent = {"thought": "", "text": ""}
+        return self.begin(num_prompt_tokens, reply)
+
+    def _add(self, kind: str, text: str, is_whole: bool = False) -> str:
+        assert self._sent is not None
+        if is_whole:  # the rest of it, unless what was sent has become something else
+            sent = self._sent[kind]
+            text = text[len(sent) :] if text.startswith(sent) else ""
+        written = ""
+        if kind not in self.blocks and (text or is_whole):
+            written = self._close()
+            self.blocks.append(kind)
+            self._open = kind
+            written += self.open(kind)
+        # A thought may go on after its block has ended, which is in the whole response only.
+        if self._open == kind or not self.blocks_end:
+            self._sent[kind] += text
+            written += "".join(self.piece(kind, piece) for piece in pieces(text))
+        return written
+
+    def _close(self) -> str:
+        kind, self._open = self._open, None
+        if kind is None or self._sent is None:
+            return ""
+        return self.close(kind, self._sent[kind])
+
+    @abstractmethod
+    def begin(self, num_prompt_tokens: int, reply: ChatReply | None) -> str:
+        """Write the beginning of a reply, which is None while it is sampled."""
+
+    def open(self, kind: str) -> str:
+        return ""
+
+    @abstractmethod
+    def piece(self, kind: str, text: str) -> str: ...
+
+    def close(self, kind: str, text: str) -> str:
+        return ""
+
+    @abstractmethod
+    def call(self, number: int, call: Mapping[str, Any]) -> str: ...
+
+    def end_reply(self, reply: ChatReply) -> str:
+        return ""
+
+    @abstractmethod
+    def finish(self, replies: Sequence[ChatReply]) -> str: ...
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> str:
         """Write an error after the stream has begun."""
 
 
@@ -101,7 +181,7 @@ class ReplyStream:
             self._first = await self._deltas.get()
             if self._first is None:
                 await self._work
-        except BaseException:
+        except BaseException:  # a cancellation too: nothing is sampled any longer
             await self.close()
             raise
 
@@ -109,19 +189,18 @@ class ReplyStream:
         # Each is sent at once: asyncio logs several sends to a client that has hung up.
         delta = self._first
         while delta is not None:
-            yield "".join(self._writer.delta(delta))
+            yield self._writer.delta(delta)
             delta = await self._deltas.get()
-        yield "".join(self._last())
-
-    def _last(self) -> Iterator[str]:
+        error = None if self._work.cancelled() else self._work.exception()
         if self._work.cancelled():
-            return self._writer.failed(ApiError("the episode has ended", status=401))
-        error = self._work.exception()
-        if error is None:
-            return self._writer.end(self._work.result())
-        if not isinstance(error, ApiError):
-            error = ApiError(describe_error(error), status=500, code="server_error")
-        return self._writer.failed(error)
+            yield self._writer.failed(ApiError("the episode has ended", status=401))
+        elif error is None:
+            yield self._writer.end(self._work.result())
+        elif isinstance(error, ApiError):
+            yield self._writer.failed(error)
+        else:
+            text = describe_error(error)
+            yield self._writer.failed(ApiError(text, status=500, code="server_error"))
 
     async def close(self) -> None:
         """Cancel what is still sampled."""

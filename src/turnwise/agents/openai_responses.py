@@ -5,29 +5,38 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
-from turnwise.agents.openai_chat import (
+from turnwise.agents.live import EventWriter
+from turnwise.agents.openai_chat import error_body as error_body
+from turnwise.agents.requests import (
+    ApiError,
+    ChatReply,
+    ChatRequest,
     Shape,
-    not_supported,
     pieces,
-    sampling_of,
-    text_of,
+    read_sampling,
+    read_text,
+    tool_choice,
+    unsupported,
     validated,
 )
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent, tool_choice
 from turnwise.chat import Message
 
 PATH = "/responses"
-_NOT_SUPPORTED = ("background", "conversation", "prompt")
+_IGNORED = (
+    "include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning",
+    "safety_identifier", "service_tier", "store", "stream_options", "top_logprobs", "truncation",
+    "user",
+)  # fmt: skip
+_REFUSED = ("background", "conversation", "prompt")
 
 
 class ResponsesBody(Shape):
-    """The fields of a request. Those at the end are taken and have no effect here."""
+    """The fields of a request that have an effect."""
 
     model: str
     input: str | list[dict[str, Any]]
@@ -41,35 +50,18 @@ class ResponsesBody(Shape):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: dict[str, Any] | None = None
     stream: bool | None = None
-    background: Any = None
-    conversation: Any = None
-    prompt: Any = None
-
-    include: Any = None
-    max_tool_calls: Any = None
     metadata: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    reasoning: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    store: Any = None
-    stream_options: Any = None
-    top_logprobs: Any = None
-    truncation: Any = None
-    user: Any = None
+
+    _name: str = PrivateAttr(default_factory=lambda: secrets.token_hex(12))
+    _created: int = PrivateAttr(default_factory=lambda: int(time.time()))
+    """Of the response: its id and those of its items are made of the name."""
 
 
-def parse(
-    body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]
-) -> tuple[ResponsesBody, ChatRequest]:
+def parse(data: Any, earlier: Mapping[str, Sequence[Message]]) -> tuple[ResponsesBody, ChatRequest]:
     """Read a request; `earlier` has the conversations of responses by their ids."""
-    fields = validated(ResponsesBody, body)
-    for name in _NOT_SUPPORTED:
-        if getattr(fields, name):
-            raise not_supported(name)
+    fields = validated(ResponsesBody, data, ignored=_IGNORED, refused=_REFUSED)
     if ((fields.text or {}).get("format") or {}).get("type", "text") != "text":
-        raise not_supported("text.format")
+        raise unsupported("text.format")
     messages: list[Message] = []
     if fields.previous_response_id is not None:
         if fields.previous_response_id not in earlier:
@@ -92,7 +84,9 @@ def parse(
         **tool_choice(fields.tool_choice, tools),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         max_tokens=fields.max_output_tokens,
-        sampling=sampling_of(fields.temperature, fields.top_p),
+        sampling=read_sampling(fields.temperature, fields.top_p),
+        response_id=f"resp_{fields._name}",
+        has_instructions=bool(fields.instructions),
     )
 
 
@@ -114,30 +108,30 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     turn: dict[str, Any] | None = None
     for number, item in enumerate(items):
         kind, param = item.get("type", "message"), f"input.{number}"
-        is_own = kind in ("reasoning", "function_call") or (
+        is_reply = kind in ("reasoning", "function_call") or (
             kind == "message" and item.get("role") == "assistant"
         )
-        if not is_own:
+        if not is_reply:
             turn = None
         elif turn is None:
             turn = {"role": "assistant", "content": ""}
             messages.append(turn)
         if kind == "message" and turn is not None:
-            turn["content"] += text_of(item.get("content"), f"{param}.content")
+            turn["content"] += read_text(item.get("content"), f"{param}.content")
         elif kind == "reasoning" and turn is not None:
-            turn["reasoning_content"] = text_of(item.get("content"), f"{param}.content")
+            turn["reasoning_content"] = read_text(item.get("content"), f"{param}.content")
         elif kind == "function_call" and turn is not None:
             function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            output = text_of(item.get("output"), f"{param}.output")
+            output = read_text(item.get("output"), f"{param}.output")
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             )
         elif kind == "message" and item.get("role") in ("user", "system", "developer"):
             role = "user" if item["role"] == "user" else "system"
-            content = text_of(item.get("content"), f"{param}.content")
+            content = read_text(item.get("content"), f"{param}.content")
             messages.append({"role": role, "content": content})
         else:
             raise ApiError(
@@ -148,21 +142,27 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     return messages
 
 
-def response(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) -> dict[str, Any]:
+def body(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) -> dict[str, Any]:
     """The body of a response."""
     reply = replies[0]
     is_cut = reply.finish_reason == "length"
+    output = []
+    if reply.thought:
+        output.append(_text_item(fields, "thought", reply.thought))
+    if reply.content or not reply.calls:
+        output.append(_text_item(fields, "text", reply.content))
+    output += [_call_item(call) for call in reply.calls]
     return {
-        "id": f"resp_{secrets.token_hex(12)}",
+        "id": f"resp_{fields._name}",
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": fields._created,
         "status": "incomplete" if is_cut else "completed",
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "model": model,
-        "output": _output(reply),
+        "output": output,
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
@@ -185,145 +185,98 @@ def response(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) ->
     }
 
 
-def _output(reply: ChatReply) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    if reply.thought:
-        items.append(_text_item("reasoning", reply.thought))
-    if reply.content or not reply.calls:
-        items.append(_text_item("message", reply.content))
-    for call in reply.calls:
-        written = {"type": "function_call", "call_id": call["id"], **call["function"]}
-        items.append({"id": f"fc_{secrets.token_hex(12)}", **written, "status": "completed"})
-    return items
-
-
-def _text_item(kind: str, text: str, name: str | None = None) -> dict[str, Any]:
-    """An item of type `reasoning` or `message`; `name` is its id."""
-    name = name or f"{'rs' if kind == 'reasoning' else 'msg'}_{secrets.token_hex(12)}"
-    if kind == "reasoning":
+def _text_item(fields: ResponsesBody, kind: str, text: str) -> dict[str, Any]:
+    """Return an item with a thought or a text."""
+    if kind == "thought":
         part: dict[str, Any] = {"type": "reasoning_text", "text": text}
-        return {"id": name, "type": kind, "summary": [], "content": [part]}
+        return {"id": f"rs_{fields._name}", "type": "reasoning", "summary": [], "content": [part]}
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    message = {"id": name, "type": kind, "role": "assistant", "content": [part]}
-    return {**message, "status": "completed"}
+    return {
+        "id": f"msg_{fields._name}",
+        "type": "message",
+        "role": "assistant",
+        "content": [part],
+        "status": "completed",
+    }
 
 
-class Events:
-    """A response as server-sent events, which can begin before the reply has ended.
+def _call_item(call: Mapping[str, Any]) -> dict[str, Any]:
+    name = f"fc_{call['id'].removeprefix('call_')}"
+    written = {"type": "function_call", "call_id": call["id"], **call["function"]}
+    return {"id": name, **written, "status": "completed"}
 
-    `on_end` gets the id of the response and its reply.
-    """
 
-    def __init__(
-        self, model: str, fields: ResponsesBody, on_end: Callable[[str, ChatReply], None]
-    ) -> None:
-        self._model, self._fields, self._on_end = model, fields, on_end
-        self._head = response(model, [ChatReply({}, "stop", 0, 0)], fields)
+class Events(EventWriter):
+    """A response as server-sent events."""
+
+    def __init__(self, model: str, fields: ResponsesBody) -> None:
+        super().__init__()
+        self._model, self._fields = model, fields
+        self._head = body(model, [ChatReply({}, "stop", 0, 0)], fields)
         self._num_events = 0
-        self._sent: Sent | None = None
-        self._items: dict[str, str] = {}
-        """The ids of the items with texts that have begun, by their types."""
-        self._open: _OpenItem | None = None
 
-    def delta(self, delta: Delta) -> Iterator[str]:
-        yield from self._begin()
-        if self._sent is not None:
-            self._sent.add(delta)
-        yield from self._add_text("reasoning", delta.thought)
-        yield from self._add_text("message", delta.text)
+    def begin(self, num_prompt_tokens: int, reply: ChatReply | None) -> str:
+        begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        created = self._event("response.created", response=begun)
+        return created + self._event("response.in_progress", response=begun)
 
-    def end(self, replies: Sequence[ChatReply]) -> Iterator[str]:
-        (reply,) = replies
-        yield from self._begin()
-        sent = self._sent or Sent()
-        whole = response(self._model, replies, self._fields)
-        whole |= {name: self._head[name] for name in ("id", "created_at")}
-        rests = dict(zip(("reasoning", "message"), sent.rest_of(reply), strict=True))
-        for index, item in enumerate(whole["output"]):
-            if item["type"] == "function_call":
-                yield from self._close()
-                yield from self._call(index, item)
-            else:
-                yield from self._add_text(item["type"], rests[item["type"]], is_whole=True)
-                item["id"] = self._items[item["type"]]
-        yield from self._close()
-        self._on_end(whole["id"], reply)
-        is_cut = whole["status"] == "incomplete"
-        yield self._event("response.incomplete" if is_cut else "response.completed", response=whole)
+    def open(self, kind: str) -> str:
+        item = _text_item(self._fields, kind, "")
+        begun = {**item, "status": "in_progress", "content": []}
+        added = self._event("response.output_item.added", output_index=self._index, item=begun)
+        return added + self._part_event("response.content_part.added", item)
 
-    def failed(self, error: ApiError) -> Iterator[str]:
-        found = {"code": error.code or "server_error", "message": error.message}
-        failed = {**self._head, "status": "failed", "output": [], "error": found}
-        yield self._event("response.failed", response=failed)
+    def piece(self, kind: str, text: str) -> str:
+        return self._text_event(kind, "delta", delta=text)
 
-    def _event(self, kind: str, **data: Any) -> str:
-        found = {"type": kind, "sequence_number": self._num_events, **data}
-        self._num_events += 1
-        return f"event: {kind}\ndata: {json.dumps(found, ensure_ascii=False)}\n\n"
+    def close(self, kind: str, text: str) -> str:
+        item = _text_item(self._fields, kind, text)
+        written = self._text_event(kind, "done", text=text)
+        written += self._part_event("response.content_part.done", item)
+        return written + self._event(
+            "response.output_item.done", output_index=self._index, item=item
+        )
 
-    def _begin(self) -> Iterator[str]:
-        if self._sent is None:
-            self._sent = Sent()
-            begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
-            yield self._event("response.created", response=begun)
-            yield self._event("response.in_progress", response=begun)
-
-    def _add_text(self, kind: str, text: str, is_whole: bool = False) -> Iterator[str]:
-        """Continue the item of this type, or begin one; only a whole item may be empty."""
-        if kind not in self._items and (text or is_whole):
-            yield from self._close()
-            item = _text_item(kind, "")
-            self._open = _OpenItem(item, len(self._items))
-            self._items[kind] = item["id"]
-            begun = {**item, "status": "in_progress", "content": []}
-            yield self._event(
-                "response.output_item.added", output_index=self._open.index, item=begun
-            )
-            place, part = self._open.place, item["content"][0]
-            yield self._event("response.content_part.added", **place, part=part)
-        # A thought may go on after its item has ended, which is in the whole response only.
-        if self._open is not None and self._open.item["type"] == kind:
-            self._open.text += text
-            for piece in pieces(text):
-                yield self._text_event("delta", delta=piece)
-
-    def _close(self) -> Iterator[str]:
-        """End the item that is open."""
-        if self._open is None:
-            return
-        item = _text_item(self._open.item["type"], self._open.text, self._open.item["id"])
-        yield self._text_event("done", text=self._open.text)
-        part = item["content"][0]
-        yield self._event("response.content_part.done", **self._open.place, part=part)
-        yield self._event("response.output_item.done", output_index=self._open.index, item=item)
-        self._open = None
-
-    def _text_event(self, name: str, **data: Any) -> str:
-        assert self._open is not None
-        if self._open.item["type"] == "reasoning":
-            return self._event(f"response.reasoning_text.{name}", **self._open.place, **data)
-        found = {**self._open.place, **data, "logprobs": []}
-        return self._event(f"response.output_text.{name}", **found)
-
-    def _call(self, index: int, item: Mapping[str, Any]) -> Iterator[str]:
-        at = {"output_index": index, "item_id": item["id"]}
+    def call(self, number: int, call: Mapping[str, Any]) -> str:
+        item = _call_item(call)
+        at = {"output_index": self._index, "item_id": item["id"]}
         begun = {**item, "status": "in_progress", "arguments": ""}
-        yield self._event("response.output_item.added", output_index=index, item=begun)
-        for piece in pieces(item["arguments"]):
-            yield self._event("response.function_call_arguments.delta", **at, delta=piece)
-        written = {"name": item["name"], "arguments": item["arguments"]}
-        yield self._event("response.function_call_arguments.done", **at, **written)
-        yield self._event("response.output_item.done", output_index=index, item=item)
+        name = "response.function_call_arguments"
+        return "".join([
+            self._event("response.output_item.added", output_index=self._index, item=begun),
+            *(self._event(f"{name}.delta", **at, delta=text) for text in pieces(item["arguments"])),
+            self._event(f"{name}.done", **at, name=item["name"], arguments=item["arguments"]),
+            self._event("response.output_item.done", output_index=self._index, item=item),
+        ])  # fmt: skip
 
+    def finish(self, replies: Sequence[ChatReply]) -> str:
+        whole = body(self._model, replies, self._fields)
+        is_cut = whole["status"] == "incomplete"
+        return self._event(
+            "response.incomplete" if is_cut else "response.completed", response=whole
+        )
 
-@dataclass
-class _OpenItem:
-    """An item whose text is being written."""
-
-    item: Mapping[str, Any]
-    index: int
-    text: str = ""
+    def failed(self, error: ApiError) -> str:
+        reason = {"code": error.code or "server_error", "message": error.message}
+        failed = {**self._head, "status": "failed", "output": [], "error": reason}
+        return self._event("response.failed", response=failed)
 
     @property
-    def place(self) -> dict[str, Any]:
-        return {"output_index": self.index, "item_id": self.item["id"], "content_index": 0}
+    def _index(self) -> int:
+        return len(self.blocks) - 1
+
+    def _event(self, kind: str, **data: Any) -> str:
+        event = {"type": kind, "sequence_number": self._num_events, **data}
+        self._num_events += 1
+        return f"event: {kind}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+    def _part_event(self, kind: str, item: Mapping[str, Any]) -> str:
+        part = {"part": item["content"][0], "content_index": 0}
+        return self._event(kind, output_index=self._index, item_id=item["id"], **part)
+
+    def _text_event(self, kind: str, name: str, **data: Any) -> str:
+        item = _text_item(self._fields, kind, "")
+        at = {"output_index": self._index, "item_id": item["id"], "content_index": 0}
+        if kind == "thought":
+            return self._event(f"response.reasoning_text.{name}", **at, **data)
+        return self._event(f"response.output_text.{name}", **at, **data, logprobs=[])

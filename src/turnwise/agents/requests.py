@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from turnwise.chat import Message
-from turnwise.errors import TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
 
 
@@ -55,10 +57,166 @@ class ChatRequest:
     enable_thinking: bool | None = None
     """What the request asks for; training has the run's own setting."""
     wants_log_probs: bool = False
+    response_id: str | None = None
+    """The id by which a later request can continue the conversation, in OpenAI's responses."""
+    has_instructions: bool = False
+    """Whether the first message is for this response alone, and is not carried over."""
+
+
+@dataclass
+class ChatReply:
+    """One turn of the policy, as the agent gets it."""
+
+    message: Message
+    """`content`, `reasoning_content` and `tool_calls`, as in OpenAI's chat completions."""
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`."""
+    num_prompt_tokens: int
+    num_sampled_tokens: int
+    tokens: Sequence[str] = field(default_factory=list)
+    """The text of each sampled token."""
+    log_probs: Sequence[float] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return str(self.message.get("content") or "")
+
+    @property
+    def thought(self) -> str:
+        return str(self.message.get("reasoning_content") or "")
+
+    @property
+    def calls(self) -> Sequence[Mapping[str, Any]]:
+        calls: Sequence[Mapping[str, Any]] = self.message.get("tool_calls") or ()
+        return calls
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of a reply that is being sampled."""
+
+    thought: str
+    text: str
+    num_prompt_tokens: int
+
+
+@dataclass
+class Sent:
+    """What of a reply was shown while it was sampled."""
+
+    thought: str = ""
+    text: str = ""
+
+    def add(self, delta: Delta) -> None:
+        self.thought += delta.thought
+        self.text += delta.text
+
+    def rest_of(self, reply: ChatReply) -> tuple[str, str]:
+        """Return the thought and the text that are still to be shown."""
+        thought, text = reply.thought, reply.content
+        return (
+            thought[len(self.thought) :] if thought.startswith(self.thought) else "",
+            text[len(self.text) :] if text.startswith(self.text) else "",
+        )
+
+
+@dataclass(frozen=True)
+class ServedRequest:
+    """A request that was answered, for a log."""
+
+    method: str
+    path: str
+    status: int
+    num_prompt_tokens: int
+    num_sampled_tokens: int
+    seconds: float
+
+
+class Shape(BaseModel):
+    """The fields that an API knows; others are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def validated(
+    shape: type[BaseModel], body: Any, *, ignored: Sequence[str], refused: Sequence[str]
+) -> Any:
+    """Return a body as the fields of an API; raises ApiError with the first one that is wrong.
+
+    Fields that are `ignored` have no effect here; those that are `refused` must be empty.
+    """
+    if not isinstance(body, Mapping):
+        raise ApiError(f"the body is a {type(body).__name__}, expected a JSON object")
+    for name in refused:
+        if body.get(name):
+            raise unsupported(name)
+    known = {name: body[name] for name in body if name not in (*ignored, *refused)}
+    try:
+        return shape.model_validate(known)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise ApiError(
+                f"Unrecognized request argument supplied: {param}",
+                code="unknown_parameter",
+                param=param,
+            ) from None
+        raise ApiError(f"{param}: {first['msg']}", param=param) from None
+
+
+def unsupported(name: str) -> ApiError:
+    """Return the error for a field that has no meaning here."""
+    return ApiError(
+        f"Unsupported parameter: '{name}' is not supported by this server. Leave it out.",
+        code="unsupported_parameter",
+        param=name,
+    )
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return stop strings from one, several or none."""
+    texts = [stop] if isinstance(stop, str) else stop or ()
+    return tuple(text for text in texts if text)
+
+
+def read_sampling(
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+) -> SamplingParams | None:
+    """Return sampling parameters, if a request has any."""
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if chosen.get("top_k") == -1:  # vLLM's word for all
+        chosen["top_k"] = 0
+    try:
+        return SamplingParams(**chosen) if chosen else None  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ApiError(str(error)) from error
+
+
+def read_text(content: Any, param: str, between: str = "") -> str:
+    """Return a content as text: a string, or parts that are texts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        raise ApiError(f"{param} got a {type(content).__name__}, expected text", param=param)
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ApiError(
+                f"{param} has a part of type {kind!r}; this model takes text only", param=param
+            )
+        texts.append(text)
+    return between.join(texts)
 
 
 def tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of a `ChatRequest` for a choice of tools, in the form of any of the APIs."""
+    """Return fields of a `ChatRequest` for a choice of tools, in the form of any of the APIs."""
     kind, name = choice, None
     if isinstance(choice, Mapping):
         function = choice.get("function")
@@ -102,70 +260,6 @@ def check_message(message: Message, number: int) -> None:
         check("tool_calls.function.name", call["function"].get("name"), str, "text")
 
 
-@dataclass
-class ChatReply:
-    """One turn of the policy, as the agent gets it."""
-
-    message: Message
-    """`content`, `reasoning_content` and `tool_calls`, as in OpenAI's chat completions."""
-    finish_reason: str
-    """`stop`, `length` or `tool_calls`."""
-    num_prompt_tokens: int
-    num_sampled_tokens: int
-    tokens: Sequence[str] = field(default_factory=list)
-    """The text of each sampled token."""
-    log_probs: Sequence[float] = field(default_factory=list)
-
-    @property
-    def content(self) -> str:
-        return str(self.message.get("content") or "")
-
-    @property
-    def thought(self) -> str:
-        return str(self.message.get("reasoning_content") or "")
-
-    @property
-    def calls(self) -> Sequence[Mapping[str, Any]]:
-        calls: Sequence[Mapping[str, Any]] = self.message.get("tool_calls") or ()
-        return calls
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What is new of a reply that is being sampled."""
-
-    thought: str
-    text: str
-    num_prompt_tokens: int
-
-
-@dataclass
-class Sent:
-    """What of a reply was sent while it was sampled."""
-
-    thought: str = ""
-    text: str = ""
-
-    def add(self, delta: Delta) -> None:
-        self.thought += delta.thought
-        self.text += delta.text
-
-    def rest_of(self, reply: ChatReply) -> tuple[str, str]:
-        """The thought and the text that are still to be sent."""
-        thought, text = reply.thought, reply.content
-        return (
-            thought[len(self.thought) :] if thought.startswith(self.thought) else "",
-            text[len(self.text) :] if text.startswith(self.text) else "",
-        )
-
-
-@dataclass(frozen=True)
-class ServedRequest:
-    """A request that was answered, for a log."""
-
-    method: str
-    path: str
-    status: int
-    num_prompt_tokens: int
-    num_sampled_tokens: int
-    seconds: float
+def pieces(text: str, size: int = 64) -> Iterator[str]:
+    """Return a text in pieces, as a stream brings it."""
+    return (text[start : start + size] for start in range(0, len(text), size))

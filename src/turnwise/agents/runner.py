@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import json
 import os
 import shlex
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -65,7 +66,7 @@ async def run_agent(
     agent: AgentSource, task: Mapping[str, Any], llm: LLM, timeout: float | None
 ) -> Any:
     """Call an agent and return what it returns; DeadlineExceeded when it takes too long."""
-    function = agent if callable(agent) else _Command(agent)
+    function = agent if callable(agent) else functools.partial(_run_command, agent)
     return await call_with_deadline(
         function,
         task,
@@ -76,55 +77,60 @@ async def run_agent(
     )
 
 
-class _Command:
-    """A command as an async function; its processes end with the call."""
-
-    def __init__(self, command: str) -> None:
-        self._command = command
-
-    async def __call__(self, task: Mapping[str, Any], llm: LLM) -> Any:
-        with tempfile.TemporaryDirectory(prefix="turnwise-agent-") as folder:
-            reward_file = Path(folder) / "reward.json"
-            task_file = Path(folder) / "task.json"
-            task_file.write_text(json.dumps(dict(task), default=str), encoding="utf-8")
-            variables = {
-                **os.environ,
-                **llm.environment,
-                "TURNWISE_TASK_FILE": str(task_file),
-                "TURNWISE_REWARD_FILE": str(reward_file),
-            }
-            process = await _start(_arguments(self._command, task), variables)
+async def _run_command(command: str, task: Mapping[str, Any], llm: LLM) -> CommandResult:
+    """Run a command as an agent; its processes end with the call."""
+    words = _arguments(command, task)
+    with tempfile.TemporaryDirectory(prefix="turnwise-agent-") as folder:
+        reward_file, task_file = Path(folder) / "reward.json", Path(folder) / "task.json"
+        task_file.write_text(json.dumps(dict(task), default=str), encoding="utf-8")
+        variables = {
+            **os.environ,
+            **llm.environment,
+            "TURNWISE_TASK_FILE": str(task_file),
+            "TURNWISE_REWARD_FILE": str(reward_file),
+        }
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=variables,
+                start_new_session=True,
+            )
+        except OSError as error:
+            fix = "Install it, or write its whole path."
+            if words[0].endswith(".py"):
+                fix = f"Write {words[0]}:name for a function of it, python {words[0]} to run it."
+            raise ConfigError(
+                f"the agent's command {words[0]!r} could not be started: "
+                f"{error.strerror or error}. {fix}"
+            ) from error
+        output = bytearray()
+        try:
+            assert process.stdout is not None
+            while chunk := await process.stdout.read(65536):
+                output += chunk[: _MOST_OUTPUT - len(output)]
+            code = await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        reward = None
+        if reward_file.exists():
+            text = reward_file.read_text(encoding="utf-8", errors="replace")[:_MOST_OUTPUT]
             try:
-                output = await _output_of(process)
-                code = await process.wait()
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            return _result(code, output, reward_file)
-
-
-async def _start(words: Sequence[str], variables: Mapping[str, str]) -> asyncio.subprocess.Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=variables,
-            start_new_session=True,
-        )
-    except OSError as error:
-        fix = "Install it, or write its whole path."
-        if words[0].endswith(".py"):
-            fix = f"Write {words[0]}:name for a function of that file, python {words[0]} to run it."
-        raise ConfigError(
-            f"the agent's command {words[0]!r} could not be started: {error.strerror or error}. "
-            f"{fix}"
-        ) from error
+                reward = json.loads(text)
+            except ValueError:
+                raise ConfigError(
+                    f"the agent wrote {text[:80]!r} into $TURNWISE_REWARD_FILE, expected a number "
+                    "or an object of numbers as JSON. Write 0.5 or "
+                    '{"success": true}, for example.'
+                ) from None
+        return CommandResult(code, output.decode(errors="replace"), reward)
 
 
 def _arguments(command: str, task: Mapping[str, Any]) -> list[str]:
-    """The command's words; `{task}` is the task's text, `{name}` a field of it.
+    """Return the command's words; `{task}` is the task's text, `{name}` a field of it.
 
     The words are split before the fields are put in: a task cannot add words of its own.
     """
@@ -137,25 +143,3 @@ def _arguments(command: str, task: Mapping[str, Any]) -> list[str]:
             f"the command {command!r} asks for {error}, which this task does not have; it has "
             f"{', '.join(known)}. Write braces that are no field twice: {{{{ }}}}."
         ) from None
-
-
-async def _output_of(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    kept = bytearray()
-    while chunk := await process.stdout.read(65536):
-        kept += chunk[: _MOST_OUTPUT - len(kept)]
-    return kept.decode(errors="replace")
-
-
-def _result(code: int, output: str, reward_file: Path) -> CommandResult:
-    reward = None
-    if reward_file.exists():
-        text = reward_file.read_text(encoding="utf-8", errors="replace")[:_MOST_OUTPUT]
-        try:
-            reward = json.loads(text)
-        except ValueError:
-            raise ConfigError(
-                f"the agent wrote {text[:80]!r} into $TURNWISE_REWARD_FILE, expected a number or "
-                'an object of numbers as JSON. Write 0.5 or {"success": true}, for example.'
-            ) from None
-    return CommandResult(code, output, reward)

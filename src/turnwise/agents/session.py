@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from turnwise.agents.live import LiveText
-from turnwise.agents.replies import TurnFacts, make_reply, read_message
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, check_message
 from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
@@ -19,10 +20,12 @@ from turnwise.episode.messages import MessageBuilder, TemplateWriter, tool_defin
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import TurnTokens, sample_turn, too_slow
 from turnwise.episode.seeds import derive_seed
+from turnwise.episode.types import TurnRecord
 from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError, ToolError
 from turnwise.inference import FinishReason, GenerationRequest
-from turnwise.tools import ToolCall, get_parser
+from turnwise.tools import ToolCall, answer_of, get_parser
+from turnwise.tools.thoughts import thought_of
 from turnwise.types import EpisodeStatus
 
 _RESPONSES_PER_CONVERSATION = 16
@@ -51,10 +54,13 @@ class AgentSession:
         template = setup.chat.template
         parser = setup.parser
         self._parser = get_parser(parser, template=template) if isinstance(parser, str) else parser
+        self._marks = (*self._parser.special_tokens, *setup.thought_marks)
+        """Special tokens that the text of a turn keeps: those of calls and thoughts."""
         self.tree = ConversationTree(TemplateWriter(setup.messages, self._parser), thoughts)
         self._writers = {None: self.tree.writer, setup.chat.enable_thinking: self.tree.writer}
         """By the `enable_thinking` of requests."""
-        self.facts: dict[SampledTurn, TurnFacts] = {}
+        self.records: dict[SampledTurn, TurnRecord] = {}
+        """What is known of each turn besides its tokens and its place among the others."""
         self.responses: dict[str, Sequence[Message]] = {}
         """Conversations by the id of the response that ended them, for OpenAI's responses."""
         self.exhausted: EpisodeStatus | None = None
@@ -81,7 +87,17 @@ class AgentSession:
 
         Raises ApiError for a request that cannot be served, as the APIs do.
         """
-        self._check(request)
+        if self._is_closed:
+            raise ApiError("the episode has ended", status=401, code="invalid_api_key")
+        self._check_messages(request.messages)
+        most = self._setup.limits.turn_limit(None)
+        # A request that was refused or cancelled has no turn, and costs none.
+        num_under_way = sum(not task.done() for task in self._tasks)
+        if len(self.tree.turns) + num_under_way + request.num_replies > most:
+            raise self._exhausted(
+                EpisodeStatus.TRUNCATED_BY_TURNS, f"have {most} turns (limits.max_turns)"
+            )
+        self._check_time()
         if not self._honours_sampling or request.num_replies > 1 or request.wants_log_probs:
             on_delta = None
         tasks = [
@@ -92,14 +108,21 @@ class AgentSession:
         for task in tasks:  # by itself: this call may be cancelled while it waits for its end
             task.add_done_callback(self._tasks.discard)
         try:
-            return list(await asyncio.gather(*tasks))
+            replies = list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if request.response_id is not None:
+            before = request.messages[1:] if request.has_instructions else request.messages
+            self.responses[request.response_id] = [*before, replies[0].message]
+            if self._max_conversations is not None:
+                while len(self.responses) > self._max_conversations * _RESPONSES_PER_CONVERSATION:
+                    del self.responses[next(iter(self.responses))]
+        return replies
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Tokens of a request's prompt, rendered from its messages."""
+        """Return the tokens of a request's prompt, rendered from its messages."""
         self._check_messages(request.messages)
         prompt = ConversationTree(self.tree.writer).match(request.messages, request.tools)
         await self._encode(prompt, request)
@@ -115,65 +138,20 @@ class AgentSession:
         finally:
             self.engine_sessions.close()
 
-    def remember_response(self, name: str, messages: Sequence[Message]) -> None:
-        """Keep the conversation that a response has ended, for a request that continues it."""
-        self.responses[name] = messages
-        if self._max_conversations is not None:
-            while len(self.responses) > self._max_conversations * _RESPONSES_PER_CONVERSATION:
-                del self.responses[next(iter(self.responses))]
-
-    def _check(self, request: ChatRequest) -> None:
-        limits = self._setup.limits
-        if self._is_closed:
-            raise ApiError("the episode has ended", status=401, code="invalid_api_key")
-        self._check_messages(request.messages)
-        most = limits.turn_limit(None)
-        # A request that was refused or cancelled has no turn, and costs none.
-        num_under_way = sum(not task.done() for task in self._tasks)
-        num_turns = len(self.tree.turns) + num_under_way + request.num_replies
-        if num_turns > most:
-            self.exhausted = EpisodeStatus.TRUNCATED_BY_TURNS
-            raise ApiError(
-                f"You exceeded your current quota: this episode may have {most} turns "
-                "(limits.max_turns).",
-                status=429,
-                code="insufficient_quota",
-            )
-        self._check_time()
+    def _exhausted(self, status: EpisodeStatus, limit: str) -> ApiError:
+        self.exhausted = status
+        return ApiError(
+            f"You exceeded your current quota: this episode may {limit}.",
+            status=429,
+            code="insufficient_quota",
+        )
 
     def _check_time(self) -> None:
         if self._timer.is_over:
-            self.exhausted = EpisodeStatus.TRUNCATED_BY_TIME
             seconds = self._setup.limits.max_seconds
-            raise ApiError(
-                f"You exceeded your current quota: this episode may take {seconds:g} seconds "
-                "(limits.max_seconds).",
-                status=429,
-                code="insufficient_quota",
+            raise self._exhausted(
+                EpisodeStatus.TRUNCATED_BY_TIME, f"take {seconds:g} seconds (limits.max_seconds)"
             )
-
-    async def _reply(
-        self, request: ChatRequest, number: int, on_delta: Callable[[Delta], None] | None
-    ) -> ChatReply:
-        """Sample one reply; `number` tells it from the others of the same request."""
-        started = self._timer.seconds
-        prompt = self.tree.match(request.messages, request.tools)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.tree.cancel, prompt)
-            session = self.engine_sessions.open(prompt.parent)
-            undo.callback(self.engine_sessions.release, session)
-            await self._encode(prompt, request)
-            seed = self._seed(request, prompt, number)
-            live = on_delta and self._live_text(request, prompt, on_delta)
-            result = await self._sample(request, prompt, session, seed, live)
-            undo.pop_all()
-        facts = self._read(prompt, result, started)
-        reply = read_message(request, facts, self._parser, prompt.key)
-        turn = self.tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)
-        self.facts[turn] = facts
-        self._forget(self.engine_sessions.add(session, turn))
-        texts = self._token_texts(result) if request.wants_log_probs else []
-        return make_reply(reply, len(prompt.ids), result, texts)
 
     @property
     def _max_tokens(self) -> int:
@@ -197,6 +175,91 @@ class AgentSession:
             param="messages",
         )
 
+    async def _reply(
+        self, request: ChatRequest, number: int, on_delta: Callable[[Delta], None] | None
+    ) -> ChatReply:
+        """Sample one reply; `number` tells it from the others of the same request."""
+        setup = self._setup
+        started = self._timer.seconds
+        prompt = self.tree.match(request.messages, request.tools)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.tree.cancel, prompt)
+            session = self.engine_sessions.open(prompt.parent)
+            undo.callback(self.engine_sessions.release, session)
+            await self._encode(prompt, request)
+            in_thought = setup.begins_in_thought(prompt.ids)
+            live = None
+            if on_delta is not None:
+                live = LiveText(
+                    lambda ids: setup.chat.decode(ids, self._marks),
+                    on_delta,
+                    num_prompt_tokens=len(prompt.ids),
+                    in_thought=in_thought,
+                    may_call=bool(request.tools) and request.may_call_tools,
+                    stops=request.stop,
+                )
+            if not self._honours_sampling:
+                seed = derive_seed(self._seeds, prompt.key)
+            elif request.seed is None:
+                seed = secrets.randbits(63)
+            else:
+                seed = derive_seed(request.seed, number)
+            result = await self._sample(request, prompt, session, seed, live)
+            undo.pop_all()
+        text = setup.chat.decode(result.ids, self._marks)
+        message, calls = self._read(request, text, in_thought, prompt.key)
+        turn = self.tree.add(prompt, result.ids, result.log_probs, message, result.inserted)
+        self.records[turn] = TurnRecord(
+            (0, 0),
+            text,
+            result.finish_reason,
+            result.weight_version,
+            in_thought=in_thought,
+            calls=calls,
+            seconds={"engine": self._timer.seconds - started},
+            started=started,
+            later_versions=result.later_versions,
+        )
+        if forgotten := self.engine_sessions.add(session, turn):
+            self.tree.forget(forgotten)
+            for turn in forgotten:
+                del self.records[turn]
+        reason = "tool_calls" if calls else "stop"
+        if not calls and result.finish_reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
+            reason = "length"
+        reply = ChatReply(message, reason, len(prompt.ids), len(result.log_probs))
+        reply.log_probs = result.log_probs
+        if request.wants_log_probs:
+            decode = setup.chat.tokenizer.decode
+            reply.tokens = [str(decode([i], skip_special_tokens=False)) for i in result.sampled_ids]
+        return reply
+
+    def _read(
+        self, request: ChatRequest, text: str, in_thought: bool, key: str
+    ) -> tuple[Message, Sequence[ToolCall]]:
+        """Return a turn as a message, and its calls, whose ids derive from `key`."""
+        for stop in request.stop:
+            text = text.partition(stop)[0]
+        content = answer_of(text, in_thought=in_thought)
+        calls: Sequence[ToolCall] = ()
+        if request.tools and request.may_call_tools and content:
+            parsed = self._parser.parse(text)
+            calls = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
+            if calls:
+                content = answer_of(parsed.text, in_thought=in_thought)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thought := thought_of(text, in_thought=in_thought):
+            message["reasoning_content"] = thought
+        for number, call in enumerate(calls):
+            # The id is the same in a run that is repeated.
+            name = hashlib.blake2b(f"{key}/{number}".encode(), digest_size=12).hexdigest()
+            arguments = _sendable(json.dumps(call.arguments, ensure_ascii=False))
+            function = {"name": _sendable(call.name), "arguments": arguments}
+            message.setdefault("tool_calls", []).append(
+                {"id": f"call_{name}", "type": "function", "function": function}
+            )
+        return message, calls
+
     async def _encode(self, prompt: TreePrompt, request: ChatRequest) -> None:
         """Encode a prompt; a long one in a thread, so that the loop serves other episodes."""
         try:
@@ -204,26 +267,28 @@ class AgentSession:
                 tool_definition(tool)
         except ToolError as error:
             raise ApiError(str(error), param="tools") from error
+        tools = prompt.tools if prompt.parent is None else ()
+
+        def encode_long(writer: MessageWriter) -> None:
+            # One that cannot fit would take gigabytes for nothing.
+            if self._setup.chat.is_longer_than(self._max_tokens, prompt.messages, tools):
+                raise self._too_long(f"more than {self._max_tokens}")
+            prompt.encode(writer)
+
+        entries = (*prompt.messages, *tools)
         try:
             writer = self._writer(request.enable_thinking)
-            if _num_characters(prompt) < _LONG_TEXT:
+            if sum(len(str(value)) for entry in entries for value in entry.values()) < _LONG_TEXT:
                 prompt.encode(writer)
             else:
-                await asyncio.to_thread(self._encode_long, prompt, writer)
+                await asyncio.to_thread(encode_long, writer)
         except (ConfigError, ToolError) as error:
             raise ApiError(str(error), param="messages") from error
         if not prompt.ids:
             raise ApiError("the chat template writes nothing for these messages", param="messages")
 
-    def _encode_long(self, prompt: TreePrompt, writer: MessageWriter) -> None:
-        """Encode a long prompt, unless it cannot fit: that would take gigabytes for nothing."""
-        tools = prompt.tools if prompt.parent is None else ()
-        if self._setup.chat.is_longer_than(self._max_tokens, prompt.messages, tools):
-            raise self._too_long(f"more than {self._max_tokens}")
-        prompt.encode(writer)
-
     def _writer(self, enable_thinking: bool | None) -> MessageWriter:
-        """What writes the messages of a request; raises ConfigError if the template cannot."""
+        """Return what writes a request's messages; raises ConfigError if the template cannot."""
         chat = self._setup.chat
         if enable_thinking in self._writers:
             return self._writers[enable_thinking]
@@ -237,23 +302,6 @@ class AgentSession:
         writer = TemplateWriter(MessageBuilder(other), self._parser)
         self._writers[enable_thinking] = writer
         return writer
-
-    def _token_texts(self, result: TurnTokens) -> list[str]:
-        decode = self._setup.chat.tokenizer.decode
-        return [str(decode([token], skip_special_tokens=False)) for token in result.sampled_ids]
-
-    def _forget(self, turns: Sequence[SampledTurn]) -> None:
-        if turns:
-            self.tree.forget(turns)
-            for turn in turns:
-                del self.facts[turn]
-
-    def _seed(self, request: ChatRequest, prompt: TreePrompt, number: int) -> int:
-        if not self._honours_sampling:
-            return derive_seed(self._seeds, prompt.key)
-        if request.seed is None:
-            return secrets.randbits(63)
-        return derive_seed(request.seed, number)
 
     async def _sample(
         self,
@@ -301,7 +349,7 @@ class AgentSession:
         return turn
 
     def _opening(self, names: Sequence[str]) -> list[int]:
-        """The tokens with which every call of these tools begins."""
+        """Return the tokens with which every call of these tools begins."""
         # What the first and the last name have in common, all names have.
         calls = [ToolCall(n, given) for n in (min(names), max(names)) for given in ({}, {"a": 1})]
         try:
@@ -311,38 +359,10 @@ class AgentSession:
         same = itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*turns, strict=False))
         return [ids[0] for ids in same]
 
-    def _live_text(
-        self, request: ChatRequest, prompt: TreePrompt, send: Callable[[Delta], None]
-    ) -> LiveText:
-        return LiveText(
-            lambda ids: self._setup.chat.decode(ids, self._marks),
-            send,
-            num_prompt_tokens=len(prompt.ids),
-            in_thought=self._setup.begins_in_thought(prompt.ids),
-            may_call=bool(request.tools) and request.may_call_tools,
-            stops=request.stop,
-        )
 
-    @property
-    def _marks(self) -> tuple[str, ...]:
-        """Special tokens that the text of a turn keeps: those of calls and thoughts."""
-        return (*self._parser.special_tokens, *self._setup.thought_marks)
+def _sendable(text: str) -> str:
+    """Return the text with a replacement character for half a surrogate pair.
 
-    def _read(self, prompt: TreePrompt, result: TurnTokens, started: float) -> TurnFacts:
-        setup = self._setup
-        return TurnFacts(
-            setup.chat.decode(result.ids, self._marks),
-            setup.begins_in_thought(prompt.ids),
-            (),
-            result.finish_reason,
-            result.weight_version,
-            started,
-            self._timer.seconds - started,
-            result.later_versions,
-        )
-
-
-def _num_characters(prompt: TreePrompt) -> int:
-    """About how much text is to be encoded."""
-    tools = prompt.tools if prompt.parent is None else ()
-    return sum(len(str(value)) for entry in (*prompt.messages, *tools) for value in entry.values())
+    A model can write one as an escape in the JSON of a call, and UTF-8 cannot encode it.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
