@@ -89,12 +89,6 @@ PROMPT_LOG_PROBS = {
         completion_tokens=1,
     ),
 }
-TOO_LONG = {
-    "error": {
-        "message": "The input (3000 tokens) is longer than the model's context length "
-        "(2048 tokens)."
-    }
-}
 UPDATE_REFUSED = {
     "success": False,
     "message": "Failed to get weights iterator: Repo id must be in the form 'repo_name' or "

@@ -7,15 +7,28 @@ tensor of a wrong shape make it exit without an answer.
 
 import threading
 import time
-import uuid
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 from safetensors.torch import load_file
 
-from inference.sglang_answers import Run
+
+@dataclass
+class Run:
+    """A request while it is sampled."""
+
+    rid: str
+    ids: list
+    params: dict
+    body: dict
+    max_new: int
+    output: list = field(default_factory=list)
+    entries: list = field(default_factory=list)
+    tops: list = field(default_factory=list)
+    is_aborted: bool = False
 
 
 class Refused(ValueError):
@@ -33,8 +46,6 @@ class TinySGLang:
         self.is_deterministic = deterministic
         self.context = model.config.max_position_embeddings
         self.vocab_size = model.config.vocab_size
-        self.weight_version = "default"
-        self.is_incremental = False
         self.step_delay = 0.0
         self.freeze_after = None  # says nothing more after so many tokens
         self.hold_after = None  # waits after so many tokens until it is aborted
@@ -48,8 +59,6 @@ class TinySGLang:
         self._is_updating = False
         self._forward = threading.Lock()
         self._chance = torch.Generator().manual_seed(0)
-        self._unpaused = threading.Event()
-        self._unpaused.set()
 
     # What it says of itself.
 
@@ -59,7 +68,7 @@ class TinySGLang:
             "tokenizer_path": self.launch_path,
             "is_generation": True,
             "preferred_sampling_params": None,
-            "weight_version": self.weight_version,
+            "weight_version": "default",
             "model_type": self.model.config.model_type,
             "architectures": [type(self.model).__name__],
         }
@@ -80,47 +89,31 @@ class TinySGLang:
     # Generation.
 
     def generate(self, body):
-        """The answer, or the answers to several prompts or samples; a generator for a stream."""
-        prompts = body.get("input_ids")
-        if prompts is None and body.get("text") is not None:
-            prompts = self.tokenizer.encode(body["text"])
-        if prompts is None:
-            raise Refused("Either text, input_ids or input_embeds should be provided.")
-        params = body.get("sampling_params") or {}
-        is_batch = bool(prompts) and isinstance(prompts[0], list)
-        num_samples = 1 if isinstance(params, list) else params.get("n", 1)
-        rid = body.get("rid") or uuid.uuid4().hex
-        if not is_batch and num_samples == 1:
-            chunks = self._run(prompts, params, rid, body)
-            return chunks if body.get("stream") else list(chunks)[-1]
-        prompts = prompts if is_batch else [prompts]
-        every = params if isinstance(params, list) else [params] * len(prompts)
-        rids = rid if isinstance(rid, list) else [f"{rid}_{uuid.uuid4().hex}" for _ in prompts]
-        return [
-            list(
-                self._run(ids, one, own if num_samples == 1 else f"{rid}_{uuid.uuid4().hex}", body)
-            )[-1]
-            for ids, one, own in zip(prompts, every, rids, strict=True)
-            for _ in range(num_samples)
-        ]
-
-    def _run(self, ids, params, rid, body):
-        run = self._admit(ids, params, rid, body)
+        ids = body["input_ids"]
+        run = self._admit(ids, body["sampling_params"], body["rid"], body)
         with self._reading(run):
             if any(not 0 <= i < self.vocab_size for i in ids):
                 self._exit()
-            logits, inputs, num_cached = self._prefill(run)
-            run.begin(inputs, num_cached, self.weight_version)
-            is_first, only_new = True, self.is_incremental and bool(body.get("stream"))
+            logits, inputs = self._prefill(run)
             while True:
                 self._sample(run, logits)
-                finish = self._finish(run)
-                if body.get("stream") or finish:
-                    yield run.chunk(self.tokenizer, finish, is_first=is_first, only_new=only_new)
-                    is_first = False
-                if finish:
-                    return
+                if finish := self._finish(run):
+                    break
                 logits = self._next_logits([*ids, *run.output])
+        text = self.tokenizer.decode(run.output, skip_special_tokens=True)
+        if isinstance(finish.get("matched"), str):
+            text = text[: text.find(finish["matched"])]
+        meta = {
+            "id": run.rid,
+            "finish_reason": finish,
+            "prompt_tokens": len(run.ids),
+            "completion_tokens": len(run.output),
+            "input_token_logprobs": inputs,
+            "output_token_logprobs": run.entries,
+        }
+        if body.get("top_logprobs_num"):
+            meta["output_top_logprobs"] = run.tops
+        return {"text": text, "output_ids": run.output, "meta_info": meta}
 
     def _admit(self, ids, params, rid, body):
         temperature = params.get("temperature", 1.0)
@@ -160,7 +153,6 @@ class TinySGLang:
         if self.is_dead:
             raise Exited
         time.sleep(self.step_delay)
-        self._unpaused.wait()
         with self._forward:
             return self.model(torch.tensor([ids])).logits[0, -1]
 
@@ -176,15 +168,12 @@ class TinySGLang:
                 None,
                 *log_probs.gather(1, torch.tensor(run.ids[1:])[:, None]).flatten().tolist(),
             ]
-            num_top = run.body.get("top_logprobs_num", 0)
-            tops = [None, *(self._top(row, num_top) for row in log_probs)]
             inputs = [[None, run.ids[start], None]]
             inputs += [[own[i], run.ids[i], None] for i in range(start + 1, len(own))]
-            return logits[-1], (inputs, tops[start:]), 0
-        if key in self._prefixes:
-            return self._prefixes[key], ([], []), len(key) - 1
-        self._prefixes[key] = logits = self._next_logits(run.ids)
-        return logits, ([], []), 0
+            return logits[-1], inputs
+        if key not in self._prefixes:
+            self._prefixes[key] = self._next_logits(run.ids)
+        return self._prefixes[key], []
 
     def _top(self, log_probs, num_top):
         if num_top > self.vocab_size:
@@ -253,21 +242,7 @@ class TinySGLang:
             for run in self._runs.values():
                 run.is_aborted |= bool(rid) and run.rid.startswith(rid)
 
-    def pause(self):
-        self._unpaused.clear()
-
-    def resume(self):
-        self._unpaused.set()
-
-    def flush(self):
-        with self._change:
-            if self._runs:
-                return False
-            self._prefixes.clear()
-            self.num_flushed += 1
-            return True
-
-    def update_weights_from_disk(self, path, *, flush_cache=True, weight_version=None):
+    def update_weights_from_disk(self, path, *, flush_cache=True):
         """(success, message), after the requests under way have ended."""
         with self._updating():
             files = sorted(Path(path).glob("*.safetensors"))
@@ -279,12 +254,12 @@ class TinySGLang:
             for file in files:
                 self._load(load_file(file))
             self.model_path = str(path)
-            return self._updated(flush_cache, weight_version)
+            return self._updated(flush_cache)
 
     def update_weights_from_tensor(self, named, *, flush_cache=True):
         with self._updating():
             self._load(dict(named))
-            return self._updated(flush_cache, None)
+            return self._updated(flush_cache)
 
     def init_weights_update_group(self, body):
         """Join as SGLang does, through torch's own helper; the rank is that of its only worker."""
@@ -328,14 +303,11 @@ class TinySGLang:
         except RuntimeError:
             self._exit()
 
-    def _updated(self, flush_cache, weight_version):
+    def _updated(self, flush_cache):
         if flush_cache:
-            self.flush()
-        message = "Succeeded to update model weights."
-        if weight_version is not None:
-            self.weight_version = weight_version
-            message += f" Weight version updated to {weight_version}."
-        return True, message
+            self._prefixes.clear()
+            self.num_flushed += 1
+        return True, "Succeeded to update model weights."
 
     def _exit(self):
         self.is_dead = True

@@ -79,52 +79,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def send_events(self, chunks):
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for chunk in chunks:
-            self._event(json.dumps(chunk, separators=(",", ":")))
-        self._event("[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
-
-    def _event(self, text):
-        data = f"data: {text}\n\n".encode()
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
 
 def _generate(handler, runtime, body):
-    if not body.get("stream"):
-        handler.send(200, runtime.generate(body))
-        return
-    try:
-        handler.send_events(runtime.generate(body))
-    except Refused as error:
-        handler._event(
-            json.dumps({"error": {"message": str(error), "type": "invalid_request_error"}})
-        )
-        handler._event("[DONE]")
-        handler.wfile.write(b"0\r\n\r\n")
+    handler.send(200, runtime.generate(body))
 
 
 def _update(handler, runtime, body):
-    success, message = runtime.update_weights_from_disk(
-        body["model_path"],
-        flush_cache=body.get("flush_cache", True),
-        weight_version=body.get("weight_version"),
-    )
-    content = {"success": success, "message": message, "num_paused_requests": 0}
-    handler.send(200 if success else 400, content)
-
-
-def _flush(handler, runtime, _):
-    done = runtime.flush()
-    text = (
-        "Cache flushed.\nPlease check backend logs for more details. (When there are running or "
-        "waiting requests, the operation will not be performed.)\n"
-    )
-    handler.send(200 if done else 400, text.encode() if done else b"Flush cache failed.\n")
+    path, flush_cache = body["model_path"], body["flush_cache"]
+    _send_outcome(handler, *runtime.update_weights_from_disk(path, flush_cache=flush_cache))
 
 
 def _abort(handler, runtime, body):
@@ -163,16 +125,6 @@ class _HandleUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _pause(handler, runtime, _):
-    runtime.pause()
-    handler.send(200, {"message": "Generation paused successfully.", "status": "ok"})
-
-
-def _resume(handler, runtime, _):
-    runtime.resume()
-    handler.send(200, {"message": "Generation continued successfully.", "status": "ok"})
-
-
 def _release(handler, runtime, body):
     runtime.is_released |= set(body["tags"])
     handler.send(200)
@@ -186,21 +138,16 @@ def _take_back(handler, runtime, body):
 
 
 GET = {
-    "/health": lambda handler, runtime, _: handler.send(200),
     "/model_info": lambda handler, runtime, _: handler.send(200, runtime.model_info()),
-    "/get_model_info": lambda handler, runtime, _: handler.send(200, runtime.model_info()),
     "/server_info": lambda handler, runtime, _: handler.send(200, runtime.server_info()),
 }
 POST = {
     "/generate": _generate,
     "/abort_request": _abort,
-    "/pause_generation": _pause,
-    "/continue_generation": _resume,
     "/update_weights_from_disk": _update,
     "/init_weights_update_group": _join,
     "/release_memory_occupation": _release,
     "/resume_memory_occupation": _take_back,
     "/update_weights_from_distributed": _receive,
     "/update_weights_from_tensor": _open,
-    "/flush_cache": _flush,
 }

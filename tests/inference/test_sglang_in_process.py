@@ -82,7 +82,6 @@ class TokenizerManager:
             self.runtime.update_weights_from_disk,
             obj.model_path,
             flush_cache=obj.flush_cache,
-            weight_version=obj.weight_version,
         )
         return success, message, 0
 

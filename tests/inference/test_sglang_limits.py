@@ -76,11 +76,6 @@ def test_a_full_context_ends_the_turn_with_its_own_reason():
         assert len(asyncio.run(engine.score([1] * 121, 1))) == 120
 
 
-def test_asking_for_more_than_the_context_holds_is_an_error_if_so_configured():
-    with serving(overflow="error") as (_, _, engine), pytest.raises(ConfigError, match="121"):
-        sample(engine, GenerationRequest([1] * 100, 50))
-
-
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_token_outside_the_vocabulary_never_reaches_the_server(token):
     with serving() as (runtime, _, engine):

@@ -42,7 +42,7 @@ def test_new_weights_are_used_from_then_on_and_nothing_that_was_cached(tmp_path)
 
 
 def test_weights_are_broadcast_in_parts_to_a_group_as_sglang_makes_it(monkeypatch, caplog):
-    monkeypatch.setattr("turnwise.inference.sglang.engine._BUCKET_BYTES", 20_000)
+    monkeypatch.setattr("turnwise.inference.sglang._BUCKET_BYTES", 20_000)
     request = GenerationRequest([5, 6, 7], 9, GREEDY)
     with (
         caplog.at_level("INFO", "turnwise"),
@@ -103,7 +103,7 @@ def test_a_server_on_the_learners_gpu_reads_the_weights_there(monkeypatch, caplo
 
 
 def test_weights_that_arrived_in_part_are_never_sampled_from(monkeypatch):
-    monkeypatch.setattr("turnwise.inference.sglang.engine._BUCKET_BYTES", 20_000)
+    monkeypatch.setattr("turnwise.inference.sglang._BUCKET_BYTES", 20_000)
     request = GenerationRequest([5, 6, 7], 9, GREEDY)
     with serving(transfer="broadcast") as (runtime, server, engine):
         receive = runtime.update_weights_from_distributed

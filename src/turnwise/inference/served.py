@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, TypeVar
 import httpx2
 import torch
 
-from turnwise.deadlines import result_within
+from turnwise.deadlines import resolve_future, result_within
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineError, describe_error
 from turnwise.inference.base import (
     BaseInferenceEngine,
@@ -110,7 +110,7 @@ class LoopThread(Generic[S]):
         except BaseException:
             self.is_closed = True  # nothing to close
             with contextlib.suppress(RuntimeError):  # the loop is closed already
-                self.loop.call_soon_threadsafe(self._cancel_all)
+                self.loop.call_soon_threadsafe(self.loop.stop)  # also if `begin` waits in it
             raise
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -139,35 +139,25 @@ class LoopThread(Generic[S]):
         if self._thread.is_alive():
             _LOG.warning("%s: the thread does not end and is abandoned", self._thread.name)
 
-    def _cancel_all(self) -> set[asyncio.Task[Any]]:
-        tasks = asyncio.all_tasks(self.loop) - {asyncio.current_task(self.loop)}
+    async def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        return tasks
-
-    async def _end_tasks(self) -> None:
-        if tasks := self._cancel_all():  # one that ignores its cancellation is abandoned
+        if tasks:  # one that ignores its cancellation is abandoned
             await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
 
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
-        error: BaseException | None = None
+        resolve_future(self._begun, self._begin)
         try:
-            begun = self._begin()
-            if self._begun.set_running_or_notify_cancel():  # else `start` has given up
-                self._begun.set_result(begun)
+            if self._begun.exception() is None and not self.is_closed:  # `start` has not given up
                 self.loop.run_forever()
-                self.loop.run_until_complete(self._end_tasks())
-        except BaseException as failure:  # goes to `start`, also if `end` fails
-            error = failure
-        try:
+            self.loop.run_until_complete(self._end_tasks())
             self._end()
         except Exception as failure:  # no caller could handle it
             _LOG.warning("%s: ending failed: %s", self._thread.name, describe_error(failure))
         finally:
             self.loop.close()
-            if error is not None and self._begun.set_running_or_notify_cancel():
-                self._begun.set_exception(error)
 
 
 class UpdateLock:

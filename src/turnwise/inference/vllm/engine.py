@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -80,9 +80,10 @@ class VLLMInferenceEngine(WorkerEngine):
     ) -> None:
         self._is_cpu = _import_vllm()
         self._folder, self._trust_remote_code = model_folder(model_path), trust_remote_code
-        if tokenizer is None:
-            tokenizer = _find_tokenizer(self._folder, trust_remote_code)
-        elif isinstance(tokenizer, str | os.PathLike):
+        has_files = not Path(self._folder).is_dir() or any(Path(self._folder).glob("tokenizer*"))
+        if tokenizer is None and has_files:  # otherwise transformers would return an empty one
+            tokenizer = self._folder
+        if isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         super().__init__(tokenizer, overflow)
         self.settings = _engine_settings(
@@ -145,17 +146,18 @@ class VLLMInferenceEngine(WorkerEngine):
 
     def sleep(self) -> None:
         """Free weights and KV cache until `update_weights`, if the engine was made with `sleep`."""
+
+        def fall_asleep() -> None:
+            self._vllm.sleep(level=2)  # the weights are not copied to the CPU: new ones will come
+            self._is_asleep = True
+
         if self._may_sleep and not self._is_asleep:
             result_within(
-                self._in_thread(self._fall_asleep, wait_for_idle=True),
+                self._in_thread(fall_asleep, wait_for_idle=True),
                 self.update_timeout,
                 "putting vLLM to sleep",
                 "A turn under way does not end, or vLLM hangs.",
             )
-
-    def _fall_asleep(self) -> None:
-        self._vllm.sleep(level=2)  # the weights are not copied to the CPU: new ones will come
-        self._is_asleep = True
 
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights in place, from tensors by their Hugging Face names or from a folder.
@@ -173,16 +175,16 @@ class VLLMInferenceEngine(WorkerEngine):
                 "vLLM's CPU build does not take new weights of experts: it goes on with the old "
                 "ones without a word. Use a GPU, or another engine."
             )
+        take: Callable[[], int]
         if isinstance(weights, Mapping):
             self._skeleton.check(weights)
             if torch.cuda.is_available():  # the kernels that compute them must finish first
                 torch.cuda.synchronize()
-            return self._update(lambda: self._take_tensors(weights))
-        folder = existing_folder(weights)
-        self._skeleton.check_folder(folder)
-        return self._update(lambda: self._take(weights_path=str(folder)))
-
-    def _update(self, take: Callable[[], int]) -> int:
+            take = partial(self._take_tensors, weights)
+        else:
+            folder = existing_folder(weights)
+            self._skeleton.check_folder(folder)
+            take = partial(self._take, weights_path=str(folder))
         return self._updated(self._in_thread(take, wait_for_idle=self.in_flight is None))
 
     def _start(self) -> None:
@@ -227,24 +229,18 @@ class VLLMInferenceEngine(WorkerEngine):
             turn.finish(reason, self.weight_version)
         else:
             name = str(next(self._names))
-            self._turns[name] = turn
             try:
-                self._add(name, turn)
+                prompt = list(turn.request.prompt_ids)
+                if isinstance(turn, _Scored):
+                    prompt, arguments = scoring_arguments(prompt)
+                else:
+                    arguments = sampling_arguments(turn.request, turn.context_left)
+                params = self._params_kind(**arguments, detokenize=False, output_kind=self._delta)
+                self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
             except Exception as error:  # vLLM validates requests
                 turn.fail(ConfigError(f"vLLM refused a request: {error}"))
-                del self._turns[name]
-
-    def _add(self, name: str, turn: EngineTurn) -> None:
-        prompt, arguments = (
-            scoring_arguments(turn.request.prompt_ids)
-            if isinstance(turn, _Scored)
-            else (
-                list(turn.request.prompt_ids),
-                sampling_arguments(turn.request, turn.context_left),
-            )
-        )
-        params = self._params_kind(**arguments, detokenize=False, output_kind=self._delta)
-        self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
+            else:
+                self._turns[name] = turn
 
     def _step(self) -> None:
         """Run one step of vLLM; deliver the results of turns that finish."""
@@ -267,7 +263,7 @@ class VLLMInferenceEngine(WorkerEngine):
 
     def _take_tensors(self, weights: Mapping[str, torch.Tensor]) -> int:
         named = self._skeleton.as_files_have_them(weights)
-        if self._num_workers == 1:  # in this process
+        if self._vllm.vllm_config.parallel_config.world_size == 1:
             self._log_transfer("in this process")
             return self._take(
                 weights_iterator=((name, tensor.detach()) for name, tensor in named.items())
@@ -321,10 +317,6 @@ class VLLMInferenceEngine(WorkerEngine):
         if self._failure is not None:
             raise RuntimeError(self._failure)
 
-    @property
-    def _num_workers(self) -> int:
-        return int(self._vllm.vllm_config.parallel_config.world_size)
-
     @cached_property
     def _skeleton(self) -> Skeleton:
         return Skeleton(self._folder, self._trust_remote_code)
@@ -350,14 +342,6 @@ def _append_output(turn: EngineTurn, output: Any) -> FinishReason | None:
         if reason is not None:
             return reason
     return turn.finish_reason() if not completion.token_ids else None
-
-
-def _find_tokenizer(folder: str, trust_remote_code: bool) -> Any:
-    """Return the model's tokenizer; None if it has none, which only strings need."""
-    path = Path(folder)
-    if path.is_dir() and not any(path.glob("tokenizer*")):
-        return None  # transformers would return an empty one
-    return load_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
 def _import_vllm() -> bool:

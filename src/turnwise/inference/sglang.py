@@ -1,0 +1,575 @@
+"""The engines on SGLang: `sglang.Engine` started from this process, and a server over HTTP.
+
+Written after the source of 0.5.23, and checked against exchanges recorded from a 0.5.17 server. The
+same bodies go to the server's routes as JSON and to the methods in this process as arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib
+import io
+import logging
+import math
+import os
+import pickle
+import uuid
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Literal, cast
+
+import torch
+import torch.multiprocessing  # teaches the pickler to send handles of tensors
+
+from turnwise.errors import ConfigError, EngineError, import_extra
+from turnwise.inference.base import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Overflow,
+    check_engine_options,
+    check_ids,
+)
+from turnwise.inference.sampling import SamplingParams
+from turnwise.inference.served import START_SECONDS, JsonClient, ServedEngine, WeightsRefused
+from turnwise.inference.weights import (
+    Transfer,
+    WeightSender,
+    buckets,
+    gpu_ids,
+    run_both,
+    tensor_specs,
+)
+from turnwise.inference.worker import SampledTurn, length_to_stop
+from turnwise.models import load_tokenizer, model_folder
+
+_LOG = logging.getLogger("turnwise")
+_BUCKET_BYTES = 2**30
+"""A server holds this much of the new weights beside the old ones."""
+_reductions = cast(Any, torch.multiprocessing).reductions
+_DEVICE = 6
+"""The position of the GPU among what torch rebuilds a tensor from."""
+
+
+class SGLangEngine(ServedEngine):
+    """The base of the engine in this process and of the one behind a URL.
+
+    Log-probs are those of the distribution that was sampled from. SGLang reports them before
+    top-k, top-p and min-p; the mass that these keep is computed from the top tokens at each
+    position. With top-k that is exact. Without it, `num_top_log_probs` tokens are used: if the
+    filters keep more, a log-prob is known up to `log_prob_slack`, the largest so far. With top-k
+    and top-p together, SGLang applies top-p to the whole distribution, not to what top-k kept. With
+    `SGLANG_RETURN_ORIGINAL_LOGPROB` set, SGLang also leaves out the temperature: log-probs are then
+    correct at temperature 1 only.
+
+    Seeds work only if SGLang runs with deterministic inference, which does not support min-p.
+    """
+
+    name = "SGLang"
+    _is_in_process = False
+    _url = ""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        overflow: Overflow,
+        *,
+        num_top_log_probs: int,
+        sleep: bool,
+        **more: Any,
+    ) -> None:
+        self.log_prob_slack = 0.0
+        self._num_top_log_probs = num_top_log_probs
+        self._may_sleep = sleep
+        self._released: set[str] = set()
+        self._requests: dict[str, asyncio.Task[Any]] = {}
+        self._sender: WeightSender | None = None
+        super().__init__(tokenizer, overflow, **more)
+        if self._skeleton is not None:
+            self._vocab_size = self._skeleton.vocabulary_size
+        elif self.tokenizer is not None:
+            self._vocab_size = len(self.tokenizer)
+        else:
+            self.close()
+            raise ConfigError(
+                f"the size of the vocabulary is unknown: no model is in "
+                f"{' or '.join(self._model_paths)} here. Pass model_path= or tokenizer=."
+            )
+
+    @abstractmethod
+    async def _call(self, method: str, **fields: Any) -> Any:
+        """Call a method of SGLang's; raise `EngineError` if it refuses."""
+
+    def _read_facts(self, info: Mapping[str, Any]) -> list[str]:
+        """Read what SGLang reports about itself; return where its model was loaded from."""
+        try:
+            self._max_input_length: int = info["max_req_input_len"] - 1  # the limit is refused
+            self._is_deterministic = bool(info["enable_deterministic_inference"])
+            self._sampling_backend = str(info["sampling_backend"])
+            self._num_workers = int(info.get("tp_size", 1))
+            return [str(info["model_path"]), str(info["tokenizer_path"])]
+        except KeyError as error:
+            raise EngineError(
+                f"the server's description lacks {error}: SGLang 0.5.17 or later was expected"
+            ) from None
+
+    @property
+    def context_length(self) -> int:
+        """The longest input that SGLang accepts, so that sampled tokens can be scored."""
+        return self._max_input_length
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        if request.sampling.min_p > 0.0 and self._is_deterministic:
+            raise ConfigError(
+                f"min_p got {request.sampling.min_p}, but an SGLang with deterministic inference "
+                "has no min-p, and would exit. Leave it out, or start SGLang without that."
+            )
+        return await super().sample(request)
+
+    async def _continue(self, turn: SampledTurn, deadline: float | None) -> FinishReason | None:
+        request, most = turn.request, min(turn.request.max_tokens, turn.context_left)
+        while not self._thread.is_closed:
+            finish = await self._respond(turn, deadline)
+            if turn.decode is not None:
+                # SGLang checks as many tokens as the encoded stop string has; the model may have
+                # used more.
+                length = length_to_stop(turn.ids, request.stop_strings, turn.decode)
+                if length is not None:
+                    del turn.ids[length:], turn.log_probs[length:]
+                    return FinishReason.STOP
+            if finish["type"] == "abort":
+                if (reason := turn.finish_reason()) is not None:
+                    return reason
+                if deadline is not None and self._loop.time() >= deadline:
+                    return FinishReason.DEADLINE
+                is_cut = self.in_flight is not None and self._update_lock.is_waiting
+                return None if is_cut else FinishReason.ABORTED
+            matched = finish.get("matched")
+            if finish["type"] == "stop":
+                if isinstance(matched, str) or matched in request.stop_ids:
+                    return FinishReason.STOP
+                if isinstance(matched, int) and len(turn.ids) < most:
+                    continue  # an end token of the model that the request does not list
+            is_full = len(turn.ids) >= request.max_tokens
+            return FinishReason.LENGTH if is_full else FinishReason.CONTEXT
+        return FinishReason.ABORTED
+
+    async def _respond(self, turn: SampledTurn, deadline: float | None) -> Mapping[str, Any]:
+        """Let SGLang continue a turn until it stops or its deadline passes; return why it did."""
+        aborted = {"type": "abort"}
+        if deadline is not None and self._loop.time() >= deadline:
+            return aborted
+        rid = uuid.uuid4().hex  # of equal length: an abort applies to every id with this prefix
+        task = self._loop.create_task(self._call("generate", **self._body(turn, rid)))
+        self._requests[rid] = task
+        try:
+            left = None if deadline is None else deadline - self._loop.time()
+            await asyncio.wait({task}, timeout=left)
+            if not task.done():
+                await self._abort_and_wait(rid, task)
+        except asyncio.CancelledError:  # the caller was cancelled
+            if not self._thread.is_closed:
+                self._thread.call(self._call("abort_request", rid=rid))
+            raise
+        finally:
+            task.cancel()
+            del self._requests[rid]
+        if task.cancelled():
+            if self._thread.is_closed:
+                return aborted
+            raise EngineError(f"no answer within {self.abort_grace:g} s after a turn's deadline")
+        return self._append_answer(turn, task.result())
+
+    def _body(self, turn: SampledTurn, rid: str) -> dict[str, Any]:
+        """Return a request for tokens with their log-probs, and the top ones at each position."""
+        request, params = turn.request, turn.request.sampling
+        sampling: dict[str, Any] = {
+            "max_new_tokens": min(request.max_tokens, turn.context_left) - len(turn.ids),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k or -1,
+            "min_p": params.min_p,
+            "sampling_seed": request.seed % 2**63,
+            # If set, the model's own end tokens are ignored, but so are ours.
+            "ignore_eos": not request.stop_ids,
+        }
+        if request.stop_ids:
+            sampling["stop_token_ids"] = sorted(request.stop_ids)
+        if request.stop_strings:
+            sampling["stop"] = list(request.stop_strings)
+        body = {
+            "rid": rid,
+            "input_ids": [*request.prompt_ids, *turn.ids],
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        if params.is_filtered:
+            # Never more than the vocabulary: the server would exit.
+            num_top = min(params.top_k or self._num_top_log_probs, self._vocab_size)
+            body["top_logprobs_num"] = num_top
+        return body
+
+    def _append_answer(self, turn: SampledTurn, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Append the tokens of an answer to a turn; return why SGLang ended it.
+
+        Ids and log-probs come from the same entries, so that they stay aligned.
+        """
+        params = turn.request.sampling
+        try:
+            meta = answer["meta_info"]
+            finish: Mapping[str, Any] = meta["finish_reason"] or {"type": "abort"}
+            entries = meta.get("output_token_logprobs") or []
+            ids = [int(entry[1]) for entry in entries]
+            log_probs = [float(entry[0]) for entry in entries]
+            matched = finish.get("matched")
+            if isinstance(matched, str) and matched not in turn.request.stop_strings:
+                raise EngineError(f"SGLang broke off a turn after {len(ids)} tokens: {matched}")
+            if finish["type"] != "abort" and ids != list(answer["output_ids"]):
+                raise EngineError(
+                    f"the server sent log-probs for the tokens {ids[:9]}..., but the tokens "
+                    f"{answer['output_ids'][:9]}..."
+                )
+            # Only flashinfer's min-p kernel renormalises after top-k, before it looks at top-p.
+            is_joint = self._sampling_backend == "pytorch" or params.min_p == 0.0
+            for i, top in enumerate((meta.get("output_top_logprobs") or [])[: len(ids)]):
+                low, high = kept_log_mass(
+                    [entry[0] for entry in top], params, self._vocab_size, is_joint=is_joint
+                )
+                log_probs[i] = min(log_probs[i] - (low + high) / 2, 0.0)
+                self.log_prob_slack = max(self.log_prob_slack, (high - low) / 2)
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise EngineError(
+                f"this is no answer of SGLang's /generate ({error!r}): {str(answer)[:200]}"
+            ) from error
+        turn.ids += ids
+        turn.log_probs += log_probs
+        return finish
+
+    async def _abort_and_wait(self, rid: str, task: asyncio.Task[Any]) -> None:
+        """Abort a request and wait for its response; give up after `abort_grace`."""
+        try:
+            async with asyncio.timeout(self.abort_grace):
+                while not task.done():
+                    # Repeated, since an abort that overtakes its request does nothing.
+                    await self._call("abort_request", rid=rid)
+                    await asyncio.wait({task}, timeout=0.2)
+        except TimeoutError:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _end_turns(self) -> None:
+        aborts = (self._abort_and_wait(rid, task) for rid, task in list(self._requests.items()))
+        await asyncio.gather(*aborts, return_exceptions=True)
+
+    async def _score(self, ids: Sequence[int], start: int) -> list[float]:
+        answer = await self._call(
+            "generate",
+            rid=uuid.uuid4().hex,
+            input_ids=list(ids),
+            # Its one sampled token costs no step.
+            sampling_params={"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
+            return_logprob=True,
+            logprob_start_len=start - 1,  # the first position of the range has no log-prob
+        )
+        entries = answer.get("meta_info", {}).get("input_token_logprobs") or []
+        scores = [entry[0] for entry in entries[1:]]
+        if len(scores) != len(ids) - start or None in scores:
+            raise EngineError(f"expected {len(ids) - start} log-probs, got {scores[:9]}...")
+        return scores
+
+    async def _load(self, folder: str) -> None:
+        try:
+            await self._call("update_weights_from_disk", model_path=folder, flush_cache=True)
+        except EngineError as error:
+            raise WeightsRefused(
+                f"SGLang did not take the weights in {folder}: {error}. They must lie on a "
+                "disk that it sees: weights_dir= says where tensors are written."
+            ) from error
+
+    async def _choose_transfer(self, sample: torch.Tensor) -> tuple[Transfer, str]:
+        if self._asked_transfer == "ipc":
+            return "ipc", "chosen by the option transfer"
+        if self._is_in_process and sample.is_cuda:
+            return "ipc", "its processes read the learner's GPU"
+        if self._is_in_process or (self._asked_transfer == "auto" and not sample.is_cuda):
+            return "disk", "the learner's weights are not on a GPU"
+        backend = "nccl" if sample.is_cuda else "gloo"
+        try:
+            sender = WeightSender(self._url, self._num_workers, backend)
+            joining = self._call(
+                "init_weights_update_group",
+                master_address=sender.address.host,
+                master_port=sender.address.port,
+                rank_offset=1,
+                world_size=sender.address.world_size,
+                group_name=sender.address.name,
+                backend=backend,
+            )
+            await run_both(joining, sender.connect)
+        except (EngineError, RuntimeError, OSError) as error:
+            return "disk", f"a {backend} group with the server failed ({error})"
+        self._sender = sender
+        return "broadcast", f"{backend}, to {self._num_workers} workers"
+
+    async def _send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        if self._sender is not None:
+            try:
+                await self._broadcast(self._sender, weights)
+                return
+            except RuntimeError as error:  # of the server, or of NCCL at this end
+                # NCCL says so when it connects, before anything is sent.
+                if "Duplicate GPU" not in str(error):
+                    raise
+            self._sender, self._transfer = None, "ipc"
+            _LOG.info("weights reach SGLang by ipc: it runs on the learner's GPU")
+        # Each worker gets its own handles, since torch counts those that are in use.
+        named = [(name, tensor.detach()) for name, tensor in weights.items()]
+        payloads: list[Any] = []
+        for _ in range(self._num_workers):
+            buffer = io.BytesIO()
+            _HandlePickler(buffer, pickle.HIGHEST_PROTOCOL).dump(named)
+            payload = buffer.getvalue()
+            payloads.append(payload if self._is_in_process else base64.b64encode(payload).decode())
+        await self._call(
+            "update_weights_from_tensor", serialized_named_tensors=payloads, flush_cache=True
+        )
+
+    async def _broadcast(self, sender: WeightSender, weights: Mapping[str, torch.Tensor]) -> None:
+        parts = buckets(weights, _BUCKET_BYTES)
+        for number, part in enumerate(parts, 1):
+            names, dtypes, shapes = zip(*tensor_specs(part), strict=True)
+            receiving = self._call(
+                "update_weights_from_distributed",
+                names=list(names),
+                dtypes=list(dtypes),
+                shapes=list(shapes),
+                group_name=sender.address.name,
+                flush_cache=number == len(parts),
+            )
+            await run_both(receiving, partial(sender.send, part.values()))
+
+    def sleep(self) -> None:
+        """Free weights and KV cache until `update_weights`, if the engine was made with `sleep`."""
+
+        async def fall_asleep() -> None:
+            async with self._update_lock.exclusive():
+                await self._call("release_memory_occupation", tags=["kv_cache", "weights"])
+                self._released = {"kv_cache", "weights"}
+
+        if self._may_sleep and not self._released:
+            self._thread.call(fall_asleep()).result(self.update_timeout)
+
+    async def _take_memory(self, tag: Literal["weights", "kv_cache"]) -> None:
+        if tag in self._released:
+            await self._call("resume_memory_occupation", tags=[tag])
+            self._released.remove(tag)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        check_ids(ids, self._vocab_size)
+
+    def _check_works(self) -> None:
+        super()._check_works()
+        if self._released:
+            raise EngineError("SGLang sleeps, without weights. Call update_weights first.")
+
+
+class SGLangServerEngine(SGLangEngine):
+    """A running server, which closing the engine leaves running.
+
+    python -m sglang.launch_server --model-path MODEL --port 30000
+
+    `tokenizer`, a name or a folder, is for strings only: `generate` and stop strings. `model_path`
+    is the model's folder on this machine, if it differs from the server's: token ids and new
+    weights are checked against its configuration. `transfer` chooses how weights are sent:
+    "broadcast" (NCCL), "disk", or "ipc" to a server that sees the learner's GPU. A server on the
+    learner's own GPU, which NCCL cannot connect, gets them by "ipc" in any case. With `sleep` a
+    trainer on the same GPU has the memory of weights and KV cache during its updates; the server
+    needs --enable-memory-saver for that.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tokenizer: Any = None,
+        model_path: str | None = None,
+        api_key: str | None = None,
+        num_top_log_probs: int = 128,
+        weights_dir: str | os.PathLike[str] | None = None,
+        transfer: Transfer = "auto",
+        sleep: bool = False,
+        trust_remote_code: bool = False,
+        overflow: Overflow = "truncate",
+        start_timeout: float | None = START_SECONDS,
+    ) -> None:
+        self._client = JsonClient(url, api_key)
+        self._url = self._client.url
+        super().__init__(
+            tokenizer,
+            overflow,
+            model_path=model_path,
+            num_top_log_probs=num_top_log_probs,
+            weights_dir=weights_dir,
+            transfer=transfer,
+            sleep=sleep,
+            trust_remote_code=trust_remote_code,
+            start_timeout=start_timeout,
+        )
+
+    def _connect(self) -> list[str]:
+        async def describe() -> Mapping[str, Any]:
+            # The second has what was changed while the server ran.
+            info = await self._client.request("GET", "/server_info")
+            return {**info, **await self._client.request("GET", "/model_info")}
+
+        return self._read_facts(self._loop.run_until_complete(describe()))
+
+    async def _call(self, method: str, **fields: Any) -> Any:
+        return await self._client.request("POST", f"/{method}", fields)
+
+    def _disconnect(self) -> None:
+        self._loop.run_until_complete(self._client.close())
+
+
+_REQUESTS = {
+    "update_weights_from_disk": "UpdateWeightFromDiskReqInput",
+    "update_weights_from_tensor": "UpdateWeightsFromTensorReqInput",
+    "release_memory_occupation": "ReleaseMemoryOccupationReqInput",
+    "resume_memory_occupation": "ResumeMemoryOccupationReqInput",
+}
+"""The class of SGLang's that has the arguments of each method."""
+
+
+class SGLangInferenceEngine(SGLangEngine):
+    """`sglang.Engine` on the GPUs of this machine; closing this engine shuts it down.
+
+    `engine_options` are passed to it, such as `mem_fraction_static=0.5`, or
+    `enable_deterministic_inference=True` for seeds that work. On shutdown `sglang.Engine` ends
+    every child process of this process, also those of others.
+    """
+
+    server = SGLangServerEngine
+    _is_in_process = True
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        tensor_parallel_size: int = 1,
+        max_model_len: int | None = None,
+        trust_remote_code: bool = False,
+        overflow: Overflow = "truncate",
+        num_top_log_probs: int = 128,
+        weights_dir: str | os.PathLike[str] | None = None,
+        transfer: Transfer = "auto",
+        sleep: bool = False,
+        start_timeout: float | None = START_SECONDS,
+        **engine_options: Any,
+    ) -> None:
+        if os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB", "").lower() in ("1", "true"):
+            raise ConfigError(
+                "SGLANG_RETURN_ORIGINAL_LOGPROB is set, with which log-probs leave out the "
+                "temperature. Unset it: training needs those of what was sampled from."
+            )
+        self._sglang = import_extra("sglang", "sglang")
+        self._engine: Any = None
+        self._options = {
+            "model_path": model_folder(model_path),
+            "dtype": dtype,
+            "tp_size": tensor_parallel_size,
+            "context_length": max_model_len,
+            "trust_remote_code": trust_remote_code,
+            **({"enable_memory_saver": True} if sleep else {}),
+            **engine_options,
+        }
+        arguments = import_extra("sglang.srt.server_args", "sglang").ServerArgs
+        check_engine_options("SGLang", self._options, arguments)
+        if tokenizer is None and not engine_options.get("skip_tokenizer_init"):
+            path = engine_options.get("tokenizer_path") or model_path
+            tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        super().__init__(
+            tokenizer,
+            overflow,
+            model_path=None,
+            num_top_log_probs=num_top_log_probs,
+            weights_dir=weights_dir,
+            transfer=transfer,
+            sleep=sleep,
+            trust_remote_code=trust_remote_code,
+            start_timeout=start_timeout,
+        )
+
+    def _connect(self) -> list[str]:
+        # Its processes end with the thread that starts them, so the engine's thread does.
+        self._engine = self._sglang.Engine(**self._options)
+        self._engine.loop = self._loop  # it is bound to the first loop that it runs in
+        return self._read_facts(self._engine.get_server_info())
+
+    async def _call(self, method: str, **fields: Any) -> Any:
+        manager = self._engine.tokenizer_manager
+        try:
+            if method == "generate":
+                return await self._engine.async_generate(**fields)
+            if method == "abort_request":
+                return manager.abort_request(**fields)
+            # The engine's own methods would run an event loop, and ours is running already.
+            requests = importlib.import_module("sglang.srt.managers.io_struct")
+            request = getattr(requests, _REQUESTS[method])(**fields)
+            answer = await getattr(manager, method)(request)
+        except Exception as error:  # it raises what its server would respond with
+            raise EngineError(f"SGLang refused a request: {error}") from error
+        success, message, *_ = answer or (True, "")  # memory is released without an answer
+        if not success:
+            raise EngineError(message)
+        return None
+
+    def _disconnect(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+
+
+def kept_log_mass(
+    top: Sequence[float], params: SamplingParams, vocab_size: int, *, is_joint: bool
+) -> tuple[float, float]:
+    """Return bounds for the log of the mass that the filters keep, equal if it is known exactly.
+
+    `top` has the top log-probs in falling order. SGLang reports log-probs after the temperature and
+    before top-k, top-p and min-p; it samples from what these keep, renormalised. `is_joint`: top-p
+    applies to the whole distribution even with top-k, otherwise to what top-k kept. If all of `top`
+    is kept and there are more tokens, their mass is bounded: top-p overshoots by less than the last
+    token that it keeps, which is no more likely than the last one that is known.
+    """
+    limit = min(params.top_k or vocab_size, vocab_size)
+    probs = [math.exp(log_prob) for log_prob in top[:limit]]
+    whole = sum(probs) if params.top_k and not is_joint else 1.0
+    mass = 0.0
+    for prob in probs:
+        if mass > params.top_p * whole or prob < params.min_p * probs[0]:
+            return math.log(mass), math.log(mass)
+        mass += prob
+    if len(probs) == limit or mass > params.top_p * whole:
+        return math.log(mass), math.log(mass)
+    high = min(params.top_p + probs[-1], 1.0)
+    low = max(mass, params.top_p) if params.min_p == 0.0 else mass
+    return math.log(low), math.log(max(low, high))
+
+
+class _HandlePickler(ForkingPickler):
+    """Pickles tensors as SGLang reads them, with handles instead of values.
+
+    It names a GPU by its hardware id, as SGLang does: its workers may number GPUs otherwise.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.is_cuda):
+            return NotImplemented
+        rebuild, arguments = _reductions.reduce_tensor(value)
+        device = arguments[_DEVICE]
+        name = gpu_ids()[device] if isinstance(device, int) else device
+        return rebuild, (*arguments[:_DEVICE], name, *arguments[_DEVICE + 1 :])
