@@ -3,9 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from torch import nn
 
-from turnwise.inference.local import batch_invariant
 from turnwise.inference.local.batch_invariant import batch_invariant_sizes, has_remainder
 from turnwise.inference.local.fused_forward import _as_columns, _TorchOps
 
@@ -37,36 +35,6 @@ def test_a_size_must_suit_all_layers():
     ]
     sizes = batch_invariant_sizes(layers)
     assert (sizes[0], sizes[-1]) == (8, 64)
-
-
-def test_a_kernel_is_measured_once_and_another_one_again(monkeypatch):
-    measured = []
-    monkeypatch.setattr(batch_invariant, "_measured", {})
-    monkeypatch.setattr(
-        batch_invariant,
-        "_invariant_for",
-        lambda layer, weight, width, sizes: measured.append(width) or {1, 32},
-    )
-
-    def measure(layer):
-        assert batch_invariant_sizes([(layer, layer.weight, layer.weight.shape[1])]) == [1, 32]
-        return len(measured)
-
-    assert measure(nn.Linear(8, 8)) == measure(nn.Linear(8, 8)) == 1
-    assert measure(nn.Linear(8, 8, bias=False)) == 2
-    assert measure(nn.Linear(8, 8).double()) == 3
-    assert measure(nn.Linear(6, 8)) == 4
-
-    class Doubled(nn.Linear):
-        """Of whose arithmetic nothing is known."""
-
-    assert measure(Doubled(8, 8)) == 5
-    assert measure(Doubled(8, 8)) == 6
-
-
-def test_a_large_model_is_not_tried_with_thousands_of_rows():
-    sizes = batch_invariant_sizes([(lambda rows: rows, torch.empty(50_000, 600), 600)])
-    assert sizes[-1] == 256
 
 
 @pytest.fixture

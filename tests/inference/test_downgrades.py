@@ -52,17 +52,6 @@ def test_a_relative_of_a_fused_family_that_differs_runs_by_its_own_modules(caplo
     check(model, engine)
 
 
-def test_a_fused_forward_that_raises_is_given_up_with_why(monkeypatch, caplog):
-    model = make_model("llama")
-    misfit = fail_with(RuntimeError("shapes cannot be multiplied"))
-    monkeypatch.setattr(fused_forward.FusedForward, "_attention", misfit)
-    with caplog.at_level(logging.WARNING, "turnwise"):
-        engine = LocalEngine(model)
-    assert not is_fused(engine)
-    assert "shapes cannot be multiplied" in caplog.text
-    check(model, engine)
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -205,10 +205,3 @@ def test_chance_is_repeatable_and_knows_its_log_probs():
     first, second, third = run_all(ScriptedEngine(tokenizer), requests)
     assert first == second != third
     assert first.log_probs[0] == pytest.approx(-torch.tensor(float(len(tokenizer))).log().item())
-
-
-def test_requests_that_make_no_sense_are_named():
-    with pytest.raises(ConfigError, match="prompt"):
-        GenerationRequest([], 5)
-    with pytest.raises(ConfigError, match="max_tokens"):
-        GenerationRequest([1], 0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from turnwise import ConfigError
 from turnwise.inference import SamplingParams, choose_tokens, sampling_log_probs
 
 LOGITS = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
@@ -116,19 +115,6 @@ def test_draws_from_a_large_vocabulary_invert_the_cumulated_mass(width, params):
     assert (torch.cat([torch.zeros(1), reached])[ids] < uniforms + 1e-6).all()
 
 
-def test_a_row_does_not_depend_on_its_neighbours():
-    torch.manual_seed(0)
-    logits = torch.randn(len(SETTINGS), 50)
-    uniforms = torch.rand(len(SETTINGS)).tolist()
-    together = choose_tokens(sampling_log_probs(logits, SETTINGS), SETTINGS, uniforms)
-    for i, params in enumerate(SETTINGS):
-        alone = choose_tokens(
-            sampling_log_probs(logits[i : i + 1], [params]), [params], uniforms[i : i + 1]
-        )
-        assert alone[0][0] == together[0][i]
-        assert alone[1][0] == together[1][i]
-
-
 def test_greedy_takes_the_most_likely_token_and_keeps_the_models_log_prob():
     params = SamplingParams(temperature=0.0, top_k=2)
     log_probs = sampling_log_probs(LOGITS, [params])
@@ -146,12 +132,3 @@ def test_tokens_that_are_filtered_out_are_never_drawn(uniform):
     ids, log_prob = choose_tokens(sampling_log_probs(logits, params), params, [uniform])
     assert ids.item() == 500
     assert log_prob.item() == 0.0
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": -1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 2.0}]
-)
-def test_settings_that_make_no_sense_are_named(wrong):
-    (name,) = wrong
-    with pytest.raises(ConfigError, match=name):
-        SamplingParams(**wrong)

@@ -101,52 +101,6 @@ def test_a_branch_computes_only_what_is_new(monkeypatch, deterministic):
     assert turn.ids == sampled_alone(turn.request, 3)
 
 
-@pytest.mark.parametrize(("length", "first"), [(64, 64), (68, 68), (69, 64), (200, 64)])
-def test_a_prompt_is_not_cut_for_a_few_tokens(monkeypatch, length, first):
-    engine = make_engine(
-        *(monkeypatch, SteppedEngine), cache_tokens=4096, prefill_tokens=64, deterministic=False
-    )
-    turn = make_turn(prompt_of(length, 1), 3, seed=1)
-    engine._schedule.admit(deque([turn]))
-    ((work,),) = engine._schedule.next_forwards()
-    assert work[1] == first
-    engine.finish()
-    assert turn.ids == sampled_alone(turn.request, 3)
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_prompts_that_begin_alike_compute_the_beginning_once(monkeypatch, deterministic):
-    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=deterministic)
-    common = prompt_of(108, 1)
-    turns = [make_turn([*common, *prompt_of(10, seed)], 3, seed, seed) for seed in range(2, 6)]
-    engine.waiting.extend(turns)
-    engine.step()
-    assert len(engine._schedule.running) == 1  # the others wait for it
-    while len(engine._schedule.running) == 1:
-        engine._schedule.admit(engine.waiting)
-        copied = [session.num_cached for session in engine._schedule.running[1:]]
-        engine.step(may_admit=False)
-    assert copied == [104 if deterministic else 108] * 3  # whole blocks of 8 tokens
-    engine.finish()
-    for turn in turns:
-        assert turn.ids == sampled_alone(turn.request, 3)
-
-
-def test_a_short_common_beginning_is_copied_but_not_waited_for(monkeypatch):
-    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=False)
-    common = prompt_of(70, 1)
-    first, second, late = (
-        make_turn([*common, *prompt_of(200, seed)], 20, seed, seed) for seed in (2, 3, 4)
-    )
-    engine.waiting.extend([first, second])
-    engine.step()
-    assert len(engine._schedule.running) == 2
-    engine._schedule.admit(deque([late]))
-    assert engine._schedule.running[-1].num_cached == 70
-    engine.finish()
-    assert late.ids == sampled_alone(late.request, 20)
-
-
 def test_a_beginning_computed_with_old_weights_is_not_copied(monkeypatch):
     engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=False)
     common = prompt_of(100, 1)

@@ -1,12 +1,10 @@
 """Turns go to an engine's thread and come back from any event loop, and none is lost."""
 
 import asyncio
-import contextlib
 import threading
 
 import pytest
 
-from contention import hasty_threads, run_together
 from turnwise.inference import FinishReason, GenerationRequest, worker
 from turnwise.inference.worker import WorkerEngine
 
@@ -133,41 +131,3 @@ def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
     asyncio.run(ask_and_close())
     assert "did not end within 0.05 s" in caplog.text
     release.set()
-
-
-@pytest.fixture
-def hasty():
-    with hasty_threads():
-        yield
-
-
-@pytest.mark.usefixtures("hasty")
-class TestContention:
-    def test_an_engine_answers_several_loops(self):
-        engine = Crowd()
-
-        async def ask_often():
-            async def ask_in_turn():
-                for _ in range(150):
-                    await engine.sample(GenerationRequest([1], 5))
-
-            await asyncio.wait_for(asyncio.gather(*(ask_in_turn() for _ in range(10))), 120)
-            assert len(asyncio.all_tasks()) == 1
-
-        run_together(*[lambda: asyncio.run(ask_often())] * 3)
-        engine.close()
-        assert sum(engine.crowds) == 3 * 10 * 150
-
-    def test_whoever_asks_while_it_closes_is_answered(self):
-        async def ask_until_closed(engine):
-            reason = None
-            with contextlib.suppress(RuntimeError):
-                while reason is not FinishReason.ABORTED:
-                    reason = (await engine.sample(GenerationRequest([1], 5))).finish_reason
-
-        for _ in range(60):
-            engine = Crowd()
-            asking = [lambda e=engine: asyncio.run(ask_until_closed(e))] * 3
-            run_together(*asking, engine.close, seconds=60)
-            with pytest.raises(RuntimeError, match="closed"):
-                engine._in_thread(lambda: 1, wait_for_idle=False)

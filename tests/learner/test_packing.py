@@ -29,12 +29,6 @@ def test_episodes_are_assigned_once_and_fit(lengths, budget):
     assert packs == assign_to_packs(lengths, budget)
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 60))
-def test_no_two_packs_could_have_been_one(lengths, budget):
-    sizes = [sum(lengths[i] for i in pack) for pack in assign_to_packs(lengths, budget)]
-    assert all(a + b > budget for n, a in enumerate(sizes) for b in sizes[:n])
-
-
 @settings(deadline=None)
 @given(masks(), st.integers(1, 20))
 def test_every_token_is_packed_once_in_its_order(both, budget):

@@ -266,17 +266,6 @@ def test_an_update_stops_when_the_policy_has_moved_far_enough():
     assert 1 <= metrics["num_steps"] < 50
 
 
-def test_the_gap_is_measured_before_the_first_step():
-    learner = Learner(double_model(), dataclasses.replace(ALL_TERMS, update_epochs=3))
-    batch = with_targets(random_batch(), learner)
-    own = learner.score(batch).log_probs
-    gap = (own - batch.sampler_log_probs)[batch.response_mask]
-    metrics = learner.update(batch)
-    assert metrics["gap_mean"] == pytest.approx(float(gap.abs().mean()))
-    assert metrics["gap_max"] == pytest.approx(float(gap.abs().max()))
-    assert metrics["gap_kl"] == pytest.approx(float((gap.exp() - 1 - gap).mean()))
-
-
 def test_recomputed_log_probs_turn_the_importance_correction_on():
     options = LearnerOptions(learning_rate=1e-3, importance_bounds=1.5, value_coef=0.0)
     learner = Learner(double_model(critic=None), options)

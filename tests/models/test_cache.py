@@ -5,7 +5,7 @@ import multiprocessing
 import pytest
 
 from turnwise import ConfigError
-from turnwise.models.cache import cached_folder
+from turnwise.models.load import cached_folder
 
 
 @pytest.fixture(autouse=True)

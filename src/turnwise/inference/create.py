@@ -15,7 +15,6 @@ from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.scripted import Policy, ScriptedEngine
 from turnwise.inference.transformers import TransformersEngine
 from turnwise.models import load_model, load_tokenizer, model_folder
-from turnwise.models.dtypes import warn_if_emulated
 from turnwise.models.probing import UnsupportedModel
 from turnwise.user_code import import_object
 
@@ -147,7 +146,6 @@ def _loaded(
             f"{' and '.join(too_late)} cannot be chosen for a model that is loaded already. "
             "Move it with model.to(...), or give its name."
         )
-    warn_if_emulated(model)
     return model, tokenizer
 
 

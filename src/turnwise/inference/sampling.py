@@ -83,25 +83,18 @@ def _filtered(log_probs: torch.Tensor, params: Sequence[SamplingParams]) -> torc
     # row asks for more of them, or for more mass than they have.
     most = max(p.top_k for p in params)
     few = log_probs.topk(min(max(_FEW, most), width)).values
-    # Not taken for 1: the fast exp in log_softmax on Arm leaves a mass of up to 1 + 2e-6, which
-    # would move the edge of top-p by more than a token of its tail.
-    total = _total_mass(log_probs)
+    # What all tokens of a row have together is not taken for 1: the fast exp in log_softmax on Arm
+    # leaves a mass of up to 1 + 2e-6, which would move the edge of top-p by more than a token of
+    # its tail. It is summed in blocks, whose sums round alike however many rows there are.
+    mass = torch.nn.functional.pad(log_probs.exp(), (0, -width % _BLOCK))
+    sums = mass.view(len(mass), -1, _BLOCK).sum(2, dtype=torch.float64)
+    total = sums.cumsum(1)[:, -1:]
     limit, is_found = _limits(few, params, total, width)
     for row in (~is_found).nonzero().flatten().tolist():
         only = slice(row, row + 1)
         ordered = log_probs[only].sort(descending=True).values
         limit[row] = _limits(ordered, params[only], total[only], width)[0]
     return torch.log_softmax(log_probs.masked_fill(log_probs < limit, -torch.inf), -1)
-
-
-def _total_mass(log_probs: torch.Tensor) -> torch.Tensor:
-    """What all tokens of each row have together [B, 1], to float64's precision.
-
-    In blocks, whose sums round alike however many rows there are.
-    """
-    mass = torch.nn.functional.pad(log_probs.exp(), (0, -log_probs.shape[1] % _BLOCK))
-    sums = mass.view(len(mass), -1, _BLOCK).sum(2, dtype=torch.float64)
-    return sums.cumsum(1)[:, -1:]
 
 
 def _limits(

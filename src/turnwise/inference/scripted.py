@@ -37,30 +37,23 @@ class ScriptedEngine(BaseInferenceEngine):
         return 2**31  # unlimited
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
+        ids: list[int] = []
         if self._policy is None:
-            ids, log_prob = self._random_ids(request), -math.log(len(self.tokenizer))
+            rng = random.Random(request.seed)
+            while len(ids) < request.max_tokens and not (ids and ids[-1] in request.stop_ids):
+                ids.append(rng.randrange(len(self.tokenizer)))
         else:
-            ids, log_prob = self._scripted_ids(self._policy, request), 0.0
-        kept = list(ids[: request.max_tokens])
+            answer = self._policy
+            if not isinstance(answer, str):
+                prompt_ids = list(request.prompt_ids)
+                answer = answer(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+            ends, end = sorted(request.stop_ids), self.tokenizer.eos_token_id
+            ids = [*encode_text(self.tokenizer, answer), *([end] if end in ends else ends[:1])]
+        kept = ids[: request.max_tokens]
         is_stopped = bool(kept) and kept[-1] in request.stop_ids
         reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
-        return GenerationResult(kept, [log_prob] * len(kept), reason, self.weight_version)
-
-    def _scripted_ids(self, policy: Policy, request: GenerationRequest) -> list[int]:
-        if isinstance(policy, str):
-            answer = policy
-        else:
-            prompt_ids = list(request.prompt_ids)
-            answer = policy(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        ends, end = sorted(request.stop_ids), self.tokenizer.eos_token_id
-        return [*encode_text(self.tokenizer, answer), *([end] if end in ends else ends[:1])]
-
-    def _random_ids(self, request: GenerationRequest) -> Sequence[int]:
-        rng = random.Random(request.seed)
-        ids: list[int] = []
-        while len(ids) < request.max_tokens and not (ids and ids[-1] in request.stop_ids):
-            ids.append(rng.randrange(len(self.tokenizer)))
-        return ids
+        log_probs = await self.score(kept, 0)
+        return GenerationResult(kept, log_probs, reason, self.weight_version)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         """Return the log-probs that `sample` gives: 0, or those of the uniform distribution."""
@@ -71,6 +64,3 @@ class ScriptedEngine(BaseInferenceEngine):
         """Count the version; there are no weights."""
         self.weight_version = self._next_version
         return self.weight_version
-
-    def close(self) -> None:
-        """There is nothing to free."""

@@ -21,8 +21,13 @@ from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models import load_model
 from turnwise.models.model_lock import lock_of
-from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
-from turnwise.models.rotary import rotary_limit
+from turnwise.models.probing import (
+    PROBE_ERRORS,
+    is_out_of_memory,
+    largest_gap,
+    relative_gap,
+    rotary_limit,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -145,20 +145,18 @@ class EngineTurn(SampledTurn):
 
     def deliver(self, outcome: GenerationResult | BaseException) -> None:
         """Set the result or the error in the event loop that awaits it. Called in any thread."""
+
+        def deliver() -> None:
+            if self.future.done():
+                return
+            if isinstance(outcome, BaseException):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
+
         # A closed loop raises RuntimeError: nobody awaits the result any more.
         with contextlib.suppress(RuntimeError):
-            self.future.get_loop().call_soon_threadsafe(_set_outcome, self.future, outcome)
-
-
-def _set_outcome(
-    future: asyncio.Future[GenerationResult], outcome: GenerationResult | BaseException
-) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+            self.future.get_loop().call_soon_threadsafe(deliver)
 
 
 def length_to_stop(
@@ -302,14 +300,6 @@ class WorkerEngine(BaseInferenceEngine):
                 return
             self._read_arrivals(wait=True)
 
-    def _coalesce_arrivals(self) -> None:
-        """Wait a moment while more requests arrive: an idle engine starts with a full batch."""
-        number = -1
-        for _ in range(10):
-            if number == (number := self._arrivals.qsize()):
-                return
-            time.sleep(0.0002)
-
     def _read_arrivals(self, *, wait: bool) -> None:
         items: list[EngineTurn | EngineTask[Any] | None] = []
         if wait:
@@ -318,7 +308,12 @@ class WorkerEngine(BaseInferenceEngine):
             items.append(self._arrivals.get())
             self._is_idle = False
             self._idle_before += time.monotonic() - self._idle_since
-            self._coalesce_arrivals()
+            # A moment while more requests arrive: an idle engine starts with a full batch.
+            number = -1
+            for _ in range(10):
+                if number == (number := self._arrivals.qsize()):
+                    break
+                time.sleep(0.0002)
         with contextlib.suppress(queue.Empty):
             while True:
                 items.append(self._arrivals.get_nowait())

@@ -121,7 +121,13 @@ class PPOBatch:
                 f"a batch needs input_ids and response_mask, got {', '.join(map(str, data))}"
             )
         ids = torch.as_tensor(data["input_ids"])
-        _check_responses(ids, data.get("responses"))
+        if data.get("responses") is not None:
+            responses = torch.as_tensor(data["responses"])
+            if not torch.equal(ids[:, -responses.shape[1] :], responses.to(ids.device)):
+                raise ConfigError(
+                    "the last columns of input_ids are not the responses. Put prompt and response "
+                    "together into input_ids: torch.cat([prompts, responses], 1)."
+                )
         names = {field.name for field in dataclasses.fields(cls)}
         widened = {
             name: _widened(name, torch.as_tensor(value), ids.shape[-1])
@@ -217,14 +223,3 @@ def _widened(name: str, tensor: torch.Tensor, width: int) -> torch.Tensor:
         )
     padding = tensor.new_zeros(len(tensor), width - tensor.shape[1])
     return torch.cat([padding, tensor], 1)
-
-
-def _check_responses(ids: torch.Tensor, responses: Any) -> None:
-    if responses is None:
-        return
-    responses = torch.as_tensor(responses)
-    if not torch.equal(ids[:, -responses.shape[1] :], responses.to(ids.device)):
-        raise ConfigError(
-            "the last columns of input_ids are not the responses. Put prompt and response "
-            "together into input_ids: torch.cat([prompts, responses], 1)."
-        )

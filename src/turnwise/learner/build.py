@@ -14,7 +14,6 @@ from turnwise.learner.lora import add_configured_lora, has_adapters
 from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
-from turnwise.models.dtypes import warn_if_emulated
 from turnwise.models.empty import placeholder_weights
 
 
@@ -46,7 +45,6 @@ def make_learner(
 
 def make_policy(config: ConfigStore, model: Any, algorithm: Algorithm) -> PolicyValueModel:
     """Return the policy that the settings describe, with a critic if the algorithm needs one."""
-    warn_if_emulated(model)
     add_first_adapters(config, model)
     return PolicyValueModel(
         model,

@@ -58,12 +58,11 @@ def chosen_log_probs(
     targets: torch.Tensor,
     *,
     temperature: float = 1.0,
-    with_entropy: bool = True,
     chunk_tokens: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log π(target) after each hidden state, and the entropy: two [M], float32 or wider.
 
-    hidden: [M, D]; targets: [M]. Without entropy the second is zeros. Both have gradients.
+    hidden: [M, D]; targets: [M]. Both have gradients.
     """
     if not temperature > 0:
         raise ConfigError(
@@ -86,7 +85,6 @@ def chosen_log_probs(
         targets,
         head,
         temperature,
-        with_entropy,
         kernels,
         chunk,
         keeps_logits,
@@ -123,7 +121,6 @@ class _ChosenLogProbs(torch.autograd.Function):
         targets: torch.Tensor,
         head: Head,
         temperature: float,
-        with_entropy: bool,
         kernels: Any,
         chunk: int,
         keeps_logits: bool,
@@ -144,9 +141,8 @@ class _ChosenLogProbs(torch.autograd.Function):
             logits = head.logits(hidden[rows], temperature)
             totals[rows] = logits.logsumexp(1)
             chosen[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - totals[rows]
-            if with_entropy:
-                log_probs = _log_probs_(logits, totals[rows])
-                entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
+            log_probs = _log_probs_(logits, totals[rows])
+            entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
         ctx.settings = (head.scale, head.softcap, temperature, chunk)
         ctx.kernels = kernels
@@ -187,7 +183,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grads.sum(0)
             del grads  # before the next chunk
-        return grad_hidden, grad_weight, grad_bias, *[None] * 7
+        return grad_hidden, grad_weight, grad_bias, *[None] * 6
 
 
 def _logit_gradients(
@@ -202,7 +198,10 @@ def _logit_gradients(
 ) -> torch.Tensor:
     """Return the gradient with respect to the logits [n, V], in the precision of the weight."""
     logits = head.logits(hidden, temperature)
-    inner = _softcap_slope(logits, head, temperature)
+    slope_of_softcap: torch.Tensor | None = None
+    if head.softcap is not None:  # 1 − tanh², from the logits
+        bounded = logits * (temperature / (head.scale * head.softcap))
+        slope_of_softcap = bounded.square_().neg_().add_(1.0)
     log_probs = _log_probs_(logits, totals)
     slopes = grad_chosen[:, None].neg()
     if grad_entropy is not None:
@@ -211,8 +210,8 @@ def _logit_gradients(
         slopes = torch.addcmul(slopes - share * entropy[:, None], log_probs, -share)
     grads = log_probs.exp_().mul_(slopes)
     grads.scatter_add_(1, targets[:, None], grad_chosen[:, None])
-    if inner is not None:
-        grads.mul_(inner)
+    if slope_of_softcap is not None:
+        grads.mul_(slope_of_softcap)
     factor = head.scale / temperature
     return (grads if factor == 1.0 else grads.mul_(factor)).to(head.weight.dtype)
 
@@ -228,11 +227,3 @@ def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:
 def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
     """log p, in place; −∞ becomes a finite number, so that p log p is 0 there and not NaN."""
     return logits.sub_(totals[:, None]).clamp_(min=-1e30)
-
-
-def _softcap_slope(logits: torch.Tensor, head: Head, temperature: float) -> torch.Tensor | None:
-    """Return 1 − tanh², from the logits."""
-    if head.softcap is None:
-        return None
-    bounded = logits * (temperature / (head.scale * head.softcap))
-    return bounded.square_().neg_().add_(1.0)

@@ -41,13 +41,17 @@ def add_lora(
         use_rslora=use_rslora,
         task_type="CAUSAL_LM",
     )
-    linear = _linear_names(model)
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
     try:
         model.add_adapter(config)
     except ValueError as error:  # before anything was changed
         raise ConfigError(
             f"training.lora_target_modules got {targets!r}, and the model has no such layers. Its "
-            f"linear layers are: {', '.join(linear)}."
+            f"linear layers are: {', '.join(sorted(linear))}."
         ) from error
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
@@ -160,12 +164,6 @@ def has_adapter_dropout(model: nn.Module) -> bool:
 def _dropout_layers(model: nn.Module) -> list[nn.Module]:
     dropouts = (getattr(layer, "lora_dropout", {}) for layer in adapted_layers(model))
     return [one for group in dropouts for one in group.values() if isinstance(one, nn.Dropout)]
-
-
-def _linear_names(model: Any) -> list[str]:
-    """Return the names of linear layers as `lora_target_modules` takes them, such as q_proj."""
-    found = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return sorted({name.rpartition(".")[2] for name in found})
 
 
 def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:

@@ -171,9 +171,7 @@ class PolicyValueModel(nn.Module):
         """Stay in evaluation mode: dropout is off while learning, see `trunk`."""
         return super().train(False)
 
-    def forward_pack(
-        self, input_ids: torch.Tensor, pack: Pack, *, with_entropy: bool = True
-    ) -> Outputs:
+    def forward_pack(self, input_ids: torch.Tensor, pack: Pack) -> Outputs:
         """Compute a pack of the rows of a batch: input_ids [B, T] -> outputs of its rows [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
@@ -184,7 +182,6 @@ class PolicyValueModel(nn.Module):
             self._trunk.head,
             sources.pick(ids[pack.targets]),
             temperature=self.temperature,
-            with_entropy=with_entropy,
         )
         log_probs, entropy = sources.gather(log_probs), sources.gather(entropy)
         values = last_values = None

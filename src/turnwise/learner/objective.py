@@ -1,16 +1,20 @@
-"""The loss of some episodes, weighted so that the packs of a minibatch add up to the whole."""
+"""The loss of some episodes, weighted so that the packs of a minibatch add up to the whole; and the
+metrics of an update, accumulated on the device and read once."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from turnwise.algo.choose import get_policy_loss
+from turnwise.algo.correction import compute_importance_weights, measure_log_prob_gap
 from turnwise.algo.kl import estimate_kl
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
-from turnwise.algo.losses.value import compute_value_loss
+from turnwise.algo.losses.value import compute_value_loss, explained_variance
 from turnwise.algo.masked import BatchTotals, aggregate_loss, keep, masked_mean, wide
 from turnwise.algo.types import TensorMetrics
 from turnwise.learner.batch import PPOBatch
@@ -18,6 +22,156 @@ from turnwise.learner.model import Outputs
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack
 from turnwise.learner.workers import SingleProcess
+
+COUNTS = ("num_steps", "num_skipped_steps", "num_early_stops")
+"""Reported even when they are 0."""
+
+
+class MetricAccumulator:
+    """Sums, weighted means, maxima and counts by name."""
+
+    def __init__(self) -> None:
+        self._sums: TensorMetrics = {}
+        self._weighted: dict[str, tuple[torch.Tensor, float]] = {}
+        self._maxima: TensorMetrics = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, value: torch.Tensor) -> None:
+        """Add to a sum."""
+        value = value.detach().double()
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def average(self, name: str, value: torch.Tensor | float, weight: float = 1.0) -> None:
+        """Add a value to a weighted mean."""
+        total = torch.as_tensor(value, dtype=torch.float64).detach() * weight
+        known = self._weighted.get(name)
+        if known is not None:
+            total, weight = total + known[0].to(total.device), weight + known[1]
+        # Not a sum with a zero of the CPU: a copy to the device would wait for all it computes.
+        self._weighted[name] = (total, weight)
+
+    def maximum(self, name: str, value: torch.Tensor) -> None:
+        """Add a value to a maximum."""
+        value = value.detach().double()
+        known = self._maxima.get(name)
+        self._maxima[name] = value if known is None else torch.maximum(known, value)
+
+    def average_all(self, metrics: TensorMetrics, weight: float) -> None:
+        """Add each metric to its mean, or to its maximum if its name ends in `_max`."""
+        for name, value in metrics.items():
+            if name.endswith("_max"):
+                self.maximum(name, value)
+            else:
+                self.average(name, value, weight)
+
+    def count(self, name: str, by: int = 1) -> None:
+        self._counts[name] += by
+
+    def total(self, name: str) -> torch.Tensor:
+        return self._sums.get(name, torch.zeros((), dtype=torch.float64))
+
+    def mean(self, name: str) -> torch.Tensor:
+        total, weight = self._weighted[name]
+        return total / weight
+
+    def add_minibatch(self, minibatch: MetricAccumulator, num_tokens: int) -> None:
+        """Add a minibatch of that many tokens, which are the weight of its sums."""
+        for name, value in minibatch._sums.items():
+            self.average(name, value, num_tokens)
+        self.add_means(minibatch)
+        self.count("num_trained_tokens", num_tokens)
+
+    def add_means(self, other: MetricAccumulator) -> None:
+        """Add the means and maxima over other tokens."""
+        for name, (total, weight) in other._weighted.items():
+            self.average(name, total / (weight or 1.0), weight)
+        for name, value in other._maxima.items():
+            self.maximum(name, value)
+
+    def replace_by_total(self, workers: Sequence[MetricAccumulator]) -> None:
+        """Become the metrics over all workers, given those of each, this one's included."""
+        self._sums, self._weighted, self._maxima = {}, {}, {}
+        for worker in workers:
+            for name, value in worker._sums.items():
+                self.add(name, value)
+            self.add_means(worker)
+
+    def cpu(self) -> MetricAccumulator:
+        """Return a copy on the CPU, to be sent to processes with other devices."""
+        other = MetricAccumulator()
+        other._sums = {name: value.cpu() for name, value in self._sums.items()}
+        other._weighted = {name: (x.cpu(), weight) for name, (x, weight) in self._weighted.items()}
+        other._maxima = {name: value.cpu() for name, value in self._maxima.items()}
+        return other
+
+    def as_floats(self) -> dict[str, float]:
+        """Return all metrics as floats, in one transfer from the device."""
+        found = {name: total / weight for name, (total, weight) in self._weighted.items()}
+        found |= self._maxima
+        device = next((x.device for x in found.values() if x.is_cuda), torch.device("cpu"))
+        values = torch.stack([x.to(device) for x in found.values()]).tolist()
+        counts = {name: float(self._counts[name]) for name in {*COUNTS, *self._counts}}
+        return dict(zip(found, values, strict=True)) | dict(sorted(counts.items()))
+
+
+_MEAN_SQUARE = "is_mean_square"
+"""What `is_ess` is computed from: a mean over tokens can be combined from those of workers."""
+
+
+def measure_gap(
+    batch: PPOBatch, log_probs: torch.Tensor, num_tokens: int, measured: MetricAccumulator
+) -> None:
+    """Measure how far the learner's log-probs [B, T] are from the sampler's, if there are any.
+
+    `num_tokens` is the number of policy tokens: counting them here would wait for the GPU.
+    """
+    if batch.sampler_log_probs is not None:
+        gap = measure_log_prob_gap(batch.sampler_log_probs, log_probs, batch.response_mask)
+        measured.average_all(gap, num_tokens)
+
+
+def importance_weights(
+    batch: PPOBatch, options: LearnerOptions, num_tokens: int, measured: MetricAccumulator
+) -> torch.Tensor | None:
+    """Return the importance weights of the tokens [B, T], or None; measure them and the gap."""
+    old, sampler = batch.old_log_probs, batch.sampler_log_probs
+    if old is None or sampler is None:
+        return None
+    measure_gap(batch, old, num_tokens, measured)
+    if options.importance_level is None:
+        return None
+    weights, metrics = compute_importance_weights(
+        sampler,
+        old,
+        batch.response_mask,
+        level=options.importance_level,
+        bounds=options.importance_bounds,
+    )
+    metrics.pop("is_ess")
+    metrics[_MEAN_SQUARE] = masked_mean(weights.square(), batch.response_mask)
+    measured.average_all(metrics, num_tokens)
+    return weights
+
+
+def with_effective_share(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics with `is_ess`, (Σ w)² / (n Σ w²), where tokens had importance weights."""
+    metrics = dict(metrics)
+    square = metrics.pop(_MEAN_SQUARE, None)
+    if square is not None:
+        metrics["is_ess"] = metrics["is_mean"] ** 2 / max(square, 1e-30)
+    return metrics
+
+
+def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: MetricAccumulator) -> None:
+    """Measure the explained variance of the returns, over all workers, if there are values."""
+    if batch.values is None or batch.returns is None:
+        return
+    values, returns, mask = batch.values, batch.returns, batch.response_mask
+    if workers.splits_batch:
+        gathered = workers.gather((values[mask].cpu(), returns[mask].cpu()))
+        values, returns = (torch.cat(column) for column in zip(*gathered, strict=True))
+        mask = torch.ones_like(values, dtype=torch.bool)
+    metrics.average("explained_variance", explained_variance(values, returns, mask))
 
 
 def batch_totals(packs: list[Pack], workers: SingleProcess, horizon: float | None) -> BatchTotals:
@@ -78,18 +232,13 @@ def compute_objective(
         terms["value_loss"] = value_loss.detach()
         metrics["value_clip_fraction"] = value_metrics["value_clip_fraction"]
     metrics["entropy"] = masked_mean(outputs.entropy.detach(), mask)
-    metrics["kl"] = _kl_from_old(outputs.log_probs, batch.behaviour_log_probs, mask)
+    with torch.no_grad():
+        # KL(old ‖ now) by the estimate k3, which is never negative, as early stopping needs.
+        change = keep(wide(outputs.log_probs) - batch.behaviour_log_probs, mask)
+        change = change.clamp_(max=MAX_LOG_RATIO)
+        metrics["kl"] = masked_mean(change.expm1() - change, mask)
     terms["loss"] = loss.detach()
     return loss, terms, metrics
-
-
-@torch.no_grad()
-def _kl_from_old(
-    log_probs: torch.Tensor, old_log_probs: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Return KL(old ‖ now) by the estimate k3, which is never negative, as early stopping needs."""
-    change = keep(wide(log_probs) - old_log_probs, mask).clamp_(max=MAX_LOG_RATIO)
-    return masked_mean(change.expm1() - change, mask)
 
 
 @torch.no_grad()

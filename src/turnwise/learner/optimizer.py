@@ -352,12 +352,27 @@ class MasterOptimizer:
         if gradient_scale != 1.0 and (gradients := self.gradients()):
             torch._foreach_mul_(gradients, gradient_scale)
         for weights in self._chunks():
-            self._give_gradients(weights)
+            is_copied = False
+            for weight in weights:
+                gradient = weight.gradient
+                assert gradient is not None
+                if self._is_offloaded and gradient.is_cuda:
+                    pinned = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+                    gradient, is_copied = pinned.copy_(gradient, non_blocking=True), True
+                weight.master.grad = gradient.to(weight.master.dtype)
+            if is_copied:
+                torch.cuda.synchronize()
             for optimizer in self._optimizers:
                 optimizer.step()
+            num_moved = torch.zeros((), dtype=torch.int64)
             for weight in weights:
                 weight.master.grad = None
-            counts.append(self._write(weights))
+                if weight.master is not weight.parameter:
+                    before, after = weight.weight, weight.rounded(weight.master)
+                    if weight.key is not None:
+                        num_moved = num_moved.to(before.device) + (after != before).sum()
+                    before.copy_(after)
+            counts.append(num_moved)
         return torch.stack([count.to(counts[0].device) for count in counts]).sum()
 
     def _chunks(self) -> Iterator[list[MasterWeight]]:
@@ -373,31 +388,6 @@ class MasterOptimizer:
             weights.append(weight)
             size += weight.master.numel()
         yield weights
-
-    def _give_gradients(self, weights: Sequence[MasterWeight]) -> None:
-        """Give the masters their gradients, offloaded ones by copies in pinned memory."""
-        is_copied = False
-        for weight in weights:
-            gradient = weight.gradient
-            assert gradient is not None
-            if self._is_offloaded and gradient.is_cuda:
-                pinned = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
-                gradient, is_copied = pinned.copy_(gradient, non_blocking=True), True
-            weight.master.grad = gradient.to(weight.master.dtype)
-        if is_copied:
-            torch.cuda.synchronize()
-
-    def _write(self, weights: Iterable[MasterWeight]) -> torch.Tensor:
-        """Write the masters to the modules; return how many weights in half precision moved."""
-        num_moved = torch.zeros((), dtype=torch.int64)
-        for weight in weights:
-            if weight.master is weight.parameter:
-                continue
-            before, after = weight.weight, weight.rounded(weight.master)
-            if weight.key is not None:
-                num_moved = num_moved.to(before.device) + (after != before).sum()
-            before.copy_(after)
-        return num_moved
 
     @torch.no_grad()
     def refresh_masters(self) -> None:
@@ -518,7 +508,10 @@ class KernelAdamW:
             for master in group["params"]
             if master in by_master
         ]
-        kernels = _kernels_for([weight.weight for weight, _, _ in steps])
+        shards = [weight.weight for weight, _, _ in steps]
+        if not shards or not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
+            return None
+        kernels = load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
         return None if kernels is None else cls(kernels, steps)
 
     def prepare(self, learning_rate: float) -> None:
@@ -570,10 +563,3 @@ class KernelAdamW:
             state = optimizer.state.get(weight.master)
             if state:
                 state["step"] = state["step"].cpu()
-
-
-def _kernels_for(shards: Sequence[torch.Tensor]) -> Any:
-    """Return the module of the kernels, or None where torch makes the steps."""
-    if not shards or not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
-        return None
-    return load_kernels("adam_kernels", shards[0].dtype, shards[0].device)

@@ -75,10 +75,17 @@ class ShardedLearner(Learner):
         """
         num_rounds = int(self.workers.maximum(len(packs)))
         yield from packs
+        # The shortest episode: a prompt of one token, and one sampled token.
+        present, sampled = torch.tensor([[[True, True]], [[False, True]]])
+        (dummy,) = make_packs(present, sampled, torch.arange(1), budget=2)
         for _ in range(num_rounds - len(packs)):
-            outputs = compute(*_dummy_pack())
+            outputs = compute(torch.zeros(1, 2, dtype=torch.long), dummy)
             if isinstance(outputs, Outputs) and torch.is_grad_enabled():
-                _zero_loss(outputs, batch).backward()  # type: ignore[no-untyped-call]
+                # 0, with a gradient through all that a pack's loss depends on.
+                loss = outputs.log_probs.sum()
+                if outputs.values is not None and batch.returns is not None:
+                    loss = loss + outputs.values.sum()
+                (0.0 * loss).backward()  # type: ignore[no-untyped-call]
         if not torch.is_grad_enabled():
             compute.__self__.reshard()  # type: ignore[attr-defined] # a backward would do it
 
@@ -95,19 +102,3 @@ def share_of(
     middles = ends - num_tokens / 2
     owners = (middles * num_workers / max(int(num_tokens.sum()), 1)).long()
     return rows[owners == rank]
-
-
-def _dummy_pack() -> tuple[torch.Tensor, Pack]:
-    """Return the shortest episode: a prompt of one token, and one sampled token."""
-    present = torch.ones(1, 2, dtype=torch.bool)
-    sampled = torch.tensor([[False, True]])
-    (pack,) = make_packs(present, sampled, torch.arange(1), budget=2)
-    return torch.zeros(1, 2, dtype=torch.long), pack
-
-
-def _zero_loss(outputs: Outputs, batch: PPOBatch) -> torch.Tensor:
-    """Return 0 with a gradient through all that a pack's loss depends on."""
-    loss = outputs.log_probs.sum()
-    if outputs.values is not None and batch.returns is not None:
-        loss = loss + outputs.values.sum()
-    return 0.0 * loss

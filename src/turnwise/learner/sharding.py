@@ -55,25 +55,19 @@ def shard(model: PolicyValueModel) -> None:
 
 @torch.no_grad()
 def _load_shards(model: Any, device: torch.device) -> None:
-    """Load the shards of a sharded model that has no weights yet."""
+    """Read this process's shards of a sharded model that has no weights yet from its files."""
     model._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)
-    for part in (model.policy, model.critic):
-        if part is not None:
-            _read_shards(part)
+    rank, number = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for one in [model.policy] if model.critic is None else [model.policy, model.critic]:
+        stored = stored_names(one)
+        for name, parameter in one.named_parameters():
+            if name in stored:
+                rows = rows_of_shard(len(parameter), rank, number)
+                values = one.weight_files.read(stored[name], *rows)
+                target, first = local_shard(parameter), first_element(parameter)
+                target.copy_(round_weight(values, target.dtype, threshold_key(name), first=first))
     model.probe(device)
     model.reshard()  # a backward would do it
-
-
-def _read_shards(model: Any) -> None:
-    """Read this process's shard of every parameter from the files of a model."""
-    rank, number = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    stored = stored_names(model)
-    for name, parameter in model.named_parameters():
-        if name in stored:
-            rows = rows_of_shard(len(parameter), rank, number)
-            values = model.weight_files.read(stored[name], *rows)
-            own, first = local_shard(parameter), first_element(parameter)
-            own.copy_(round_weight(values, own.dtype, threshold_key(name), first=first))
 
 
 def read_first_masters(model: PolicyValueModel) -> dict[str, Callable[[], torch.Tensor]]:

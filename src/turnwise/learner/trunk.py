@@ -22,8 +22,7 @@ from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_con
 from turnwise.learner.log_probs import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
-from turnwise.models.attention import attention_named
-from turnwise.models.attention_probe import UnsupportedAttention, probe_attention
+from turnwise.models.attention import UnsupportedAttention, attention_named, probe_attention
 from turnwise.models.empty import is_empty
 from turnwise.models.model_lock import ModelLock, lock_of
 from turnwise.models.probing import (
@@ -32,9 +31,9 @@ from turnwise.models.probing import (
     is_out_of_memory,
     largest_gap,
     relative_gap,
+    rotary_limit,
     short_windows,
 )
-from turnwise.models.rotary import rotary_limit
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
@@ -57,7 +56,9 @@ class Trunk:
         layout: Layout | None = None,
         gradient_checkpointing: bool = False,
     ) -> None:
-        self.model = _without_wrapper(model).eval()
+        unwrap = getattr(model, "get_base_model", None)
+        # Inside of peft's wrapper; the adapters are in its layers.
+        self.model = (model if unwrap is None else unwrap()).eval()
         self._configs = attention_configs(self.model)
         self._replaced: list[Replacement] = []
         self._adapted: list[Replacement] = []
@@ -85,7 +86,15 @@ class Trunk:
             self.layout = layout
             try:
                 if layout == "packed":
-                    self._check_only_attends()
+                    # Packed episodes are independent only if nothing but our attention mixes them.
+                    if "position_ids" not in signature(self._body.forward).parameters:
+                        raise UnsupportedAttention("it takes no positions of tokens")
+                    with self._lock:
+                        calls = probe_attention(self.model)
+                    if any(call.window != call.given_window for call in calls):
+                        raise UnsupportedAttention(
+                            "its attention is not told the sliding window of its mask"
+                        )
                 # The structure decides; this only notices a forward that is wrong altogether.
                 with short_windows(self.model, self._configs):
                     gap = self._gap_to_plain_forward()
@@ -94,7 +103,7 @@ class Trunk:
                     raise
                 problem = error
                 continue
-            if gap <= self._tolerance:
+            if gap <= largest_gap(self.model.dtype):
                 if problem is not None:
                     _warn_once(
                         f"{type(self.model).__name__}: episodes are padded to one length instead "
@@ -193,6 +202,7 @@ class Trunk:
 
     def checkpoint_layers(self, number: int | None) -> None:
         """Compute the activations of the first layers again in the backward; None: of all."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             # The backward computes layers again, outside of the context of the forward.
@@ -206,7 +216,8 @@ class Trunk:
                 "context_fn": contexts,
             }
         )
-        self._checkpointed = _checkpointable_layers(self.model)[:number]
+        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        self._checkpointed = layers[:number]
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
@@ -219,19 +230,6 @@ class Trunk:
         finally:
             for layer in self._checkpointed:
                 layer.training = False
-
-    @property
-    def _tolerance(self) -> float:
-        return largest_gap(self.model.dtype)
-
-    def _check_only_attends(self) -> None:
-        """Raise unless packed episodes are independent: only our attention mixes tokens."""
-        if "position_ids" not in signature(self._body.forward).parameters:
-            raise UnsupportedAttention("it takes no positions of tokens")
-        with self._lock:
-            calls = probe_attention(self.model)
-        if any(call.window != call.given_window for call in calls):
-            raise UnsupportedAttention("its attention is not told the sliding window of its mask")
 
     @torch.no_grad()
     def _measure_head(self) -> tuple[float, float | None]:
@@ -318,12 +316,6 @@ def _warn_once(message: str) -> None:
     _LOG.warning(message)
 
 
-def _without_wrapper(model: Any) -> Any:
-    """Return the model inside peft's wrapper; the adapters are in its layers."""
-    unwrap = getattr(model, "get_base_model", None)
-    return model if unwrap is None else unwrap()
-
-
 def _find_body(model: Any) -> Any:
     """Return the model below its head."""
     body = model.get_decoder()
@@ -335,9 +327,3 @@ def _find_body(model: Any) -> Any:
             "its output layer. Give it a method `get_decoder` that returns it."
         )
     return body
-
-
-def _checkpointable_layers(model: Any) -> list[Any]:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,17 +1,20 @@
-"""The update: epochs over minibatches, each one step of the optimiser, computed in packs.
+"""The learner: what the model computes for a batch, and the update.
 
-The sizes of a minibatch are known before its first pack is computed, so that each pack's loss is
-its share of the whole: how a minibatch is split into packs does not change the step.
+An update is epochs over minibatches, each one step of the optimiser, computed in packs. The sizes
+of a minibatch are known before its first pack is computed, so that each pack's loss is its share of
+the whole: how a minibatch is split into packs does not change the step.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,29 +22,46 @@ import torch
 from turnwise.algo.choose import get_policy_loss
 from turnwise.algo.kl import without_rounding
 from turnwise.algo.masked import BatchTotals
-from turnwise.learner.base import LearnerState, ReadShard, StateLayout, trained_parameters
+from turnwise.errors import ConfigError
+from turnwise.learner.base import (
+    BaseLearner,
+    LearnerState,
+    ReadShard,
+    StateLayout,
+    trained_parameters,
+)
 from turnwise.learner.batch import PPOBatch
-from turnwise.learner.lora import adapter_dropout, has_adapter_dropout
-from turnwise.learner.metric_accumulator import (
+from turnwise.learner.lora import (
+    adapter_dropout,
+    has_adapter_dropout,
+    has_adapters,
+    without_adapters,
+)
+from turnwise.learner.memory import CPU_TOKENS, free_memory, plan_memory
+from turnwise.learner.model import Outputs, PolicyValueModel
+from turnwise.learner.objective import (
     COUNTS,
     MetricAccumulator,
+    batch_totals,
+    compute_objective,
     importance_weights,
     measure_critic,
     measure_gap,
+    select_tokens,
     with_effective_share,
 )
-from turnwise.learner.model import PolicyValueModel
-from turnwise.learner.objective import batch_totals, compute_objective, select_tokens
 from turnwise.learner.optimizer import MasterOptimizer
 from turnwise.learner.options import LearnerOptions
-from turnwise.learner.packing import Pack
-from turnwise.learner.scoring import Scorer
+from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.sharding import local_shard, local_shards, read_first_masters
 from turnwise.learner.tensor_file import LazyTensors, layout_of
 from turnwise.learner.workers import SingleProcess
 from turnwise.models.model_lock import lock_of
+from turnwise.models.probing import is_out_of_memory
 
+_LOG = logging.getLogger("turnwise")
 _REFERENCE = "reference."
+T = TypeVar("T")
 
 
 @dataclass
@@ -59,22 +79,16 @@ class _Update:
     """Of the whole batch before the first step; each worker has its part of it."""
 
 
-@dataclass
-class _Minibatch:
-    totals: BatchTotals
-    selected: torch.Tensor | None
-    """[B, T], the tokens that the policy loss picks; None if it picks none."""
-    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
-    measured: MetricAccumulator = field(default_factory=MetricAccumulator)
-
-
-class Learner(Scorer):
+class Learner(BaseLearner):
     """Turns batches of episodes into new weights, in place.
 
-    `reference` is the model that a KL term compares with; where the policy has adapters it is the
-    policy without them, and none need be given. With `workers` each learner has a part of the
-    batch; all make the step of the whole batch and report its metrics.
+    `reference` is the model that a KL term compares with, frozen here; where the policy has
+    adapters it is the policy without them, and none need be given. With `workers` each learner has
+    a part of the batch; all make the step of the whole batch and report its metrics.
     """
+
+    can_retry = True
+    """Whether packs can be computed again when memory runs out, without the other workers."""
 
     def __init__(
         self,
@@ -84,7 +98,21 @@ class Learner(Scorer):
         reference: Any = None,
         workers: SingleProcess | None = None,
     ) -> None:
-        super().__init__(model, options or LearnerOptions(), reference)
+        super().__init__(options or LearnerOptions())
+        self._model = model
+        self._planned_tokens: int | None = None
+        self._max_tokens: int | None = None
+        """Tokens that are computed at once after memory has run out; None before."""
+        self._num_oom_retries = 0
+        self._reference: PolicyValueModel | None = None
+        self._has_own_reference = False
+        """Whether the reference is not the initial model, and so part of a checkpoint."""
+        if reference is not None:
+            for parameter in reference.parameters():
+                parameter.requires_grad_(False)
+            self._reference = PolicyValueModel(
+                reference, None, temperature=model.temperature, layout=model.layout
+            )
         self.workers = workers or SingleProcess()
         self.optimizer = MasterOptimizer(
             model.named_parameters(),
@@ -100,6 +128,165 @@ class Learner(Scorer):
         self._num_half = float(self.workers.sum_over_shards(num_half))
         self.num_updates = 0
         self._has_dropout = has_adapter_dropout(model)
+
+    @property
+    def model(self) -> PolicyValueModel:
+        return self._model
+
+    # What the model computes without learning.
+
+    @torch.no_grad()
+    def score(self, batch: PPOBatch) -> Outputs:
+        """Return the model's current log-probs, entropy and values: [B, T] on its device."""
+        return self._score(self.model, batch)
+
+    @torch.no_grad()
+    def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
+        """Return the log-probs of the reference [B, T]."""
+        if self._reference is not None:
+            return self._score(self._reference, batch).log_probs
+        if not has_adapters(self.model.policy):
+            raise ConfigError("a KL term needs a reference model, and the learner has none")
+        with lock_of(self.model.policy), without_adapters(self.model.policy):
+            return self._score(self.model, batch).log_probs
+
+    @torch.no_grad()
+    def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
+        """Return Σ_v π(v)² where each policy token was sampled: [B, T]."""
+        sums = torch.zeros(batch.input_ids.shape, device=self.model.device)
+
+        def keep(rows: torch.Tensor, values: torch.Tensor) -> None:
+            sums[rows] = values.to(sums.dtype)
+
+        self._for_each_pack(batch, self.model.sum_pi_squared, keep)
+        return sums
+
+    def _score(
+        self, model: PolicyValueModel, batch: PPOBatch, packs: Sequence[Pack] | None = None
+    ) -> Outputs:
+        device, shape = model.device, batch.input_ids.shape
+        dtype = torch.promote_types(model.policy.dtype, torch.float32)
+        log_probs, entropy, values = torch.zeros((3, *shape), device=device, dtype=dtype).unbind()
+        last_values = torch.zeros(len(batch), device=device, dtype=dtype)
+
+        def keep(rows: torch.Tensor, outputs: Outputs) -> None:
+            log_probs[rows], entropy[rows] = outputs.log_probs, outputs.entropy
+            if outputs.values is not None and outputs.last_values is not None:
+                values[rows] = outputs.values.to(dtype)
+                last_values[rows] = outputs.last_values.to(dtype)
+
+        self._for_each_pack(batch, model.forward_pack, keep, packs)
+        if not model.has_critic:
+            return Outputs(log_probs, entropy, None, None)
+        return Outputs(log_probs, entropy, values, last_values)
+
+    def _for_each_pack(
+        self,
+        batch: PPOBatch,
+        forward: Callable[[torch.Tensor, Pack], T],
+        keep: Callable[[torch.Tensor, T], None],
+        packs: Sequence[Pack] | None = None,
+    ) -> None:
+        """Compute the packs, all of the batch by default, and `keep` what each gives its rows."""
+        ids = batch.input_ids.to(self.model.device)
+
+        def compute(packs: Sequence[Pack]) -> None:
+            for pack in self._in_lockstep(packs, forward, batch):
+                keep(pack.rows.to(ids.device), forward(ids, pack))
+
+        if packs is None:
+            packs = self._packs(batch, torch.arange(len(batch)))
+        self._in_packs(batch, packs, compute)
+
+    # Packs, and the memory for them.
+
+    def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
+        assert batch.attention_mask is not None
+        return make_packs(
+            batch.attention_mask.cpu(),
+            batch.response_mask.cpu(),
+            rows,
+            self._micro_batch_tokens(batch),
+            batch.input_ids if self.model.shares_prefixes else None,
+            batch.branches,
+        )
+
+    def _micro_batch_tokens(self, batch: PPOBatch) -> int:
+        tokens = self.options.micro_batch_tokens or self._plan(batch)
+        return tokens if self._max_tokens is None else min(tokens, self._max_tokens)
+
+    def _plan(self, batch: PPOBatch) -> int:
+        """Return how many tokens are computed at once; on a GPU, by the memory that is free when
+        the first batch arrives."""
+        model = self.model
+        if model.device.type != "cuda":
+            return CPU_TOKENS
+        if self._planned_tokens is None:
+            assert batch.attention_mask is not None
+            plan = plan_memory(
+                free_memory(model.device) - self.optimizer.bytes_to_come,
+                model.layer_shapes,
+                model.policy.dtype.itemsize,
+                longest=int(batch.attention_mask.sum(1).max()) // model.context.size,
+                checkpointing=model.gradient_checkpointing,
+            )
+            if plan.num_checkpointed and model.gradient_checkpointing is None:
+                model.checkpoint_layers(plan.num_checkpointed)
+                _LOG.info(
+                    "gradient checkpointing of %d layers: the activations of all do not fit into "
+                    "the memory of the GPU",
+                    plan.num_checkpointed,
+                )
+            self._planned_tokens = plan.micro_batch_tokens
+        return self._planned_tokens
+
+    def _in_packs(
+        self, batch: PPOBatch, packs: Sequence[Pack], compute: Callable[[Sequence[Pack]], T]
+    ) -> T:
+        """Call `compute` with packs; if memory runs out, once more with packs of half the size."""
+        try:
+            return compute(packs)
+        except (RuntimeError, MemoryError) as error:
+            if not self.can_retry or not is_out_of_memory(error):
+                raise
+        # Not in the block above, in which the error holds tensors of the failed forward.
+        self._compute_less_at_once(packs)
+        rows = torch.cat([pack.rows for pack in packs]).sort().values
+        try:
+            return compute(self._packs(batch, rows))
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                error.add_note(
+                    f"Memory ran out a second time, with {self._max_tokens} tokens at once. Set "
+                    "training.micro_batch_tokens lower, training.gradient_checkpointing=true, "
+                    "training.lora_rank for adapters, or shorter episodes (limits.max_tokens)."
+                )
+            raise
+
+    def _compute_less_at_once(self, packs: Sequence[Pack]) -> None:
+        largest = max(packs, key=lambda pack: pack.num_tokens)
+        self._max_tokens = max(largest.num_tokens // 2, 1)
+        self._num_oom_retries += 1
+        text = "out of memory with %d tokens at once: computing them again, %d at once"
+        if len(largest.rows) == 1 and self.model.gradient_checkpointing is None:
+            self.model.checkpoint_layers(None)  # half of an episode cannot be computed
+            text += ", with gradient checkpointing"
+        _LOG.warning(text, largest.num_tokens, self._max_tokens)
+        self.on_low_memory()
+        gc.collect()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _in_lockstep(
+        self, packs: Sequence[Pack], compute: Callable[..., Any], batch: PPOBatch
+    ) -> Iterator[Pack]:
+        """Yield the packs one by one; `compute` is the method of the model that each is for.
+
+        A sharded learner overrides this, since all its workers must compute equally often.
+        """
+        yield from packs
+
+    # The update.
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
         """Learn from a batch; return metrics.
@@ -182,6 +369,145 @@ class Learner(Scorer):
             self._reference.policy.load_state_dict(self.model.policy.state_dict())
             self._has_own_reference = True
 
+    def _run_epoch(self, epoch: int, run: _Update) -> bool:
+        """Make one pass over the batch; return False if the KL exceeded its target."""
+        for number, rows in enumerate(self._minibatches(epoch, len(run.batch))):
+            packs = [pack for pack in self._packs(run.batch, rows) if pack.num_policy_tokens]
+            totals = batch_totals(packs, self.workers, self.options.horizon)
+            if not totals.num_tokens:
+                continue
+            selected: torch.Tensor | None = None
+            if get_policy_loss(self.options.policy_loss).selection is not None:
+                # Which tokens it picks depends on all log-probs of the minibatch.
+                with torch.no_grad():
+                    log_probs = self._score(self.model, run.batch, packs).log_probs
+                generator = torch.Generator().manual_seed(self._seed(epoch, number))
+                selected = select_tokens(
+                    run.batch, rows, log_probs, self.options, self.workers, generator
+                )
+            add_gradients = partial(self._add_gradients, run, totals, selected, (epoch, number))
+            metrics, measured = self._in_packs(run.batch, packs, add_gradients)
+            run.measured.add_means(measured)
+            metrics, target = self._over_workers(metrics), self.options.target_kl
+            if target is not None and float(metrics.mean("kl")) > 1.5 * target:
+                self.optimizer.zero_grad()
+                run.metrics.add_minibatch(metrics, int(totals.num_tokens))
+                run.metrics.count("num_early_stops")
+                return False
+            self._step(metrics, int(totals.num_tokens), run.metrics)
+        return True
+
+    def _add_gradients(
+        self,
+        run: _Update,
+        totals: BatchTotals,
+        selected: torch.Tensor | None,
+        minibatch: tuple[int, int],
+        packs: Sequence[Pack],
+    ) -> tuple[MetricAccumulator, MetricAccumulator]:
+        """Compute the gradient of a minibatch; return its metrics, and what is measured before its
+        first step. `selected` [B, T] are the tokens that the policy loss picks, if it does."""
+        metrics, measured = MetricAccumulator(), MetricAccumulator()
+        self.optimizer.zero_grad()  # also of packs that memory was not enough for
+        lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
+        for index, pack in enumerate(lockstep):
+            with ExitStack() as stack:
+                if self._has_dropout:  # an engine may compute with the same adapters
+                    stack.enter_context(lock_of(self.model.policy))
+                    seed = self._seed(*minibatch, index)
+                    stack.enter_context(adapter_dropout(self.model, seed))
+                self._add_gradient(run, totals, selected, pack, metrics, measured)
+        return metrics, measured
+
+    def _add_gradient(
+        self,
+        run: _Update,
+        totals: BatchTotals,
+        selected: torch.Tensor | None,
+        pack: Pack,
+        metrics: MetricAccumulator,
+        measured: MetricAccumulator,
+    ) -> None:
+        """Add the gradient of one pack, and its share of the metrics."""
+        rows = pack.rows.to(run.batch.input_ids.device)
+        episodes, num_tokens = run.batch.select(rows), pack.num_policy_tokens
+        outputs = self.model.forward_pack(run.batch.input_ids, pack)
+        weights = None if run.importance_weights is None else run.importance_weights[rows]
+        if episodes.old_log_probs is None and not episodes.sampler_is_exact:
+            episodes.old_log_probs = outputs.log_probs.detach()
+            weights = importance_weights(episodes, self.options, num_tokens, measured)
+        elif episodes.old_log_probs is None and run.first_pass is not None:
+            measure_gap(episodes, outputs.log_probs, num_tokens, measured)
+        if episodes.ref_log_probs is not None:
+            episodes.ref_log_probs = without_rounding(
+                outputs.log_probs,
+                episodes.ref_log_probs,
+                episodes.response_mask,
+                self.model.policy.dtype,
+            )
+        picked = None if selected is None else selected[rows]
+        loss, terms, means = compute_objective(
+            outputs, episodes, self.options, totals, weights, picked
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, term in terms.items():
+            metrics.add(name, term)
+        for name, value in means.items():
+            metrics.average(name, value, num_tokens)
+        if run.first_pass is not None:
+            run.first_pass[rows] = outputs.log_probs.detach().float()
+
+    def _step(
+        self, minibatch: MetricAccumulator, num_tokens: int, metrics: MetricAccumulator
+    ) -> None:
+        """Make one step of the optimiser, unless the loss or the gradient is not finite."""
+        loss = minibatch.total("loss").to(self.model.device)
+        if self.workers.num_workers > 1 and self.workers.reduces_gradients:
+            self.optimizer.all_reduce_gradients(self.workers.all_reduce)
+        norm = self.workers.global_norm(self.optimizer.gradient_norm())
+        # Before the next line, which waits for the device.
+        self.optimizer.prepare_step(self.learning_rate)
+        norm_value, loss_value = torch.stack([norm, loss]).tolist()
+        if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
+            self.optimizer.zero_grad()
+            metrics.count("num_skipped_steps")
+            return
+        limit = self.options.max_grad_norm
+        scale = 1.0 if limit is None or norm_value <= limit else limit / norm_value
+        self.before_step()
+        num_moved = self.optimizer.step(self.learning_rate, scale)
+        self.optimizer.zero_grad()
+        if self._num_half:
+            num_moved = self.workers.sum_over_shards(num_moved.double())
+            metrics.average("weights_changed", num_moved / self._num_half)
+        metrics.add_minibatch(minibatch, num_tokens)
+        metrics.average("grad_norm", norm_value)
+        metrics.count("num_steps")
+
+    def _num_minibatches(self, num_rows: int) -> int:
+        size = self.options.mini_batch_size or num_rows
+        # A worker with fewer episodes than others takes part in their last steps with none.
+        return int(self.workers.maximum(-(-num_rows // size) if num_rows else 0))
+
+    def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
+        """Yield the rows of each minibatch; their order depends on seed, update and epoch."""
+        size = self.options.mini_batch_size or num_rows
+        number = self._num_minibatches(num_rows)
+        if size >= num_rows and number == 1:
+            yield torch.arange(num_rows)
+            return
+        generator = torch.Generator().manual_seed(self._seed(epoch))
+        order = torch.randperm(num_rows, generator=generator)
+        for start in range(0, number * size, size):
+            yield order[start : start + size]
+
+    def _seed(self, *numbers: int) -> int:
+        """Return a seed that follows from the update and these numbers."""
+        entropy = np.random.SeedSequence((self.options.seed, self.num_updates, *numbers))
+        return int(entropy.generate_state(1)[0])
+
+    # The state of a checkpoint.
+
     def state(self) -> LearnerState:
         """Return all that a checkpoint holds; of a sharded model, this process's shard."""
         # The optimiser's tensors of a sharded model are shards already.
@@ -226,156 +552,3 @@ class Learner(Scorer):
             with torch.no_grad():
                 for name, parameter in self._reference.policy.named_parameters():
                     local_shard(parameter).copy_(tensors[_REFERENCE + name])
-
-    def _run_epoch(self, epoch: int, run: _Update) -> bool:
-        """Make one pass over the batch; return False if the KL exceeded its target."""
-        for number, rows in enumerate(self._minibatches(epoch, len(run.batch))):
-            packs = [pack for pack in self._packs(run.batch, rows) if pack.num_policy_tokens]
-            totals = batch_totals(packs, self.workers, self.options.horizon)
-            if not totals.num_tokens:
-                continue
-            selected = self._selected(run.batch, rows, packs, self._generator(epoch, number))
-            add_gradients = partial(self._add_gradients, run, totals, selected, (epoch, number))
-            minibatch = self._in_packs(run.batch, packs, add_gradients)
-            run.measured.add_means(minibatch.measured)
-            metrics, target = self._over_workers(minibatch.metrics), self.options.target_kl
-            if target is not None and float(metrics.mean("kl")) > 1.5 * target:
-                self.optimizer.zero_grad()
-                run.metrics.add_minibatch(metrics, int(totals.num_tokens))
-                run.metrics.count("num_early_stops")
-                return False
-            self._step(metrics, int(totals.num_tokens), run.metrics)
-        return True
-
-    def _bytes_to_come(self) -> int:
-        return self.optimizer.bytes_to_come
-
-    def _add_gradients(
-        self,
-        run: _Update,
-        totals: BatchTotals,
-        selected: torch.Tensor | None,
-        names: tuple[int, int],
-        packs: Sequence[Pack],
-    ) -> _Minibatch:
-        """Compute the gradient of a minibatch; return its metrics."""
-        minibatch = _Minibatch(totals, selected)
-        self.optimizer.zero_grad()  # also of packs that memory was not enough for
-        lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
-        for index, pack in enumerate(lockstep):
-            with self._dropout(*names, index):
-                self._add_gradient(run, minibatch, pack)
-        return minibatch
-
-    @contextmanager
-    def _dropout(self, *names: int) -> Iterator[None]:
-        """Enable the adapters' dropout, if there is any, with a seed of its own for each pack."""
-        if not self._has_dropout:
-            yield
-            return
-        # An engine may compute with the same adapters.
-        with lock_of(self.model.policy), adapter_dropout(self.model, self._seed(*names)):
-            yield
-
-    def _selected(
-        self, batch: PPOBatch, rows: torch.Tensor, packs: list[Pack], generator: torch.Generator
-    ) -> torch.Tensor | None:
-        """Return the tokens that the policy loss picks of a minibatch [B, T], None if it does not.
-
-        They depend on all log-probs of the minibatch, which takes another forward.
-        """
-        if get_policy_loss(self.options.policy_loss).selection is None:
-            return None
-        dtype = torch.promote_types(self.model.policy.dtype, torch.float32)
-        log_probs = torch.zeros(batch.input_ids.shape, device=self.model.device, dtype=dtype)
-
-        def compute(packs: Sequence[Pack]) -> None:
-            for pack in self._in_lockstep(packs, self.model.forward_pack, batch):
-                outputs = self.model.forward_pack(batch.input_ids, pack, with_entropy=False)
-                log_probs[pack.rows.to(self.model.device)] = outputs.log_probs
-
-        with torch.no_grad():
-            self._in_packs(batch, packs, compute)
-        return select_tokens(batch, rows, log_probs, self.options, self.workers, generator)
-
-    def _add_gradient(self, run: _Update, minibatch: _Minibatch, pack: Pack) -> None:
-        """Add the gradient of one pack, and its share of the metrics."""
-        rows = pack.rows.to(run.batch.input_ids.device)
-        episodes, num_tokens = run.batch.select(rows), pack.num_policy_tokens
-        outputs = self.model.forward_pack(run.batch.input_ids, pack)
-        weights, selected = (
-            None if x is None else x[rows] for x in (run.importance_weights, minibatch.selected)
-        )
-        if episodes.old_log_probs is None and not episodes.sampler_is_exact:
-            episodes.old_log_probs = outputs.log_probs.detach()
-            weights = importance_weights(episodes, self.options, num_tokens, minibatch.measured)
-        elif episodes.old_log_probs is None and run.first_pass is not None:
-            measure_gap(episodes, outputs.log_probs, num_tokens, minibatch.measured)
-        if episodes.ref_log_probs is not None:
-            episodes.ref_log_probs = without_rounding(
-                outputs.log_probs,
-                episodes.ref_log_probs,
-                episodes.response_mask,
-                self.model.policy.dtype,
-            )
-        loss, terms, metrics = compute_objective(
-            outputs, episodes, self.options, minibatch.totals, weights, selected
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        for name, term in terms.items():
-            minibatch.metrics.add(name, term)
-        for name, value in metrics.items():
-            minibatch.metrics.average(name, value, num_tokens)
-        if run.first_pass is not None:
-            run.first_pass[rows] = outputs.log_probs.detach().float()
-
-    def _step(
-        self, minibatch: MetricAccumulator, num_tokens: int, metrics: MetricAccumulator
-    ) -> None:
-        """Make one step of the optimiser, unless the loss or the gradient is not finite."""
-        loss = minibatch.total("loss").to(self.model.device)
-        if self.workers.num_workers > 1 and self.workers.reduces_gradients:
-            self.optimizer.all_reduce_gradients(self.workers.all_reduce)
-        norm = self.workers.global_norm(self.optimizer.gradient_norm())
-        # Before the next line, which waits for the device.
-        self.optimizer.prepare_step(self.learning_rate)
-        norm_value, loss_value = torch.stack([norm, loss]).tolist()
-        if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
-            self.optimizer.zero_grad()
-            metrics.count("num_skipped_steps")
-            return
-        limit = self.options.max_grad_norm
-        scale = 1.0 if limit is None or norm_value <= limit else limit / norm_value
-        self.before_step()
-        num_moved = self.optimizer.step(self.learning_rate, scale)
-        self.optimizer.zero_grad()
-        if self._num_half:
-            num_moved = self.workers.sum_over_shards(num_moved.double())
-            metrics.average("weights_changed", num_moved / self._num_half)
-        metrics.add_minibatch(minibatch, num_tokens)
-        metrics.average("grad_norm", norm_value)
-        metrics.count("num_steps")
-
-    def _num_minibatches(self, num_rows: int) -> int:
-        size = self.options.mini_batch_size or num_rows
-        # A worker with fewer episodes than others takes part in their last steps with none.
-        return int(self.workers.maximum(-(-num_rows // size) if num_rows else 0))
-
-    def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
-        """Yield the rows of each minibatch; their order depends on seed, update and epoch."""
-        size = self.options.mini_batch_size or num_rows
-        number = self._num_minibatches(num_rows)
-        if size >= num_rows and number == 1:
-            yield torch.arange(num_rows)
-            return
-        order = torch.randperm(num_rows, generator=self._generator(epoch))
-        for start in range(0, number * size, size):
-            yield order[start : start + size]
-
-    def _generator(self, *names: int) -> torch.Generator:
-        """Return a generator whose seed follows from the update and these numbers."""
-        return torch.Generator().manual_seed(self._seed(*names))
-
-    def _seed(self, *names: int) -> int:
-        entropy = np.random.SeedSequence((self.options.seed, self.num_updates, *names))
-        return int(entropy.generate_state(1)[0])

@@ -1,10 +1,51 @@
-"""Selects the attention that the layers of a model use, by its name in transformers."""
+"""The attention of a model: selected by its name in transformers, and probed.
+
+`probe_attention` finds out how the tokens of a model reach each other, from one short forward.
+
+A model's config does not say it reliably: a sliding window is in the config of one family, in the
+attention module of another, and applies to all layers or to some. What counts is the mask that the
+model makes for each layer. transformers passes it to attention as a function of two positions, so
+that it can be compared with a window at any length without computing as many tokens.
+
+In this forward attention only records what it is asked for, and returns zeros: no token depends on
+another one, unless something else than attention carries it there, such as a convolution or a
+recurrent state. To see that, however small its effect is, one token begins as NaN.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+
+from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory
+
+_NAME = "turnwise_probe"
+"""The name of the probe in transformers, as an attention and as a mask function."""
+_HARMLESS = {
+    "cache_position",
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "scaling",
+    "use_cache",
+}
+"""Arguments of attention that packed attention need not handle."""
+_NOT_IMPLEMENTED = {"softcap": "soft-capped scores", "s_aux": "sinks"}
+"""What attention may be asked for, in words."""
+_LONGEST = 2**20
+"""Positions up to which masks are checked."""
+_NUM_TOKENS = 160
+"""Tokens of the forward: more than the blocks of 128 that some layers pool."""
+_POISONED = 1
+"""The token that begins as NaN."""
 
 
 def configs_of(model: Any) -> list[Any]:
@@ -30,3 +71,141 @@ def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
     finally:
         for config, implementation in zip(configs, before, strict=True):
             config._attn_implementation = implementation
+
+
+class UnsupportedAttention(ValueError):
+    """Why the tokens of a model do not reach each other by packed attention alone."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a layer asked of attention."""
+
+    layer: int
+    num_kv_heads: int
+    width: int
+    """Width of a key or a value, whichever is larger."""
+    window: int | None
+    """Tokens that a token attends to by its mask, itself included; None: all before it."""
+    given_window: int | None
+    """The same by attention's argument `sliding_window`."""
+
+
+@torch.no_grad()
+def probe_attention(model: Any, context_length: int | None = None) -> list[AttentionCall]:
+    """Return every call of attention in a forward, in order.
+
+    Raises `UnsupportedAttention` unless tokens reach each other by causal attention alone, over all
+    tokens or a sliding window, within a context of so many tokens (default: as many as it has).
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedAttention("its layers keep a recurrent state, not only a cache")
+    AttentionInterface.register(_NAME, _record)
+    AttentionMaskInterface.register(_NAME, _keep_mask)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
+    length = min(context_length or longest, longest, _LONGEST)
+    embedding = model.get_input_embeddings()
+    positions = torch.arange(min(_NUM_TOKENS, length), device=model.device)[None]
+    calls: list[AttentionCall] = []
+    poison = embedding.register_forward_hook(_poison)
+    try:
+        with attention_named(configs_of(model), _NAME):
+            logits = model(
+                input_ids=positions % embedding.num_embeddings,
+                position_ids=positions,
+                use_cache=False,
+                turnwise_calls=(calls, length),
+            ).logits[0]
+    except UnsupportedAttention:
+        raise
+    except PROBE_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
+        # What the probe ran into says nothing to a user; the cause has it.
+        raise UnsupportedAttention(
+            "its attention cannot be replaced through transformers' attention interface"
+        ) from error
+    finally:
+        poison.remove()
+    if logits.isnan().any(-1).nonzero().flatten().tolist() != [_POISONED]:
+        raise UnsupportedAttention(
+            "its tokens reach each other in other ways than transformers' attention interface, "
+            "such as a convolution, a recurrent state or an attention of its own"
+        )
+    return calls
+
+
+def _poison(_module: Any, _inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
+    return embedded.index_fill(1, torch.tensor([_POISONED], device=embedded.device), torch.nan)
+
+
+@dataclass
+class _Mask:
+    """A mask as a function: which position attends to which."""
+
+    attends: Callable[..., torch.Tensor]
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """Its sliding window within a context, which many layers ask for."""
+
+
+def _keep_mask(*_: Any, mask_function: Callable[..., torch.Tensor], **__: Any) -> _Mask:
+    return _Mask(mask_function)
+
+
+def _record(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    *,
+    turnwise_calls: tuple[list[AttentionCall], int],
+    sliding_window: int | None = None,
+    **asked: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention with transformers' signature that only records what it is asked for."""
+    calls, length = turnwise_calls
+    for name, value_asked in asked.items():
+        if name not in _HARMLESS and value_asked is not None:
+            what = _NOT_IMPLEMENTED.get(name, f"the argument {name!r}")
+            raise UnsupportedAttention(
+                f"its attention has {what}, which packed attention does not implement"
+            )
+    if asked.get("is_causal") is False or not getattr(module, "is_causal", True):
+        raise UnsupportedAttention("its attention is not causal")
+    given_window = None if sliding_window is None or sliding_window >= length else sliding_window
+    window = given_window
+    if isinstance(attention_mask, _Mask):
+        if length not in attention_mask.windows:
+            attention_mask.windows[length] = _window_of(attention_mask.attends, length)
+        window = attention_mask.windows[length]
+    elif attention_mask is not None:
+        raise UnsupportedAttention("its attention has a mask or bias of its own")
+    width = max(key.shape[-1], value.shape[-1])
+    calls.append(AttentionCall(module.layer_idx, key.shape[1], width, window, given_window))
+    return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+def _window_of(attends: Callable[..., torch.Tensor], length: int) -> int | None:
+    """Return the sliding window of a mask; None: all earlier tokens within `length`.
+
+    It is measured at the last position, and checked at positions on both sides of it.
+    """
+    positions = torch.arange(length)
+
+    def visible_from(position: int) -> torch.Tensor:
+        zero = torch.tensor(0)
+        row = attends(zero, zero, torch.tensor(position), positions)
+        return row.expand(length) if row.ndim == 0 else row
+
+    window = int(visible_from(length - 1).sum())
+    around = {window + i for i in (-2, -1, 0, 1, 2)} | {2 * window, 2 * window + 1, 3 * window}
+    spread = set(torch.linspace(0, length - 1, 32).long().tolist())
+    for position in sorted(around | spread | {0, 1, length - 1}):
+        if 0 <= position < length:
+            expected = (positions <= position) & (positions > position - window)
+            if not torch.equal(visible_from(position), expected):
+                raise UnsupportedAttention("its mask is neither causal nor a sliding window")
+    return window if window < length else None

@@ -47,7 +47,10 @@ def load_empty_model(
         )
     if getattr(config, "quantization_config", None) is not None:
         raise NotLoadableInParts("its weights are quantised")
-    if len({parameter.dtype for parameter in model.parameters()} | _kept_wide(model)) > 1:
+    # transformers keeps some weights of a half-precision model in float32.
+    keeps = [model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules]
+    keeps_some = {torch.bfloat16: any(keeps[:1]), torch.float16: any(keeps)}
+    if keeps_some.get(model.dtype) or len({p.dtype for p in model.parameters()}) > 1:
         raise NotLoadableInParts("some of its weights stay in float32")
     model.weight_files = WeightFiles.find(source)
     model.weight_device = place
@@ -115,13 +118,6 @@ def _check(model: Any, source: str) -> None:
     }
     if persistent:
         raise NotLoadableInParts(f"it has the buffer {min(persistent)}")
-
-
-def _kept_wide(model: Any) -> set[torch.dtype]:
-    """Return float32 if transformers keeps some weights of a half-precision model in it."""
-    names = [model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules]
-    is_kept = {torch.bfloat16: any(names[:1]), torch.float16: any(names)}
-    return {torch.float32} if is_kept.get(model.dtype, False) else set()
 
 
 @contextmanager

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,12 @@ import torch
 
 from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean, import_extra
-from turnwise.models.cache import cached_folder
-from turnwise.models.dtypes import warn_if_emulated
 from turnwise.models.foreign_files import check_model_files
 from turnwise.models.rounding import HALF, round_weight, threshold_key
-from turnwise.models.smollm2 import smollm2_folder
+from turnwise.models.smollm2 import convert_smollm2
 from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
 from turnwise.models.weight_files import NotLoadableInParts, WeightFiles, read_wide
+from turnwise.whole_files import honour_umask
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,44 @@ class LoadedModel:
     tokenizer: Any
 
 
-def _tiny_folder() -> Path:
-    def fill(folder: Path) -> None:
-        for part in make_tiny():
-            part.save_pretrained(folder)
+def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
+    """Return the folder of that name, filled by `fill` if it does not exist.
 
-    return cached_folder(f"tiny-{__version__}-{RECIPE}", fill)
+    Of several processes at once, the first to finish wins, and all use its folder.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "turnwise" / "models" / name
+    if folder.is_dir():
+        return folder
+    draft: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = folder.with_name(f".{name}.{secrets.token_hex(4)}")
+        draft.mkdir()  # not mkdtemp, whose folders only their owner can read
+        fill(draft)
+        honour_umask(draft)
+        draft.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # otherwise another process was first
+            raise ConfigError(
+                f"cannot make the folder {folder}: {error}. "
+                "XDG_CACHE_HOME names another place for caches."
+            ) from error
+    finally:
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _save_tiny(folder: Path) -> None:
+    for part in make_tiny():
+        part.save_pretrained(folder)
 
 
 # Each built-in name, and a function that returns its folder.
 BUILT_IN: dict[str, Callable[[], Path]] = {
-    "tiny": _tiny_folder,
-    "smollm2-135m": smollm2_folder,
+    "tiny": partial(cached_folder, f"tiny-{__version__}-{RECIPE}", _save_tiny),
+    "smollm2-135m": partial(cached_folder, "SmolLM2-135M-Instruct-Q4_1", convert_smollm2),
 }
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -65,8 +93,7 @@ def load_model(
     kind = resolve_dtype(dtype, place)
     if name_or_path == "tiny" and not load_in_4bit:
         made, tokenizer = make_tiny()
-        warn_if_emulated(made.to(place, kind))
-        return LoadedModel(made, tokenizer)
+        return LoadedModel(made.to(place, kind), tokenizer)
     from transformers import AutoModelForCausalLM
 
     source = model_folder(name_or_path)
@@ -78,7 +105,6 @@ def load_model(
         )
     if not load_in_4bit:
         _round_from_files(model.to(place), source)
-    warn_if_emulated(model)
     tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
     return LoadedModel(model.eval(), tokenizer)
 
@@ -156,8 +182,11 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> str:
             return str(BUILT_IN[name]())
     path = Path(name).expanduser()
     if path.is_dir():
-        _check_folder(path)
-        return str(path)
+        if (path / "config.json").is_file():
+            return str(path)
+        inner = sorted(str(config.parent) for config in path.glob("*/config.json"))
+        fix = f"Did you mean {inner[0]}?" if inner else "save_pretrained writes one."
+        raise ConfigError(f"the folder {path} holds no model: it has no config.json. {fix}")
     if path.exists():
         raise ConfigError(f"{name} is a file, expected a folder with a model in it")
     # `runs/last` could be a hub id, but not if there is a folder `runs`.
@@ -168,14 +197,6 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> str:
             "Qwen/Qwen3-0.6B."
         )
     return name
-
-
-def _check_folder(path: Path) -> None:
-    if (path / "config.json").is_file():
-        return
-    inner = sorted(str(found.parent) for found in path.glob("*/config.json"))
-    fix = f"Did you mean {inner[0]}?" if inner else "save_pretrained writes one."
-    raise ConfigError(f"the folder {path} holds no model: it has no config.json. {fix}")
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

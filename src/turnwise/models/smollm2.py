@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from turnwise.errors import MissingExtraError, import_extra
-from turnwise.models.cache import cached_folder
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # The names of a layer's weights in GGUF and in transformers.
@@ -34,12 +33,8 @@ _CONTROL = 3
 _log = logging.getLogger(__name__)
 
 
-def smollm2_folder() -> Path:
-    """Return the folder of the converted model; the first call converts it."""
-    return cached_folder("SmolLM2-135M-Instruct-Q4_1", _convert)
-
-
-def _convert(folder: Path) -> None:
+def convert_smollm2(folder: Path) -> None:
+    """Write the converted model into a folder."""
     source = _packaged_file()
     gguf = import_extra("gguf", "smollm2")
     # A warning, since these are shown when logging is not configured.

@@ -37,7 +37,8 @@ class WeightFiles:
 
         options: Any = {"_raise_exceptions_for_missing_entries": False}
         if (one := cached_file(source, _ONE_FILE, **options)) is not None:
-            return cls({name: Path(one) for name in _names_in(Path(one))})
+            with _opened(Path(one)) as file:
+                return cls(dict.fromkeys(file.keys(), Path(one)))
         index = cached_file(source, _INDEX, **options)
         if index is None:
             raise NotLoadableInParts(f"{source} has no safetensors files")
@@ -109,11 +110,6 @@ def read_wide(model: Any) -> dict[str, Callable[[int, int], torch.Tensor]]:
         for name, parameter in model.named_parameters()
         if parameter.dtype in HALF and parameter.dim() and stored.get(name) in wide
     }
-
-
-def _names_in(path: Path) -> list[str]:
-    with _opened(path) as file:
-        return list(file.keys())
 
 
 def _opened(path: Path, name: str | None = None) -> Any:

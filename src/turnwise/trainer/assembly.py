@@ -25,7 +25,7 @@ from turnwise.inference.base import StaleCache
 from turnwise.learner import has_adapters, make_learner, merged_weights
 from turnwise.learner.base import BaseLearner
 from turnwise.models import model_folder
-from turnwise.models.rotary import rope_types, rotary_limit
+from turnwise.models.probing import rope_types, rotary_limit
 from turnwise.models.weight_files import read_wide
 from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages

@@ -114,13 +114,16 @@ class Packed:
 
         A token attends to itself and all tokens before it, or to the last `window` of these.
         """
-        attend = self._attend_by_kernel if query.is_cuda else self._attend_in_batches
-        return attend(layer, query, scale, window)
+        if query.is_cuda:
+            from turnwise.inference.local.kernels import attend_segments
 
-    def _attend_in_batches(
-        self, layer: int, query: torch.Tensor, scale: float, window: int | None
-    ) -> torch.Tensor:
-        """Attend on a CPU, segments of one shape in one batch."""
+            if self.tables is None:
+                self.tables = _tables(self.segments, query.device)
+            keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
+            output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            for table, longest in self.tables:
+                attend_segments(query, keys, values, table, longest, scale, window, output)
+            return output
         if window not in self.batches:
             group = query.shape[1] // self.kv_cache.keys[layer].shape[1]
             self.batches[window] = make_batches(self.segments, window, group, self.kv_cache)
@@ -132,20 +135,6 @@ class Packed:
             pieces.append(batch.attend(query.narrow(0, row, batch.num_tokens), layer, scale))
             row += batch.num_tokens
         return torch.cat(pieces)
-
-    def _attend_by_kernel(
-        self, layer: int, query: torch.Tensor, scale: float, window: int | None
-    ) -> torch.Tensor:
-        """Attend on a GPU, by a Triton kernel."""
-        from turnwise.inference.local.kernels import attend_segments
-
-        if self.tables is None:
-            self.tables = _tables(self.segments, query.device)
-        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for table, longest in self.tables:
-            attend_segments(query, keys, values, table, longest, scale, window, output)
-        return output
 
 
 def packed_attention(

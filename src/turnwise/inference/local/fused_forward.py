@@ -21,7 +21,7 @@ from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.batch_invariant import GRAIN, VECTOR
 from turnwise.inference.local.fused_linear import FusedLinear
 from turnwise.models.adapters import is_mergeable
-from turnwise.models.rotary import rotary_limit
+from turnwise.models.probing import rotary_limit
 
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -132,7 +132,8 @@ class FusedForward:
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         ops, epsilon = self._ops, self._epsilon
-        transposed = self._is_transposed(len(ids))
+        is_few = 8 <= len(ids) <= 64
+        transposed = self.can_be_transposed and (self._is_deterministic or is_few)
         stream = F.embedding(ids, self._body.embed_tokens.weight)
         cos, sin = self._rotation(stream, positions)
         if transposed:
@@ -151,11 +152,6 @@ class FusedForward:
             change = layer.mlp_output(ops.gate(wide), transposed)
         last = ops.add_and_norm(stream, change, self._body.norm.weight, epsilon)
         return self._head(last, transposed).contiguous()
-
-    def _is_transposed(self, num_tokens: int) -> bool:
-        if not self.can_be_transposed:
-            return False
-        return self._is_deterministic or 8 <= num_tokens <= 64
 
     @property
     def can_be_transposed(self) -> bool:

@@ -97,20 +97,18 @@ class KVCache:
     def alloc(self, num_tokens: int) -> int | None:
         """Allocate a region of at least so many tokens; return its start, or None if full."""
         size = 1 << max(-(-num_tokens // self.UNIT) - 1, 0).bit_length()
-        while (found := self._smallest_free(size)) is None:
+        while not (sizes := [s for s, starts in self._free.items() if s >= size and starts]):
             if not self._grow():
                 return None
+        free_size = min(sizes)
         # The lowest first, so that allocation does not depend on the order of a set.
-        start = min(self._free[found])
-        self._free[found].remove(start)
-        while found > size:
-            found //= 2
-            self._free.setdefault(found, set()).add(start + found)
+        start = min(self._free[free_size])
+        self._free[free_size].remove(start)
+        while free_size > size:
+            free_size //= 2
+            self._free.setdefault(free_size, set()).add(start + free_size)
         self._allocated[start] = size
         return start * self.UNIT
-
-    def _smallest_free(self, size: int) -> int | None:
-        return min((s for s, starts in self._free.items() if s >= size and starts), default=None)
 
     def _next_root(self, num_units: int) -> int:
         """Return the units by which a cache of so many grows: it doubles, within the budget."""

@@ -15,8 +15,13 @@ from turnwise.inference.local.attention import NAME, Packed, packed_attention, p
 from turnwise.inference.local.batch_invariant import batch_invariant_sizes, has_remainder
 from turnwise.inference.local.fused_forward import FusedForward, is_supported
 from turnwise.inference.local.kv_cache import KVCache, Segment
-from turnwise.models.attention import attention_named, configs_of
-from turnwise.models.attention_probe import AttentionCall, UnsupportedAttention, probe_attention
+from turnwise.models.attention import (
+    AttentionCall,
+    UnsupportedAttention,
+    attention_named,
+    configs_of,
+    probe_attention,
+)
 from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import (
     PROBE_ERRORS,
@@ -224,7 +229,9 @@ class Runner:
                 layers.append((module, module.weight, module.in_features))
             elif isinstance(module, Conv1D):
                 layers.append((module, module.weight, module.weight.shape[0]))
-            elif not isinstance(module, nn.Embedding) and _has_matrices(module):
+            elif not isinstance(module, nn.Embedding) and any(
+                parameter.ndim > 1 for parameter in module.parameters(recurse=False)
+            ):
                 # Experts: the rows of each product depend on the routing of all tokens.
                 _log.warning(
                     "%s has %s layers, whose rounding depends on the other tokens of a forward: "
@@ -289,40 +296,30 @@ class Runner:
     @torch.no_grad()
     def _gap_past_windows(self) -> float:
         """Compare our attention on both sides of each window, with random keys and values."""
-        gap = 0.0
+        gap, cache = 0.0, self.kv_cache
         for window in {window for window in self._windows if window is not None}:
-            if window <= _LONGEST_WINDOW and window + 2 <= self.kv_cache.largest:
-                gap = max(gap, self._gap_past(window))
+            fits = window <= _LONGEST_WINDOW and window + 2 <= cache.largest
+            region = cache.alloc(window + 2) if fits else None
+            if region is None:
+                continue
+            keys, values = (x[0][region : region + window + 2] for x in (cache.keys, cache.values))
+            generator = torch.Generator().manual_seed(window)
+            for cells in (keys, values):
+                cells.copy_(torch.randn(cells.shape, generator=generator))
+            query = torch.randn((3, *keys.shape[1:]), generator=generator).to(keys)
+            scale = keys.shape[-1] ** -0.5
+            for rows, past in (([0, 1, 2], window - 1), ([2], window + 1)):
+                slots = torch.tensor([region], device=self.device)
+                packed = Packed([Segment(region, past, len(rows))], cache, slots)
+                got = packed.attend(0, query[rows], scale, window).float()
+                for i, row in enumerate(rows):
+                    seen = slice(max(past + i + 1 - window, 0), past + i + 1)
+                    scores = torch.einsum("hd,thd->ht", query[row].float(), keys[seen].float())
+                    weights = torch.softmax(scores * scale, -1)
+                    expected = torch.einsum("ht,thd->hd", weights, values[seen].float())
+                    gap = max(gap, float((got[i] - expected).abs().max()))
+            cache.free(region)
         return gap
-
-    def _gap_past(self, window: int) -> float:
-        region = self.kv_cache.alloc(window + 2)
-        if region is None:  # not at the start, when the cache is empty
-            return 0.0
-        keys, values = (
-            x[0][region : region + window + 2] for x in (self.kv_cache.keys, self.kv_cache.values)
-        )
-        generator = torch.Generator().manual_seed(window)
-        for cells in (keys, values):
-            cells.copy_(torch.randn(cells.shape, generator=generator))
-        query = torch.randn((3, *keys.shape[1:]), generator=generator).to(keys)
-        scale, gap = keys.shape[-1] ** -0.5, 0.0
-        for rows, past in (([0, 1, 2], window - 1), ([2], window + 1)):
-            segment = Segment(region, past, len(rows))
-            packed = Packed([segment], self.kv_cache, torch.tensor([region], device=self.device))
-            got = packed.attend(0, query[rows], scale, window).float()
-            for i, row in enumerate(rows):
-                start, end = max(past + i + 1 - window, 0), past + i + 1
-                scores = torch.einsum("hd,thd->ht", query[row].float(), keys[start:end].float())
-                weights = torch.softmax(scores * scale, -1)
-                expected = torch.einsum("ht,thd->hd", weights, values[start:end].float())
-                gap = max(gap, float((got[i] - expected).abs().max()))
-        self.kv_cache.free(region)
-        return gap
-
-
-def _has_matrices(module: nn.Module) -> bool:
-    return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
 
 
 def _make_kv_cache(

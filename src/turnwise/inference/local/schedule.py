@@ -113,7 +113,9 @@ class Schedule:
             elif session.num_cached == 0:
                 session.prompt_key = prompt_key(session.ids)
                 known = self.prompt_cache.find(session.prompt_key)
-                if known is not None and self._copy_prompt(session, known[0]):
+                if known is not None and self._copy_cache(known[0], session, len(session.ids)):
+                    ends = known[0].chunk_ends
+                    session.chunk_ends = [cut for cut in ends if cut <= session.num_cached]
                     ready.append((session, known[1]))
                 elif session.prompt_key in computing:  # on its way; it will be copied
                     index += 1
@@ -153,13 +155,6 @@ class Schedule:
             self._forget(session)
         session.ids = prompt
         return session
-
-    def _copy_prompt(self, session: Session, source: Session) -> bool:
-        """Copy the KV cache of the same prompt from another session; False if there is no room."""
-        if not self._copy_cache(source, session, len(session.ids)):
-            return False
-        session.chunk_ends = [cut for cut in source.chunk_ends if cut <= session.num_cached]
-        return True
 
     def _begin_branch(self, session: Session, key: Hashable, num_tokens: int) -> None:
         """Copy the KV cache of the tokens that a new session has in common with another one.
@@ -276,10 +271,11 @@ class Schedule:
         if session.region is not None and self._kv_cache.capacity(session.region) >= num_tokens:
             return True
         while (region := self._kv_cache.alloc(num_tokens)) is None:
-            if not self._evict_idle((session, keep)) and not (
-                preempt and self._preempt_younger(session)
-            ):
+            if self._evict_idle((session, keep)):
+                continue
+            if not preempt or self.running[-1] is session:
                 return False
+            self._preempt(self.running[-1])  # the youngest
         if session.region is not None:
             self._kv_cache.copy(session.region, region, session.num_cached)
             self._kv_cache.free(session.region)
@@ -297,13 +293,6 @@ class Schedule:
         if not self.is_deterministic:  # else it must be computed again just as it was
             self._sessions.pop(oldest.key, None)
         return True
-
-    def _preempt_younger(self, session: Session) -> bool:
-        """Preempt the youngest running turn, if it is younger than this one."""
-        youngest = self.running[-1]
-        if youngest is not session:
-            self._preempt(youngest)
-        return youngest is not session
 
     def _preempt(self, session: Session) -> None:
         self._evict(session)
