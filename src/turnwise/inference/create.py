@@ -89,8 +89,8 @@ def create_inference_engine(
         kind = kind.server
     if not kind.shares_model and options.get("device") == "auto":
         del options["device"]
-    own = _own_options(backend, kind, options)
-    if is_url and (decided := [name for name in options if name not in own]):
+    accepted = _accepted_options(backend, kind, options)
+    if is_url and (decided := [name for name in options if name not in accepted]):
         raise ConfigError(
             f"{' and '.join(decided)} cannot be chosen for {model_path}: that was decided when "
             "the server was started"
@@ -106,7 +106,7 @@ def create_inference_engine(
             )
         return make(load_tokenizer(model_path) if tokenizer is None else tokenizer, policy)
     if is_url:
-        return make(model_path, tokenizer=tokenizer, **own)
+        return make(model_path, tokenizer=tokenizer, **accepted)
     if not kind.shares_model:
         if not is_named:
             raise ConfigError(
@@ -114,13 +114,15 @@ def create_inference_engine(
                 f"{type(model_path).__name__}, expected a name, a folder, a Hugging Face id, or "
                 "a server's URL. For a loaded model take local."
             )
-        return make(model_folder(model_path), tokenizer=tokenizer, **own)
+        return make(model_folder(model_path), tokenizer=tokenizer, **accepted)
     model, tokenizer = _loaded(backend, model_path, tokenizer, options)
     try:
-        return make(model, tokenizer=tokenizer, **own)
+        return make(model, tokenizer=tokenizer, **accepted)
     except UnsupportedModel as error:
         _log.warning("%s The transformers engine is used instead, which is slower.", error)
-        kept = {name: value for name, value in own.items() if name in _keywords(TransformersEngine)}
+        kept = {
+            name: value for name, value in accepted.items() if name in _keywords(TransformersEngine)
+        }
         return TransformersEngine(model, tokenizer, **kept)
 
 
@@ -149,7 +151,7 @@ def _loaded(
     return model, tokenizer
 
 
-def _own_options(
+def _accepted_options(
     backend: str, kind: Callable[..., Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options that the engine takes itself; raise for one that nobody knows."""

@@ -35,10 +35,10 @@ def _openmp() -> list[ctypes.CDLL]:
     except OSError:
         return []
     paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line}
-    found = []
+    libraries = []
     for path in sorted(paths):
         with suppress(OSError):  # replaced on the disk since
             library = ctypes.CDLL(path)
             if hasattr(library, "omp_pause_resource_all"):
-                found.append(library)
-    return found
+                libraries.append(library)
+    return libraries

@@ -178,8 +178,8 @@ def _first_beyond_of_many(log_probs: torch.Tensor, points: torch.Tensor) -> torc
     reached = sums.cumsum(1, dtype=torch.float64)
     wanted = reached[:, -1:] * points[:, None]
     block = torch.searchsorted(reached, wanted, right=True).clamp_(max=num_blocks - 1)
-    own = sums.gather(1, block)
-    share = (wanted - (reached.gather(1, block) - own)) / own
+    in_block = sums.gather(1, block)
+    share = (wanted - (reached.gather(1, block) - in_block)) / in_block
     # Rounding must not take it beyond the block's last token.
     share = share.clamp_(min=0.0, max=1.0 - 2.0**-52).squeeze(1)
     rows = torch.arange(num_rows, device=mass.device)

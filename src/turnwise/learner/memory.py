@@ -32,7 +32,7 @@ class LayerShape:
     has_adapters: bool = False
 
     @classmethod
-    def of(cls, model: Any, *, has_adapters: bool = False) -> LayerShape:
+    def from_model(cls, model: Any, *, has_adapters: bool = False) -> LayerShape:
         config = model.config.get_text_config()
         width = getattr(config, "hidden_size", 0)
         inner = getattr(config, "intermediate_size", None) or 4 * width

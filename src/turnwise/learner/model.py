@@ -74,7 +74,7 @@ class PolicyValueModel(nn.Module):
                     f"critic got {critic!r}, expected 'shared', 'separate', a model or None"
                 )
             if critic == "separate":
-                self.critic = _critic_of(policy)
+                self.critic = _copy_as_critic(policy)
         elif critic is policy:
             critic = "shared"
         elif critic is not None:
@@ -88,8 +88,8 @@ class PolicyValueModel(nn.Module):
             # In float32 at least: values are regressed, and bf16 has only three digits.
             dtype = torch.promote_types(self._critic_trunk.model.dtype, torch.float32)
             # A model without weights gets them when it is sharded; those of the head are known.
-            place = torch.device("cpu") if self.device.type == "meta" else self.device
-            head = nn.Linear(self._critic_trunk.width, 1, dtype=dtype, device=place)
+            device = torch.device("cpu") if self.device.type == "meta" else self.device
+            head = nn.Linear(self._critic_trunk.width, 1, dtype=dtype, device=device)
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)
             self.value_head = head
@@ -112,7 +112,7 @@ class PolicyValueModel(nn.Module):
     def layer_shapes(self) -> list[LayerShape]:
         """The shapes of the models that one forward computes."""
         models = [trunk.model for trunk in self._trunks]
-        return [LayerShape.of(model, has_adapters=has_adapters(model)) for model in models]
+        return [LayerShape.from_model(model, has_adapters=has_adapters(model)) for model in models]
 
     @property
     def context(self) -> Context:
@@ -191,10 +191,10 @@ class PolicyValueModel(nn.Module):
             needed = torch.cat([pack.sources, pack.ends])
             selected = self.context.select(needed, pack.num_tokens)
             kept = hidden[selected.own].to(self.value_head.weight.dtype)
-            found = selected.gather(self.value_head(kept).squeeze(1))
-            values = pack.scatter_to_rows(found[: pack.num_policy_tokens], width)
+            both = selected.gather(self.value_head(kept).squeeze(1))
+            values = pack.scatter_to_rows(both[: pack.num_policy_tokens], width)
             # Not a view, which the hooks of a sharded model refuse.
-            last_values = found[pack.num_policy_tokens :].clone()
+            last_values = both[pack.num_policy_tokens :].clone()
         return Outputs(
             pack.scatter_to_rows(log_probs, width),
             pack.scatter_to_rows(entropy, width),
@@ -237,7 +237,7 @@ class PolicyValueModel(nn.Module):
         return self.forward_pack(input_ids, pack)
 
 
-def _critic_of(policy: Any) -> nn.Module:
+def _copy_as_critic(policy: Any) -> nn.Module:
     """Return a copy of the policy as the initial critic."""
     critic: nn.Module = copy.deepcopy(policy)
     if any("lora_" in name for name, _ in critic.named_parameters()):

@@ -106,12 +106,12 @@ class MetricAccumulator:
 
     def as_floats(self) -> dict[str, float]:
         """Return all metrics as floats, in one transfer from the device."""
-        found = {name: total / weight for name, (total, weight) in self._weighted.items()}
-        found |= self._maxima
-        device = next((x.device for x in found.values() if x.is_cuda), torch.device("cpu"))
-        values = torch.stack([x.to(device) for x in found.values()]).tolist()
+        means = {name: total / weight for name, (total, weight) in self._weighted.items()}
+        means |= self._maxima
+        device = next((x.device for x in means.values() if x.is_cuda), torch.device("cpu"))
+        values = torch.stack([x.to(device) for x in means.values()]).tolist()
         counts = {name: float(self._counts[name]) for name in {*COUNTS, *self._counts}}
-        return dict(zip(found, values, strict=True)) | dict(sorted(counts.items()))
+        return dict(zip(means, values, strict=True)) | dict(sorted(counts.items()))
 
 
 _MEAN_SQUARE = "is_mean_square"
@@ -262,8 +262,8 @@ def select_tokens(
     if old_log_probs is None:
         old_log_probs = batch.need("sampler_log_probs") if batch.sampler_is_exact else log_probs
     columns = (mask.nonzero()[:, 0], old_log_probs[mask], log_probs[mask])
-    own = [x.cpu() for x in (*columns, batch.need("advantages")[mask])]
-    gathered = workers.gather(own)
+    tokens_here = [x.cpu() for x in (*columns, batch.need("advantages")[mask])]
+    gathered = workers.gather(tokens_here)
     row_of, *tokens = (torch.cat(column) for column in zip(*gathered, strict=True))
     # Workers that all have the same batch have divided its rows: back to the order of the batch.
     order = torch.arange(len(row_of)) if workers.splits_batch else row_of.argsort(stable=True)
@@ -276,5 +276,5 @@ def select_tokens(
     picked[order] = selection.function(*(x[order] for x in tokens), **settings)
     start = sum(len(columns[0]) for columns in gathered[: workers.rank])
     selected = torch.zeros_like(mask)
-    selected[mask] = picked[start : start + len(own[0])].to(mask.device)
+    selected[mask] = picked[start : start + len(tokens_here[0])].to(mask.device)
     return selected

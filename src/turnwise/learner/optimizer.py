@@ -277,7 +277,9 @@ class MasterOptimizer:
         weakref.finalize(self, _remove, hooks)
         made = get_optimizer(make, options)(self._weights, **options)
         self._optimizers = [made] if isinstance(made, Optimizer) else list(made)
-        self._kernels = None if offload else KernelAdamW.of(self._optimizers, self._weights)
+        self._kernels = (
+            None if offload else KernelAdamW.for_weights(self._optimizers, self._weights)
+        )
 
     @property
     def names(self) -> list[str]:
@@ -495,7 +497,7 @@ class KernelAdamW:
             weight.keeps_narrow = True
 
     @classmethod
-    def of(
+    def for_weights(
         cls, optimizers: Sequence[Optimizer], weights: Sequence[MasterWeight]
     ) -> KernelAdamW | None:
         """Return the kernels for the weights that they can step; None where there is none."""

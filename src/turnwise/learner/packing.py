@@ -102,13 +102,13 @@ def assign_to_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
     free: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[index]
-        place = next((p for p, left in enumerate(free) if left >= length), None)
-        if place is None:
+        chosen = next((p for p, left in enumerate(free) if left >= length), None)
+        if chosen is None:
             packs.append([])
             free.append(budget)
-            place = len(packs) - 1
-        packs[place].append(index)
-        free[place] -= length
+            chosen = len(packs) - 1
+        packs[chosen].append(index)
+        free[chosen] -= length
     return [sorted(pack) for pack in packs]
 
 

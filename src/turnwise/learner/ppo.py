@@ -131,7 +131,18 @@ class PPOTrainer:
             ratio = _ratio_metrics(
                 data.behaviour_log_probs, self.learner.log_probs_before_update, data.response_mask
             )
-        return {**_over_epochs(epochs), **ratio}
+        metrics: dict[str, float] = {}
+        for name in dict.fromkeys(name for epoch in epochs for name in epoch):
+            values = [epoch[name] for epoch in epochs if name in epoch]
+            if name.startswith("gap_"):  # how far the sampler was from the learner, before any step
+                metrics[name] = values[0]
+            else:
+                metrics[name] = sum(values) / (1 if name.startswith("num_") else len(values))
+        for number, epoch in enumerate(epochs):
+            for name, full_name in _LOSSES.items():
+                if name in epoch:
+                    metrics[f"epoch_{number}_{full_name}"] = epoch[name]
+        return {**metrics, **ratio}
 
     def _with_advantages(self, batch: PPOBatch) -> PPOBatch:
         if batch.advantages is not None and (
@@ -208,22 +219,6 @@ def _ratio_metrics(
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     std = ratio.std() if len(ratio) > 1 else torch.zeros(())
     return {"ratio_mean": float(ratio.mean()), "ratio_std": float(std)} if len(ratio) else {}
-
-
-def _over_epochs(epochs: list[dict[str, float]]) -> dict[str, float]:
-    """Return means over the epochs, sums of counts, and the losses of each epoch."""
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(name for epoch in epochs for name in epoch):
-        values = [epoch[name] for epoch in epochs if name in epoch]
-        if name.startswith("gap_"):  # how far the sampler was from the learner, before any step
-            found[name] = values[0]
-        else:
-            found[name] = sum(values) / (1 if name.startswith("num_") else len(values))
-    for number, epoch in enumerate(epochs):
-        for name, full_name in _LOSSES.items():
-            if name in epoch:
-                found[f"epoch_{number}_{full_name}"] = epoch[name]
-    return found
 
 
 def _policy_value_model(policy_model: Any, value_model: Any) -> PolicyValueModel:

@@ -174,8 +174,8 @@ def split_shards(
     for name, tensor in tensors.items():
         pieces = [tensor] * num_shards
         if tensor.dim():
-            found = tensor.chunk(num_shards)
-            pieces = [*found, *[tensor[:0]] * (num_shards - len(found))]
+            chunks = tensor.chunk(num_shards)
+            pieces = [*chunks, *[tensor[:0]] * (num_shards - len(chunks))]
         for tensors_of_rank, piece in zip(shards, pieces, strict=True):
             tensors_of_rank[name] = piece
     return shards
@@ -190,6 +190,6 @@ def join_shards(shards: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch
     if len(shards) == 1:
         return dict(shards[0])
     return {
-        name: torch.cat([own[name] for own in shards]) if tensor.dim() else tensor
+        name: torch.cat([shard[name] for shard in shards]) if tensor.dim() else tensor
         for name, tensor in shards[0].items()
     }

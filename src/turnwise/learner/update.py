@@ -527,9 +527,9 @@ class Learner(BaseLearner):
     @torch.no_grad()
     def load_state(self, state: LearnerState) -> None:
         """Load what `state` returned, or some of its weights alone."""
-        own = trained_parameters(self.model)
+        parameters = trained_parameters(self.model)
         for name in state.weights:
-            local_shard(own[name]).copy_(state.weights[name])
+            local_shard(parameters[name]).copy_(state.weights[name])
         self.optimizer.refresh_masters()
         if state.rest:
             self.load_state_tensors(state.rest)

@@ -179,7 +179,7 @@ def _record(
     window = given_window
     if isinstance(attention_mask, _Mask):
         if length not in attention_mask.windows:
-            attention_mask.windows[length] = _window_of(attention_mask.attends, length)
+            attention_mask.windows[length] = _sliding_window(attention_mask.attends, length)
         window = attention_mask.windows[length]
     elif attention_mask is not None:
         raise UnsupportedAttention("its attention has a mask or bias of its own")
@@ -188,7 +188,7 @@ def _record(
     return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
-def _window_of(attends: Callable[..., torch.Tensor], length: int) -> int | None:
+def _sliding_window(attends: Callable[..., torch.Tensor], length: int) -> int | None:
     """Return the sliding window of a mask; None: all earlier tokens within `length`.
 
     It is measured at the last position, and checked at positions on both sides of it.

@@ -57,7 +57,7 @@ class _Layer:
     window: int | None
 
     @classmethod
-    def of(cls, layer: Any, window: int | None, names: Mapping[Any, str]) -> _Layer:
+    def read(cls, layer: Any, window: int | None, names: Mapping[Any, str]) -> _Layer:
         query, key, value, output, gate, up, down = _linears(layer)
         attention = layer.self_attn
 
@@ -90,7 +90,7 @@ class FusedForward:
         self._is_deterministic = deterministic
         layers = zip(model.model.layers, windows, strict=True)
         names = {module: name for name, module in model.named_modules()}
-        self.layers = [_Layer.of(layer, window, names) for layer, window in layers]
+        self.layers = [_Layer.read(layer, window, names) for layer, window in layers]
         attention = model.model.layers[0].self_attn
         self._width, self._scale = attention.head_dim, attention.scaling
         self._num_kv = attention.k_proj.out_features // attention.head_dim

@@ -105,7 +105,7 @@ class Schedule:
                 del waiting[index]
                 self._on_finished(turn, None)
                 continue
-            session = self._session_of(turn)
+            session = self._find_session(turn)
             if session.chunk_ends and session.num_cached == 0:
                 # It was evicted, and is computed again in its own chunks, which are not those of
                 # the same tokens as a new prompt: nothing is copied to it or from it.
@@ -146,7 +146,7 @@ class Schedule:
             self.running.append(self.preempted.popleft())
         return not self.preempted
 
-    def _session_of(self, turn: EngineTurn) -> Session:
+    def _find_session(self, turn: EngineTurn) -> Session:
         key, prompt = turn.request.session, list(turn.request.prompt_ids)
         session = self._sessions.get(key) if key is not None else None
         if session is None or session.turn is not None:  # two turns at once: anonymous
