@@ -107,20 +107,6 @@ def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(engine):
     assert all(different)
 
 
-def test_negative_seeds_are_seeds_too(engine):
-    request = GenerationRequest([5, 6, 7], 20, seed=-1)
-    assert list(sample(engine, request).ids) == list(sample(engine, request).ids)
-
-
-def test_many_requests_are_served_at_once(engine, first):
-    requests = make_requests(200, 12)
-    results = sample_all(engine, requests)
-    assert [len(result.ids) for result in results] == [12] * 200
-    for request, result in list(zip(requests, results, strict=True))[::20]:
-        assert first.gap(request, result) < TOLERANCE
-    assert engine.num_unfinished == 0
-
-
 def test_scores_are_log_probs_at_temperature_one(engine, first):
     """Up to a full context, and beside turns that are being sampled."""
     cases = [(make_prompt(2, 1), 1), (make_prompt(60, 2), 17), (make_prompt(CONTEXT, 3), 2000)]

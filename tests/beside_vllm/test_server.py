@@ -47,19 +47,6 @@ def test_the_server_says_what_it_has(client, first):
     assert client.context_length == CONTEXT
 
 
-def test_greedy_tokens_are_those_of_transformers(client, first):
-    requests = make_requests(4, 30, SAMPLING["greedy"])
-    for request, result in zip(requests, sample_all(client, requests), strict=True):
-        expected = first.model.generate(
-            torch.tensor([request.prompt_ids]),
-            max_new_tokens=30,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        assert list(result.ids) == expected[0, len(request.prompt_ids) :].tolist()
-
-
 def test_log_probs_are_those_of_a_plain_forward_under_every_option(client, first):
     requests = [
         request for sampling in SAMPLING.values() for request in make_requests(6, 40, sampling)
@@ -112,12 +99,6 @@ def test_a_turn_ends_where_it_should(client):
     assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 8)
     result = sample(client, GenerationRequest(make_prompt(CONTEXT, 0), 50))
     assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 0)
-
-
-def test_strings_for_people(client):
-    output = client.generate(["hello there", "You are"], max_tokens=8, temperature=0.7, seed=5)
-    assert len(output) == 2
-    assert output[0] == tokenizer().decode(output.token_ids[0], skip_special_tokens=True)
 
 
 def test_out_of_time_gives_what_there_is(client, first):

@@ -70,13 +70,6 @@ def test_a_full_context_ends_the_turn_with_its_own_reason(engine):
     assert engine.context_length == CONTEXT
 
 
-def test_more_than_the_context_can_be_an_error(engine, monkeypatch):
-    monkeypatch.setattr(engine, "_overflow", "error")
-    with pytest.raises(ConfigError, match=f"context, which holds {CONTEXT}"):
-        sample(engine, GenerationRequest(make_prompt(CONTEXT - 8, 0), 9))
-    assert len(sample(engine, GenerationRequest(make_prompt(CONTEXT - 8, 0), 8)).ids) == 8
-
-
 def test_out_of_time_gives_what_there_is(engine, first):
     request = GenerationRequest([5, 6, 7], CONTEXT - 3, seed=1, timeout=0.5)
     result = sample(engine, request)
@@ -132,22 +125,6 @@ def test_what_vllm_does_not_take_is_refused(engine):
     with pytest.raises(ConfigError, match="start=1 for 0 tokens"):
         asyncio.run(engine.score([], 1))
     assert asyncio.run(engine.score([1, 2, 3], 3)) == []
-
-
-def test_generate_works_on_strings(engine):
-    output = engine.generate(["hello there", "You are"], max_tokens=8, temperature=0.0)
-    assert len(output) == 2
-    for i, prompt in enumerate(["hello there", "You are"]):
-        request = GenerationRequest(
-            tokenizer().encode(prompt), 8, SamplingParams(temperature=0.0),
-            stop_ids=frozenset({tokenizer().eos_token_id}),
-        )  # fmt: skip
-        ids = list(sample(engine, request).ids)
-        assert output.token_ids[i] == ids
-        assert output[i] == tokenizer().decode(ids, skip_special_tokens=True)
-    scores = engine.compute_log_probs(["hello there"], [" the number"])
-    assert scores.shape == (1,)
-    assert scores[0] < 0.0
 
 
 def test_a_second_engine_in_the_process_is_refused(engine, first):
