@@ -1,9 +1,16 @@
-"""A terminal that remembers its screen: as much of one as rich's live displays need."""
+"""Terminals: one that remembers its screen, and one in which a command runs."""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import pty
 import re
+import select
+import time
+
+from forked import Turnwise
 
 _CODES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])")
 _BEGUN = re.compile(r"\x1b(\[[?\d;]*)?$")
@@ -97,3 +104,54 @@ class Terminal(io.StringIO):
             self.rows = [""] * len(self.rows)
         else:
             assert code in "mhl", f"a code that this terminal does not know: {number}{code}"
+
+
+class OnTerminal:
+    """A command of turnwise in a terminal of its own, and what it has written so far."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._end, theirs = pty.openpty()
+        self.process = Turnwise(
+            *arguments,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+            env={"TERM": "xterm-256color", "COLUMNS": "80"},
+        )
+        os.close(theirs)
+        self._unread = b""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._end, keys)
+
+    def has_more(self, seconds: float) -> bool:
+        """Read what there is, or comes within so many seconds."""
+        if not select.select([self._end], [], [], seconds)[0]:
+            return False
+        self._unread += os.read(self._end, 4096)
+        return True
+
+    def read_until(self, text: str, seconds: float = 90) -> str:
+        """What was written up to this text, which must come; the rest stays unread."""
+        deadline = time.monotonic() + seconds
+        while text.encode() not in self._unread:
+            left = max(0.0, deadline - time.monotonic())
+            assert self.has_more(left), f"{text!r} did not come; seen: {self._unread!r}"
+        before, self._unread = self._unread.split(text.encode(), 1)
+        return before.decode(errors="replace") + text
+
+    def insist(self, act, is_done, *, is_ending: bool = False) -> None:
+        """A key or a signal that comes while the terminal is being set up may be lost for now; a
+        person tries again."""
+        for _ in range(60):
+            act()
+            deadline = time.monotonic() + 2.0
+            while time.monotonic() < deadline:
+                if is_done():
+                    return
+                assert is_ending or self.process.poll() is None, "the program has ended"
+                with contextlib.suppress(OSError):  # it has ended
+                    self.has_more(0.1)
+        self.process.kill()
+        raise AssertionError(f"nothing came of it; seen: {self._unread!r}")
+
+    def has(self, text: str) -> bool:
+        return text.encode() in self._unread

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import re
-import select
 import signal
-import time
 from itertools import pairwise
 
 import pytest
 
+from cli.terminal import OnTerminal
 from forked import Turnwise
 from turnwise import inference
 from turnwise.cli.chat import legible
@@ -173,60 +170,8 @@ def test_a_full_context_is_told(turnwise):
     assert ran.err == "the context of 4,096 tokens is full, /reset starts a new conversation\n"
 
 
-class Terminal:
-    """A program in a terminal of its own, and what it has written so far."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._end, theirs = pty.openpty()
-        self.process = Turnwise(
-            "chat",
-            *arguments,
-            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
-            env={"TERM": "xterm-256color", "COLUMNS": "80"},
-        )
-        os.close(theirs)
-        self._unread = b""
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._end, keys)
-
-    def has_more(self, seconds: float) -> bool:
-        """Read what there is, or comes within so many seconds."""
-        if not select.select([self._end], [], [], seconds)[0]:
-            return False
-        self._unread += os.read(self._end, 4096)
-        return True
-
-    def read_until(self, text: str, seconds: float = 90) -> str:
-        """What was written up to this text, which must come; the rest stays unread."""
-        deadline = time.monotonic() + seconds
-        while text.encode() not in self._unread:
-            left = max(0.0, deadline - time.monotonic())
-            assert self.has_more(left), f"{text!r} did not come; seen: {self._unread!r}"
-        before, self._unread = self._unread.split(text.encode(), 1)
-        return before.decode(errors="replace") + text
-
-    def insist(self, act, is_done, *, is_ending: bool = False) -> None:
-        """A key or a signal that comes while the terminal is being set up may be lost for now; a
-        person tries again."""
-        for _ in range(60):
-            act()
-            deadline = time.monotonic() + 2.0
-            while time.monotonic() < deadline:
-                if is_done():
-                    return
-                assert is_ending or self.process.poll() is None, "the program has ended"
-                with contextlib.suppress(OSError):  # it has ended
-                    self.has_more(0.1)
-        self.process.kill()
-        raise AssertionError(f"nothing came of it; seen: {self._unread!r}")
-
-    def has(self, text: str) -> bool:
-        return text.encode() in self._unread
-
-
 def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
-    terminal = Terminal("tiny", "--device", "cpu", "--max-tokens", "3900")
+    terminal = OnTerminal("chat", "tiny", "--device", "cpu", "--max-tokens", "3900")
     process = terminal.process
     assert "/reset starts a new conversation" in terminal.read_until("> ")
     terminal.type(b"Hello\n")

@@ -40,18 +40,6 @@ def test_check_env_says_what_is_wrong_and_the_cure(turnwise, coins, tmp_path):
     assert ran.out.endswith("leaky.py:Leaky: 1 error\n")
 
 
-def test_check_env_on_a_wrong_name(turnwise):
-    ran = turnwise("check-env", "shopp")
-    assert (ran.code, ran.out) == (2, "")
-    assert "Did you mean 'shop'?" in ran.err
-
-
-def test_check_env_hands_over_the_options(turnwise, coins):
-    ran = turnwise("check-env", coins, "-p", "num_asked=x")
-    assert ran.code == 1
-    assert "TypeError" in ran.out
-
-
 def test_envs_lists_every_name_with_a_line(turnwise):
     ran = turnwise("envs")
     assert ran.code == 0

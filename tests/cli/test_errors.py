@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from turnwise import ConfigStore, ToolError, Trainer
-
 SETTINGS = {
     "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
     "inference": {"max_tokens": 3},
@@ -153,16 +151,6 @@ def test_an_environment_that_fails_while_it_is_played(turnwise, where):
     assert trained.code == 1, trained.err
     assert what in trained.err
     assert "Traceback" not in trained.err
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_tool_with_a_schema_that_cannot_be():
-    def shout(loudness: socket.socket) -> str:
-        """Shout."""
-
-    config = ConfigStore.load("my.yaml")
-    with pytest.raises(ToolError, match=r"(?s)shout.*Use str, int"):
-        Trainer(config, tools=[shout]).fit()
 
 
 @pytest.mark.usefixtures("folder")

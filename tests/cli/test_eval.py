@@ -50,14 +50,6 @@ def test_an_interval_holds_its_rate_and_shrinks_with_more_episodes(num_solved, n
     assert nearer_high - nearer_low < high - low
 
 
-def test_a_run_that_is_not_there(turnwise, run, monkeypatch):
-    monkeypatch.chdir(run.parents[1])
-    ran = turnwise("eval", "runs/nope")
-    assert (ran.code, ran.out) == (2, "")
-    assert "there is no run runs/nope" in ran.err
-    assert "Runs in runs: runs/mine" in ran.err
-
-
 @pytest.mark.parametrize("arguments", [["--env", "nope"], ["--dataset", "nope.jsonl"]])
 def test_no_model_is_loaded_for_what_cannot_be_played(turnwise, run, monkeypatch, arguments):
     monkeypatch.setattr("turnwise.trainer.state.load_trained_model", None)
@@ -121,13 +113,6 @@ def test_a_model_plays_any_environment(turnwise, coins):
     mute = figures(turnwise, "tiny", "--env", "coins.py:Mute", *FEW)
     assert "model" in mute
     assert not {"expert", "random"} & set(mute)
-
-
-def test_a_certain_checkpoint(turnwise, run):
-    (newest,) = (run / "checkpoints").glob("step-00000001")
-    last = figures(turnwise, str(run), "--episodes", "5")
-    for arguments in ([str(run), "--checkpoint", str(newest)], [str(newest)]):
-        assert figures(turnwise, *arguments, "--episodes", "5")["model"] == last["model"]
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,6 @@ def test_its_own_test_passes(made):
     assert "3 passed" in result.stdout
 
 
-def test_its_settings_load_and_each_says_what_it_is(made):
-    config = ConfigStore.load(made / "config.yaml")
-    assert config.environment.name == "my_env.py:MyEnv"
-    assert config.reward == "my_env.py:reward"
-    assert config.training.warm_start == "expert"
-
-
 def test_it_trains(turnwise, made):
     small = ["training.num_epochs=1", "training.steps_per_epoch=2", "training.batch_size=4"]
     small += ["training.warm_start_steps=2"]
@@ -99,15 +92,6 @@ def test_nothing_is_overwritten(turnwise, made, monkeypatch):
     assert (ran.code, ran.out) == (2, "")
     assert "my_env exists" in ran.err
     assert {path: path.read_text() for path in made.iterdir()} == before
-
-
-def test_an_empty_folder_is_filled_and_a_file_is_not(turnwise, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    assert turnwise("init", "empty").code == 0
-    Path("file").write_text("mine")
-    assert "file exists" in turnwise("init", "file").err
-    assert Path("file").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

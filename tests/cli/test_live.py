@@ -18,7 +18,7 @@ from cli.terminal import Terminal
 from turnwise.progress import make_reporter
 from turnwise.progress.lines import JsonReporter, LineReporter
 from turnwise.progress.live import LiveReporter, RunView
-from turnwise.progress.run_state import RunState, brief, clock_time
+from turnwise.progress.run_state import RunState
 from turnwise.trainer.reporter import RunInfo
 
 
@@ -82,23 +82,6 @@ def test_the_picture_says_what_matters():
     assert values.split() == ["0.86", "0.86", "1.20", "0.004", "21.4"]
 
 
-def test_a_curve_rises_between_its_lowest_and_highest_value():
-    rows = pictured(running()).splitlines()[3:9]
-    blocks = [sum("▁" <= mark <= "█" for mark in row[:39]) for row in rows]
-    assert blocks == sorted(blocks)
-    assert blocks[0] > 0
-    assert [rows[0].split()[0], rows[-1].split()[0]] == ["0.86", "0.025"]
-
-
-def test_success_is_shown_only_where_it_is_reported():
-    state = running(0)
-    for step in range(1, 9):
-        state.step({name: value for name, value in metrics(step).items() if name != "success"})
-    assert "success" not in pictured(state)
-    assert pictured(running(success=0.0)).count("success") == 2
-    assert pictured(running(success=0.5)).count("success") == 2
-
-
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (60, 20), (40, 15), (25, 10)])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 500])
 def test_the_picture_keeps_within_any_terminal(size, num_steps):
@@ -109,23 +92,6 @@ def test_the_picture_keeps_within_any_terminal(size, num_steps):
     assert picture.count("\n") < size[1]
 
 
-def test_without_colours_there_are_none(monkeypatch):
-    state = running()
-    monkeypatch.setenv("NO_COLOR", "1")
-    grey = pictured(state, color_system="standard")
-    monkeypatch.delenv("NO_COLOR")
-    coloured = pictured(state, color_system="standard")
-    assert not re.search(r"\x1b\[[\d;]*3[0-7]m", grey)
-    assert re.search(r"\x1b\[[\d;]*3[0-7]m", coloured)
-
-
-def test_a_terminal_without_unicode_gets_none():
-    out = io.TextIOWrapper(io.BytesIO(), "ascii")
-    Console(file=out, force_terminal=True, width=80, height=24).print(RunView(running()))
-    out.flush()
-    assert b"step 80/200 ---" in re.sub(rb"\x1b\[[\d;]*m", b"", out.buffer.getvalue())
-
-
 def test_foreign_text_cannot_reach_the_terminal():
     state = RunState(Clock())
     state.begin(RunInfo(Path("runs/a\x1b[2Jb"), "evil\x1b]52;c;x\x07", "m\x9b31m", 5))
@@ -134,45 +100,6 @@ def test_foreign_text_cannot_reach_the_terminal():
     assert "\x1b" not in pictured(state)
     state.end("stopped: \x1b[31m")
     assert not set("\x1b\x07\x9b") & set(pictured(state))
-
-
-def test_time_left_follows_the_pace_of_the_latest_steps():
-    clock = Clock()
-    state = RunState(clock)
-    state.begin(info(100))
-    assert state.seconds_left is None
-    clock.now += 50  # a warm start is not the pace of a step
-    state.step(metrics(1))
-    assert state.seconds_left == pytest.approx(99)
-    for step in range(2, 61):
-        clock.now += 0.5 if step < 30 else 3.0
-        state.step(metrics(step))
-    assert state.seconds_left == pytest.approx(40 * 3.0)
-    clock.now += 2.0
-    assert state.seconds_left == pytest.approx(40 * 3.0 - 2.0)
-    clock.now += 1e6
-    assert state.seconds_left == 0.0
-
-
-def test_a_resumed_run_has_its_whole_curve():
-    state = RunState(Clock())
-    state.begin(info(first_step=30, history=[metrics(step) for step in range(1, 31)]))
-    assert state.step_number == 30
-    assert state.seconds_left is None
-    assert "step 30/200" in pictured(state)
-    assert [step for step, _ in state.points("reward")] == list(range(1, 31))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (0.5312, "0.53"), (-0.0123, "-0.012"), (0.00012, "1e-04"), (12.34, "12.3")],
-)
-def test_numbers_are_brief(value, text):
-    assert brief(value) == text
-
-
-def test_times_are_read_as_clocks():
-    assert [clock_time(s) for s in (0, 59.7, 130, 3725)] == ["0:00", "1:00", "2:10", "1:02:05"]
 
 
 @pytest.fixture

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+from cli.terminal import OnTerminal
 
 
 def test_a_person_plays_to_the_end(turnwise, coins):
@@ -146,51 +139,24 @@ def test_an_async_environment_that_keeps_its_loop(turnwise, tmp_path):
     assert "Finished  1 turn" in turnwise("play", f"{tmp_path}/waits.py:Waits", typed="x\n").out
 
 
-def start_in_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turnwise", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color", "COLUMNS": "80"},
-    )
-    os.close(theirs)
-    return process, ours
-
-
-def read_until(terminal: int, text: str, seconds: float = 60) -> str:
-    seen = ""
-    deadline = time.monotonic() + seconds
-    while text not in seen:
-        ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
-        assert ready, f"{text!r} did not come; seen: {seen!r}"
-        seen += os.read(terminal, 4096).decode()
-    return seen
-
-
 def test_in_a_real_terminal(coins):
-    process, terminal = start_in_terminal("play", coins, "-p", "num_asked=1")
-    opening = read_until(terminal, "1> ")
+    terminal = OnTerminal("play", coins, "-p", "num_asked=1")
+    opening = terminal.read_until("1> ")
     assert "system prompt: " in re.sub(r"\x1b\[[\d;]*m", "", opening)
     assert "[bold]Be quick.[/bold]" in opening  # an environment's brackets are no markup
-    os.write(terminal, b"take\n")
-    read_until(terminal, "2> ")
-    os.write(terminal, b"stop\n")
-    assert "\x1b[1;32mSolved" in read_until(terminal, "done")
-    assert process.wait(timeout=60) == 0
-    os.close(terminal)
+    terminal.type(b"take\n")
+    terminal.read_until("2> ")
+    terminal.type(b"stop\n")
+    assert "\x1b[1;32mSolved" in terminal.read_until("done")
+    assert terminal.process.wait(60) == 0
 
 
 def test_ctrl_c_leaves_politely(coins):
-    process, terminal = start_in_terminal("play", coins)
-    read_until(terminal, "1> ")
-    # One that comes before `input` listens is lost, so a person would press it again.
-    for _ in range(150):
-        process.send_signal(signal.SIGINT)
-        if select.select([terminal], [], [], 1)[0]:
-            break
-    assert "Stopped after 0 turns" in read_until(terminal, "reward 0.")
-    assert process.wait(timeout=60) == 0
-    os.close(terminal)
+    terminal = OnTerminal("play", coins)
+    terminal.read_until("1> ")
+    terminal.insist(
+        lambda: terminal.process.send_signal(signal.SIGINT),
+        lambda: terminal.has("Stopped after 0 turns, total reward 0."),
+        is_ending=True,
+    )
+    assert terminal.process.wait(60) == 0

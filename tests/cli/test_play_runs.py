@@ -4,17 +4,13 @@ trained agent with the run's own tools, dataset, system prompt and reward."""
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from forked import Turnwise
+from cli.terminal import OnTerminal
 
 AGENTS = """
 def act(observation):
@@ -56,14 +52,6 @@ def test_a_person_plays_a_runs_environment_with_its_tools(turnwise, runs):
         "  reward +1\n"
         "\nSolved  2 turns, total reward 1, score 2 by the reward function, done\n"
     )
-
-
-def test_calls_may_be_typed_as_the_model_writes_them_and_may_be_wrong(turnwise, runs):
-    typed = '{"name": "look_up", "arguments": {"kind": "moss"}}\n{"name": "say_word"\nquit\n'
-    out = turnwise("play", str(runs.tools), "--seed", "1", typed=typed).out
-    assert "  look_up(kind='moss') -> look_up failed with KeyError: 'moss'\n" in out
-    assert "A call could not be read" in out
-    assert "Stopped after 2 turns" in out
 
 
 @pytest.mark.parametrize(
@@ -171,24 +159,9 @@ def test_what_cannot_be_played_is_said(turnwise, arguments, message):
 
 
 def test_ctrl_c_leaves_a_watched_agent_cleanly(runs):
-    ours, theirs = pty.openpty()
-    child = Turnwise(
-        *("play", "--player", "runs/script", "--delay", "60"),
-        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
-        env={"TERM": "dumb", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    shown, end = b"", time.monotonic() + 120
-    while b"Take" not in shown and time.monotonic() < end:
-        if select.select([ours], [], [], 1)[0]:
-            shown += os.read(ours, 4096)
-    child.send_signal(signal.SIGINT)
-    while child.poll() is None and time.monotonic() < end:
-        if select.select([ours], [], [], 1)[0]:
-            try:
-                shown += os.read(ours, 4096)
-            except OSError:
-                break
-    assert child.wait(60) == 0, shown.decode()
-    assert b"Stopped after 0 turns" in shown
-    assert b"Traceback" not in shown
+    terminal = OnTerminal("play", "--player", "runs/script", "--delay", "60")
+    terminal.read_until("Take")
+    terminal.process.send_signal(signal.SIGINT)
+    shown = terminal.read_until("Stopped after 0 turns")
+    assert "Traceback" not in shown
+    assert terminal.process.wait(60) == 0

@@ -129,13 +129,6 @@ def test_a_mistake_is_a_message_and_nothing_else(turnwise, small, tmp_path, argu
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_not_a_run_cannot_go_on(turnwise, small, tmp_path):
-    (tmp_path / "folder").mkdir()
-    ran = turnwise("train", "folder", "--resume")
-    assert (ran.code, ran.out) == (2, "")
-    assert "folder is not a run: it has no config.yaml" in ran.err
-
-
 def test_a_finished_run_trains_on_and_a_fresh_one_begins_anew(turnwise, small, tmp_path):
     short = "training.num_epochs=1"
     assert turnwise("train", small, short).code == 0

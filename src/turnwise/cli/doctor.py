@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,11 +14,6 @@ from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json
 from turnwise.cli.run_paths import find_run, metrics_file, run_containing
 from turnwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from turnwise.runs.doctor import Finding
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}
 
@@ -74,6 +68,7 @@ def _check_machine(as_json: bool) -> None:
 
 
 def _diagnose_run(run: str, as_json: bool) -> None:
+    from rich.padding import Padding
     from rich.text import Text
 
     from turnwise.progress.run_state import count
@@ -81,6 +76,7 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     from turnwise.runs.doctor import diagnose, findings, present
     from turnwise.runs.headline import headline
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
+    from turnwise.runs.resume_settings import FIXED
     from turnwise.runs.run_folder import RunFolder
 
     source = find_run(run)
@@ -112,7 +108,29 @@ def _diagnose_run(run: str, as_json: bool) -> None:
         )
         return
     console = make_console()
-    _show_findings(console, over_time, now, folder.path)
+    lasting = {finding.code: finding for finding in now}
+    began = {finding.code: step for step, finding in over_time}  # the last time
+    shown = [(f"step {step:<6}", step, finding) for step, finding in over_time]
+    shown += [("", 0, finding) for finding in now if finding.code not in began]
+    for title, step, finding in shown:
+        # One that lasts is shown with its present consequences and example.
+        is_last = began.get(finding.code, 0) == step
+        latest = lasting.get(finding.code, finding) if is_last else finding
+        console.print(
+            Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold")
+        )
+        lines = [Text(legible(finding.text))]
+        for one in latest.consequences:
+            lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
+        lines.append(Text.assemble(("fix: ", "bold green"), finding.fix))
+        if latest.example is not None:
+            address = f"#/run/{folder.path.resolve().name}/episodes/{latest.example}"
+            command = legible(f"turnwise view {shlex.quote(str(folder.path))}, {address}")
+            lines.append(Text.assemble(("example: ", "bold"), command))
+        for line in lines:
+            console.print(Padding(line, (0, 0, 0, 2), expand=False))
+    if shown:
+        console.print()
     words = [count(len(steps), "step") if steps else "no step was finished"]
     if main is not None:
         words.append(str(main))
@@ -125,42 +143,8 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     codes = ", ".join(finding.code for finding in now)
     console.print(f"As of the last step: {codes or 'nothing wrong'}.")
     if now and folder.config_file.is_file():
-        from turnwise.runs.resume_settings import FIXED
-
+        command = legible(f"turnwise train {shlex.quote(str(folder.path))} section.name=value")
         advised = {name for finding in now for name in re.findall(r"\w+\.[a-z_]+", finding.fix)}
         only_new = ", ".join(sorted(advised & set(FIXED)))
-        command = legible(f"turnwise train {shlex.quote(str(folder.path))} section.name=value")
         ending = f" (only in a new run: {only_new})" if only_new else ""
         console.print(f"Change settings and resume: {command}{ending}", soft_wrap=True)
-
-
-def _show_findings(
-    console: Console,
-    over_time: Sequence[tuple[int, Finding]],
-    now: Sequence[Finding],
-    folder: Path,
-) -> None:
-    """Print each finding as it began; one that lasts with its present consequences and example."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    lasting = {finding.code: finding for finding in now}
-    began = {finding.code: step for step, finding in over_time}  # the last time
-    shown = [(f"step {step:<6}", step, finding) for step, finding in over_time]
-    shown += [("", 0, finding) for finding in now if finding.code not in began]
-    for when, step, finding in shown:
-        is_last = began.get(finding.code, 0) == step
-        latest = lasting.get(finding.code, finding) if is_last else finding
-        console.print(Text.assemble((when, "bold"), (finding.code, "bold yellow"), overflow="fold"))
-        lines = [Text(legible(finding.text))]
-        for one in latest.consequences:
-            lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
-        lines.append(Text.assemble(("fix: ", "bold green"), finding.fix))
-        if latest.example is not None:
-            address = f"#/run/{folder.resolve().name}/episodes/{latest.example}"
-            command = legible(f"turnwise view {shlex.quote(str(folder))}, {address}")
-            lines.append(Text.assemble(("example: ", "bold"), command))
-        for line in lines:
-            console.print(Padding(line, (0, 0, 0, 2), expand=False))
-    if shown:
-        console.print()

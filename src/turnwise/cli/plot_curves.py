@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,9 +25,6 @@ _NO_DIFFERENCE = {"training.seed", "training.num_epochs", "training.max_steps"}
 _NO_DIFFERENCE_SECTIONS = {"checkpoint", "logging", "ray"}
 _MOST_POINTS = 1000
 _MOST_NAMED = 3
-# Okabe and Ito's colours, which colour-blind readers can distinguish; without the pale yellow.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", ":", "-.")
 _STYLE: Mapping[str, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -173,12 +169,7 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
         ]
         if all(len(label) <= 40 for label in labels):
             return labels
-    labels = []
-    for group in groups:
-        folders = [os.path.basename(run.name) for run in group]
-        shared = os.path.commonprefix(folders)  # noqa: RUF071 - of names, not of paths
-        labels.append(shared.rstrip("-_. ") or folders[0])
-    return labels
+    return [os.path.basename(group[0].name) for group in groups]
 
 
 def metric_names(runs: Iterable[Run]) -> list[str]:
@@ -232,11 +223,8 @@ def draw(
     groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]], *, file_format: str
 ) -> bytes:
     """Return the image file. `curves` has one curve per group for each metric."""
-    matplotlib = import_extra("matplotlib", "plot")
+    styles = import_extra("matplotlib.style", "plot")
     figures = import_extra("matplotlib.figure", "plot")
-    # All colours first, then the same with other dashes.
-    looks = itertools.cycle((colour, dashes) for dashes in _DASHES for colour in _COLOURS)
-    styles = [look for look, _ in zip(looks, groups, strict=False)]
     notes = []  # the headline of a single run, and how the values were averaged and smoothed
     if any(len(group.runs) > 1 for group in groups):
         notes.append("mean over runs, band: min to max")
@@ -246,25 +234,24 @@ def draw(
     if windows:
         notes.append(f"smoothed over {' or '.join(map(str, windows))} points")
     caption = "; ".join(notes)
-    with matplotlib.rc_context(), io.BytesIO() as file:
-        matplotlib.rcdefaults()  # independent of the user's matplotlibrc
-        matplotlib.rcParams.update(_STYLE)
+    # Independent of the user's matplotlibrc, and in colours that colour-blind readers distinguish.
+    style = styles.context(["default", "tableau-colorblind10", dict(_STYLE)])
+    with style, io.BytesIO() as file:
         num_columns = 2 if len(curves) == 4 else min(len(curves), 3)
         num_rows = -(-len(curves) // num_columns)
         width = 3.4 * num_columns if len(curves) > 1 else 4.4
         figure = figures.Figure(figsize=(width, 2.5 * num_rows + 0.5), layout="constrained")
         for number, (metric, lines) in enumerate(curves.items(), 1):
             axes = figure.add_subplot(num_rows, num_columns, number)
-            for group, line, (colour, dashes) in zip(groups, lines, styles, strict=True):
+            for group, line in zip(groups, lines, strict=True):
+                marker = "o" if len(line.x) == 1 else None
+                (drawn,) = axes.plot(line.x, line.mean, label=group.title, marker=marker)
+                colour = drawn.get_color()
                 if line.raw is not None:
                     axes.plot(line.x, line.raw, color=colour, alpha=0.25, linewidth=0.8)
                 else:
-                    axes.fill_between(
-                        line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0
-                    )
-                marker = "o" if len(line.x) == 1 else None
-                look = {"color": colour, "linestyle": dashes, "marker": marker}
-                axes.plot(line.x, line.mean, label=group.title, **look)
+                    band = {"color": colour, "alpha": 0.2, "linewidth": 0}
+                    axes.fill_between(line.x, line.low, line.high, **band)
             axes.set(xlabel="training step", ylabel=metric)
             axes.margins(x=0.02)
             if metric == "success" or metric.endswith("/success"):  # show the whole scale

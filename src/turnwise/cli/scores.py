@@ -132,12 +132,14 @@ def attempt_scores(
         if rates:
             pass_at[str(k)] = asdict(Estimate.over_tasks(rates, seed))
     rates = [task["solved"] / task["attempts"] for task in played]
-    mean_rewards = [statistics.fmean(values) for values in rewards.values()]
+    mean_rewards = {number: statistics.fmean(values) for number, values in rewards.items()}
+    for number, task in tasks.items():
+        task["reward"] = mean_rewards.get(number)
     return {
         "k": num_attempts,
         "pass_at_k": pass_at or None,
         "mean_at_k": asdict(Estimate.over_tasks(rates, seed)) if reports else None,
-        "reward": asdict(Estimate.over_tasks(mean_rewards, seed, is_rate=False)),
+        "reward": asdict(Estimate.over_tasks([*mean_rewards.values()], seed, is_rate=False)),
         "reason": None if pass_at else NO_SUCCESS,
         "tasks": list(tasks.values()),
     }

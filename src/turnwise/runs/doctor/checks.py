@@ -378,48 +378,44 @@ def constant_reward(history: History) -> str | None:
     )
 
 
-def _truncated(history: History, by: str, words: str) -> str | None:
-    share = history.stays_high(f"truncated/{by}")
-    # In some environments, lasting until the limit is the success.
-    if share is None or history.success() >= 0.5:
-        return None
-    return f"{share:.0%} of the episodes {words}."
+_LIMITS = {
+    "time": (
+        "ran out of time",
+        "Find what is slow (time/environment, time/tools, time/generate in the metrics), or raise "
+        "the time limit: limits.max_seconds.",
+    ),
+    "tokens": (
+        "were longer than the model's context or the token limit",
+        "Make observations and prompts shorter, lower inference.max_tokens or "
+        "inference.max_turns, or take a model with a longer context.",
+    ),
+    "tool_calls": (
+        "made as many tool calls as are allowed",
+        "Read a few episodes: a model that calls the same tool again and again learns nothing from "
+        "the answers. If it needs so many, raise limits.max_tool_calls.",
+    ),
+    "turns": (
+        "ran out of turns before they were over",
+        "Raise inference.max_turns (and environment.max_steps), shorten the task, or reward "
+        "progress on the way.",
+    ),
+}
 
 
-@check(
-    "Find what is slow (time/environment, time/tools, time/generate in the metrics), or raise "
-    "the time limit: limits.max_seconds.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_time(history: History) -> str | None:
-    return _truncated(history, "time", "ran out of time")
+def _check_limit(by: str, words: str, fix: str) -> None:
+    def see(history: History) -> str | None:
+        share = history.stays_high(f"truncated/{by}")
+        # In some environments, lasting until the limit is the success.
+        if share is None or history.success() >= 0.5:
+            return None
+        return f"{share:.0%} of the episodes {words}."
+
+    see.__name__ = f"out_of_{by}"
+    check(fix, explains=("constant-reward", *_NOTHING_LEARNED))(see)
 
 
-@check(
-    "Make observations and prompts shorter, lower inference.max_tokens or "
-    "inference.max_turns, or take a model with a longer context.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_tokens(history: History) -> str | None:
-    return _truncated(history, "tokens", "were longer than the model's context or the token limit")
-
-
-@check(
-    "Read a few episodes: a model that calls the same tool again and again learns nothing from "
-    "the answers. If it needs so many, raise limits.max_tool_calls.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_tool_calls(history: History) -> str | None:
-    return _truncated(history, "tool_calls", "made as many tool calls as are allowed")
-
-
-@check(
-    "Raise inference.max_turns (and environment.max_steps), shorten the task, or reward progress "
-    "on the way.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_turns(history: History) -> str | None:
-    return _truncated(history, "turns", "ran out of turns before they were over")
+for _by, (_words, _fix) in _LIMITS.items():
+    _check_limit(_by, _words, _fix)
 
 
 @check(
