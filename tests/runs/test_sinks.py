@@ -10,13 +10,34 @@ import time
 import types
 
 import pytest
+from typer.testing import CliRunner
 
 from contention import wait_until
-from turnwise import ConfigError, MissingExtraError, Trainer
+from turnwise import ConfigError, ConfigStore, MissingExtraError, Trainer
+from turnwise.cli import app
 from turnwise.runs import sinks as module
 from turnwise.runs.sinks import Sinks, make_sinks
 
 CONFIG = {"training": {"learning_rate": 3e-5, "name": None}, "model": {"model_name": "tiny"}}
+
+SMALL = ["training.num_epochs=1", "training.steps_per_epoch=1", "training.batch_size=2"]
+TRACKER = """
+class Tracker:
+    def __init__(self, run_folder, run_name, config):
+        self.path, self.name = run_folder / "tracked.txt", config["environment"]["name"]
+
+    def open(self, first_step):
+        self.file = self.path.open("a")
+        print("open", self.name, first_step, file=self.file)
+
+    def log(self, step, numbers):
+        assert {"reward", "entropy"} <= set(numbers)
+        print(step, file=self.file)
+
+    def close(self):
+        print("close", file=self.file)
+        self.file.close()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -282,6 +303,32 @@ class Failing:
 
     def close(self):
         self._called("close")
+
+
+def test_a_class_in_a_file_is_a_sink(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tracker.py").write_text(TRACKER)
+    config = ConfigStore.load(None, ["logging.sinks=[tracker.py:Tracker]", *SMALL])
+    config.checkpoint.output_dir = str(tmp_path / "runs")
+    with Trainer(config) as trainer:
+        trainer.fit()
+    (tmp_path / "home").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / "home")  # the run finds the file from anywhere
+    words = ["train", str(trainer.run_folder), "--lines", "training.num_epochs=2"]
+    assert CliRunner().invoke(app, words, standalone_mode=True).exit_code == 0
+    lines = (trainer.run_folder / "tracked.txt").read_text().splitlines()
+    assert lines == ["open guess-number 1", "1", "close", "open guess-number 2", "2", "close"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("tracker.py:Nothing", "has no 'Nothing'"), ("tracker.py:half", "no open and no close")],
+)
+def test_what_is_no_sink_is_told_at_the_start(tmp_path, monkeypatch, name, problem):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tracker.py").write_text("class half:\n    def log(self, step, numbers): ...\n")
+    with pytest.raises(ConfigError, match=problem):
+        make_sinks([name], tmp_path, "run", {})
 
 
 @pytest.mark.parametrize("where", ["open", "log", "close"])

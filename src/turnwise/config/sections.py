@@ -186,7 +186,9 @@ class LoggingConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "The lowest level that is logged."
     )
-    sinks: list[str] = setting([], "Also send metrics to: tensorboard, wandb, mlflow, trackio.")
+    sinks: list[str] = setting(
+        [], "Also send metrics to: tensorboard, wandb, mlflow, trackio, or file.py:Class."
+    )
     wandb: dict[str, Any] = setting(
         {},
         "The run in Weights & Biases, for example {project: maze, name: first, tags: [grpo]}; also "

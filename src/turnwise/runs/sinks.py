@@ -1,4 +1,4 @@
-"""Sends metrics to TensorBoard, Weights & Biases, MLflow and trackio.
+"""Sends metrics to TensorBoard, Weights & Biases, MLflow, trackio, or a class of one's own.
 
 None needs a login, and none can stop or slow down a run: each works in a thread of its own, and one
 that fails is logged once and dropped. A resumed run does not log steps again that a sink already
@@ -20,12 +20,13 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 from turnwise.runs.plain_json import plain_json
+from turnwise.user_code import import_object, names_code
 from turnwise.whole_files import write_whole
 
 _PROJECT = "turnwise"
@@ -38,28 +39,34 @@ _CLOSE_SECONDS = 8.0
 _LOG = logging.getLogger("turnwise")
 
 
-class Sink(ABC):
-    """A receiver of metrics. All calls after the constructor come from one thread."""
+class Sink(Protocol):
+    """A receiver of metrics, made with the run's folder, its name and its settings.
 
-    package: ClassVar[str]
-    """The package that it needs; the extra has the same name."""
+    All calls after the constructor come from one thread.
+    """
 
-    def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        self._module: Any = import_extra(self.package, self.package)
-        self._folder, self._name, self._config = run_folder, run_name, plain_json(config)
-
-    @abstractmethod
     def open(self, first_step: int) -> None:
         """Open the sink before the first, or the first resumed, step."""
 
-    @abstractmethod
-    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Take the metrics of a step."""
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish when the run does."""
 
 
-class TensorBoard(Sink):
+class _PackageSink(ABC):
+    """A sink of turnwise, which needs a package."""
+
+    package: ClassVar[str]
+    """The package; the extra has the same name."""
+
+    def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        self._module: Any = import_extra(self.package, self.package)
+        self._folder, self._name, self._config = run_folder, run_name, config
+
+
+class TensorBoard(_PackageSink):
     """Event files in `tensorboard/` of the run folder."""
 
     package = "tensorboard"
@@ -78,7 +85,7 @@ class TensorBoard(Sink):
         self._writer.close()
 
 
-class _ResumedSink(Sink):
+class _ResumedSink(_PackageSink):
     """A sink that continues its run after a resume: a file has the id of the run and its step."""
 
     def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
@@ -216,7 +223,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-SINKS: Mapping[str, type[Sink]] = {
+SINKS: Mapping[str, type[_PackageSink]] = {
     sink.package: sink for sink in (TensorBoard, WandB, MLflow, Trackio)
 }
 
@@ -229,21 +236,34 @@ def check_sinks(names: Sequence[str], wandb: Mapping[str, Any] | None = None) ->
                 f"logging.wandb has no {name!r}. {did_you_mean(name, _WANDB_OPTIONS)}"
             )
     for name in names:
-        if name not in SINKS:
-            raise ConfigError(
-                f"logging.sinks got {name!r}, which is no sink. {did_you_mean(name, SINKS)}"
-            )
-        import_extra(SINKS[name].package, SINKS[name].package)
+        _find_sink(name)
 
 
 def make_sinks(
     names: Sequence[str], run_folder: Path, run_name: str, config: Mapping[str, Any]
 ) -> Sinks:
     """Return the sinks of these names; a missing package raises now, not during the run."""
-    check_sinks(names)
-    return Sinks(
-        {name: SINKS[name](Path(run_folder), run_name, config) for name in dict.fromkeys(names)}
-    )
+    arguments = (Path(run_folder), run_name, plain_json(config))
+    return Sinks({name: _find_sink(name)(*arguments) for name in dict.fromkeys(names)})
+
+
+def _find_sink(name: str) -> Callable[[Path, str, Any], Sink]:
+    """Return what makes a sink: one of ours, or the class that `file.py:Class` names."""
+    if name in SINKS:
+        import_extra(SINKS[name].package, SINKS[name].package)
+        return cast("Callable[[Path, str, Any], Sink]", SINKS[name])
+    if not names_code(name):
+        raise ConfigError(
+            f"logging.sinks got {name!r}, which is no sink. {did_you_mean(name, SINKS)} "
+            "Your own is written path/to/file.py:Class."
+        )
+    sink: Callable[[Path, str, Any], Sink] = import_object(name, option="logging.sinks")
+    if missing := [method for method in ("open", "log", "close") if not hasattr(sink, method)]:
+        raise ConfigError(
+            f"logging.sinks: {name} has no {' and no '.join(missing)}, expected a class with "
+            "open(first_step), log(step, numbers) and close()"
+        )
+    return sink
 
 
 class Sinks:

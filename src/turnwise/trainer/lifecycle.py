@@ -252,6 +252,7 @@ class RunLifecycle:
                 self._reporter,
                 facts,
                 self._record.files,
+                sinks=self.config.logging.sinks,
                 on_save=lambda path: self._call_back("on_save", path),
             )
             records.begin(resumes=is_old)

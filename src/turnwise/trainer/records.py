@@ -53,6 +53,7 @@ class Records:
         reporter: Reporter,
         facts: Mapping[str, Any],
         files: dict[str, bytes],
+        sinks: Sequence[str] = (),
         on_save: Callable[[Path], None] = lambda path: None,
     ) -> None:
         self.checkpoints = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last_n)
@@ -78,11 +79,11 @@ class Records:
         self._last: Metrics = {}
         """The metrics of the last step that was written."""
         self._sinks: Any = None
-        if config.logging.sinks:
+        if sinks:  # not those of `config`, which has the recorded names of files
             from turnwise.runs.sinks import make_sinks
 
             self._sinks = make_sinks(
-                config.logging.sinks, folder.path, folder.path.name, dataclasses.asdict(config)
+                sinks, folder.path, folder.path.name, dataclasses.asdict(config)
             )
 
     def begin(self, *, resumes: bool = False) -> None:
