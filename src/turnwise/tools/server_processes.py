@@ -6,7 +6,6 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,55 +32,47 @@ class ServerProcesses:
     def record_session(self) -> None:
         """Called right after the server was started in a session of its own."""
         for pid in self._find():
-            found = _read_stat(pid)
-            if found is not None and found[0] == pid:
-                self._leader = (pid, found[1])
+            stat = _read_stat(pid)
+            if stat is not None and stat[0] == pid:
+                self._leader = (pid, stat[1])
 
     def terminate(self) -> None:
         """Terminates the remaining processes, and kills those that ignore it.
 
         It blocks, because it must not be cancelled halfway.
         """
-        if self._signal_until_gone(signal.SIGTERM, _TERMINATE_SECONDS):
-            return
-        self._signal_until_gone(signal.SIGKILL, _KILL_SECONDS)
-
-    def _signal_until_gone(self, number: signal.Signals, seconds: float) -> bool:
-        """Returns whether all processes have ended. Newly forked ones get the signal too."""
-        deadline = time.monotonic() + seconds
-        signalled: set[int] = set()
-        while pids := self._find():
-            for pid in pids - signalled:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-            signalled |= pids
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
+        for number, seconds in (
+            (signal.SIGTERM, _TERMINATE_SECONDS),
+            (signal.SIGKILL, _KILL_SECONDS),
+        ):
+            deadline = time.monotonic() + seconds
+            signalled: set[int] = set()
+            while pids := self._find():  # newly forked ones get the signal too
+                for pid in pids - signalled:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, number)
+                signalled |= pids
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
 
     def _find(self) -> set[int]:
-        in_session = self._session_test()
-        found = set()
+        session = None
+        if self._leader is not None:
+            # The id of a session is not reused while the session has members; that of its leader,
+            # once it has ended, may be, and then it has another start time.
+            leader = _read_stat(self._leader[0])
+            if leader is None or leader[1] == self._leader[1]:
+                session = self._leader[0]
+        pids = set()
         for folder in Path("/proc").glob("[0-9]*"):
-            pid = int(folder.name)
             with suppress(OSError):  # it has ended, or belongs to another user
-                stat = _read_stat(pid)
+                stat = _read_stat(int(folder.name))
                 if stat is None or folder.stat().st_uid != os.getuid():
                     continue
-                if in_session(stat[0]) or self._entry in _read_environment(folder):
-                    found.add(pid)
-        return found
-
-    def _session_test(self) -> Callable[[int], bool]:
-        """An id of a session is not reused while the session has members."""
-        if self._leader is None:
-            return lambda session: False
-        pid, start = self._leader
-        now = _read_stat(pid)
-        if now is not None and now[1] != start:
-            return lambda session: False  # the id has been reused
-        return lambda session: session == pid
+                if stat[0] == session or self._entry in _read_environment(folder):
+                    pids.add(int(folder.name))
+        return pids
 
 
 def _read_environment(folder: Path) -> list[bytes]:

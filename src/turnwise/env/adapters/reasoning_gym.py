@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import random
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -116,29 +115,27 @@ class ReasoningGymEnvironment(BaseEnvironment):
 # Some datasets take half a second to create; none changes when it is used. All environments of the
 # same task and options share one, and copying them does not copy it.
 _DATASETS: dict[tuple[str, str], Any] = {}
-_LOCK = threading.Lock()
 
 
 def _dataset(task: str, options: Mapping[str, Any]) -> Any:
     key = task, repr(sorted(options.items()))
-    with _LOCK:
-        if key in _DATASETS:
-            return _DATASETS[key]
-        tasks = import_extra("reasoning_gym", "reasoning-gym").factory.DATASETS
-        if task not in tasks:
-            raise ConfigError(f"reasoning-gym has no task {task!r}. {did_you_mean(task, tasks)}")
-        dataset_class, config_class = tasks[task]
-        known = [field.name for field in dataclasses.fields(config_class)]
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"{task} has no option {name!r}. {did_you_mean(name, known)}")
-        try:
-            with Randomness(0).installed():
-                _DATASETS[key] = dataset_class(config=config_class(**options))
-        except (AssertionError, TypeError, ValueError) as error:
-            message = f"{task} does not take the options {dict(options)}: {error}"
-            raise ConfigError(message) from None
+    if key in _DATASETS:
         return _DATASETS[key]
+    tasks = import_extra("reasoning_gym", "reasoning-gym").factory.DATASETS
+    if task not in tasks:
+        raise ConfigError(f"reasoning-gym has no task {task!r}. {did_you_mean(task, tasks)}")
+    dataset_class, config_class = tasks[task]
+    known = [field.name for field in dataclasses.fields(config_class)]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{task} has no option {name!r}. {did_you_mean(name, known)}")
+    try:
+        with Randomness(0).installed():
+            dataset = dataset_class(config=config_class(**options))
+    except (AssertionError, TypeError, ValueError) as error:
+        message = f"{task} does not take the options {dict(options)}: {error}"
+        raise ConfigError(message) from None
+    return _DATASETS.setdefault(key, dataset)
 
 
 def _answer_in(text: str) -> str:

@@ -225,16 +225,10 @@ class Harness:
                 return
 
     def play(
-        self,
-        env: BaseEnvironment,
-        seed: int,
-        choose: Chooser | None = None,
-        *,
-        describe: bool = True,
-        max_turns: int = MAX_TURNS,
+        self, env: BaseEnvironment, seed: int, choose: Chooser | None = None, **options: Any
     ) -> list[Transition]:
-        """Plays one episode and returns all its transitions."""
-        return list(self.turns(env, seed, choose, describe=describe, max_turns=max_turns))
+        """Plays one episode and returns all its transitions; the options are those of `turns`."""
+        return list(self.turns(env, seed, choose, **options))
 
     def random_actions(self, seed: int) -> Chooser:
         """Chooses `sample_action`, else the expert's action, else a general text."""
