@@ -135,6 +135,12 @@ def test_an_invalid_move_is_named_and_a_second_one_loses_by_the_games_own_rule()
     assert info["invalid_action"]
 
 
+def test_a_puzzle_ended_by_invalid_moves_still_gives_a_number():
+    trajectory = play_episode(TextArenaEnvironment("Countdown-v0"), lambda *_: "what?", seed=0)
+    assert trajectory.status is EpisodeStatus.DONE
+    assert trajectory.total_reward == pytest.approx(0.568)
+
+
 def test_a_limit_that_leaves_the_game_undecided_is_truncation():
     env = TextArenaEnvironment("Chopsticks-v0", max_turns=2, opponent=lambda *_: "[attack 0 0]")
     trajectory = play_episode(env, lambda *_: "[attack 1 1]")

@@ -201,20 +201,20 @@ def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
 
 def marked_tools(owner: object) -> list[Tool]:
     """Returns the methods with `@tool` of an object, base classes first, in source order."""
-    marks: dict[str, ToolMark] = {}
-    for cls in reversed(type(owner).__mro__):
-        for name, attribute in vars(cls).items():
-            mark = read_mark(attribute)
-            # An override without a mark of its own keeps the mark of the method it replaces.
-            if mark is not None:
-                marks[name] = mark
+    marks = _marks(type(owner))
     return [FunctionTool(getattr(owner, name), mark) for name, mark in marks.items()]
 
 
 def has_marked_tools(cls: type) -> bool:
     """Whether a class has tools of its own: methods with `@tool`."""
-    return any(
-        read_mark(attribute) is not None
-        for base in cls.__mro__
-        for attribute in vars(base).values()
-    )
+    return bool(_marks(cls))
+
+
+def _marks(cls: type) -> dict[str, ToolMark]:
+    # An override without a mark of its own keeps the mark of the method it replaces.
+    return {
+        name: mark
+        for base in reversed(cls.__mro__)
+        for name, attribute in vars(base).items()
+        if (mark := read_mark(attribute)) is not None
+    }

@@ -149,31 +149,31 @@ class GymnasiumEnvironment(BaseEnvironment):
         invalid_reward: float | None,
     ) -> Description:
         """Combines the built-in description with the user's own options, which take precedence."""
-        chosen = _describe_environment(self._env)
         space = self._env.observation_space
+        chosen: dict[str, Any] = {}
         if observation_names is not None:
             names = read_names(space, observation_names, "observation_names")
-            chosen = replace(chosen, observation=names, describe=None)
+            chosen |= {"observation": names, "describe": None}
         if action_names is not None:
-            names = read_names(self._action_space, action_names, "action_names")
-            chosen = replace(chosen, actions=names)
+            chosen["actions"] = read_names(self._action_space, action_names, "action_names")
         if task is not None:
-            chosen = replace(chosen, task=task)
+            chosen["task"] = task
         if invalid_reward is not None:
-            chosen = replace(chosen, invalid_reward=invalid_reward)
+            chosen["invalid_reward"] = invalid_reward
         if describe is not None:
             if not callable(describe):
                 raise ConfigError(
                     f"describe must be a function of an observation, got {describe!r}"
                 )
-            chosen = replace(chosen, describe=lambda env, observation: describe(observation))
-        if chosen.describe is None and has_large_part(space):
+            chosen["describe"] = lambda env, observation: describe(observation)
+        description = replace(_describe_environment(self._env), **chosen)
+        if description.describe is None and has_large_part(space):
             warnings.warn(
                 f"an observation of {space} is too large to be read as numbers and is only "
                 "summarised. Say what matters in it: describe=lambda observation: ...",
                 stacklevel=3,
             )
-        return chosen
+        return description
 
     def reset(self, seed: int | None = None) -> str:
         self._done = False
