@@ -524,9 +524,10 @@ class SGLangInferenceEngine(SGLangEngine):
             answer = await getattr(manager, method)(request)
         except Exception as error:  # it raises what its server would respond with
             raise EngineError(f"SGLang refused a request: {error}") from error
-        success, message, *_ = answer or (True, "")  # memory is released without an answer
-        if not success:
-            raise EngineError(message)
+        if method.startswith("update_weights"):  # others answer nothing
+            success, message, *_ = answer
+            if not success:
+                raise EngineError(message)
         return None
 
     def _disconnect(self) -> None:
