@@ -510,10 +510,7 @@ class KernelAdamW:
             for master in group["params"]
             if master in by_master
         ]
-        shards = [weight.weight for weight, _, _ in steps]
-        if not shards or not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
-            return None
-        kernels = load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
+        kernels = _kernels_for([weight.weight for weight, _, _ in steps])
         return None if kernels is None else cls(kernels, steps)
 
     def prepare(self, learning_rate: float) -> None:
@@ -565,3 +562,10 @@ class KernelAdamW:
             state = optimizer.state.get(weight.master)
             if state:
                 state["step"] = state["step"].cpu()
+
+
+def _kernels_for(shards: Sequence[torch.Tensor]) -> Any:
+    """Return the module of the kernels, or None where torch makes the steps."""
+    if not shards or not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
+        return None
+    return load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
