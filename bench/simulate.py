@@ -8,7 +8,7 @@ What a GPU does in a second are the figures of one H200 in bench/results.jsonl, 
 of real shapes (bench/gpu/real_shapes.py: 64 episodes with a prompt of 512 and 256 sampled tokens);
 what the driver does, those of one CPU core (bench/scale.py). That a forward takes a third of the
 time of an update, and the network, are assumptions. When groups start and which ones an update
-trains on is decided by `turnwise.trainer.pacing.Pacer`, as in a run.
+trains on is decided by `turnwise.trainer.async_rollout.Pacer`, as in a run.
 
 For each number of GPUs and each `max_staleness` one draw of random sleeps decides which split into
 learners and engines is the fastest. Printed are the means of other draws with it: episodes per
@@ -30,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from results import RESULTS, Figure, add_record_option, record
-from turnwise.trainer.pacing import Draw, Pacer
+from turnwise.trainer.async_rollout import Draw, Pacer
 
 GROUP_SIZE = 8
 WORKER_SLOTS = 256

@@ -11,7 +11,8 @@ from inference.zoo import SUPPORTED, make
 from trainer.worlds import Memory, small_model, small_trainer
 from turnwise import ConfigError, ConfigStore
 from turnwise.trainer import assembly
-from turnwise.trainer.assembly import check_settings, make_engine
+from turnwise.trainer.assembly import make_engine
+from turnwise.trainer.checks import check_settings
 
 SHORT = ("training.warm_start=null", "training.batch_size=4", "training.max_log_prob_gap=1e-3")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from turnwise.trainer.pacing import Draw, Pacer
+from turnwise.trainer.async_rollout import Draw, Pacer
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from turnwise import ConfigError, ConfigStore, MissingExtraError
 from turnwise.models import load_model
-from turnwise.trainer.assembly import check_settings
+from turnwise.trainer.checks import check_settings
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 

@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise import ConfigError, ConfigStore
-from turnwise.trainer.assembly import check_settings
+from turnwise.trainer.checks import check_settings
 
 
 @pytest.mark.parametrize("backend", ["local", "transformers"])

@@ -1,8 +1,7 @@
 """The trainer: the loop, evaluation, warm start, curriculum and progress reports."""
 
-from turnwise.trainer.callbacks import Callback
 from turnwise.trainer.curriculum import Curriculum, Levels
-from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
+from turnwise.trainer.reporter import Callback, LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.state import load_trained_model
 from turnwise.trainer.trainer import RayPPOTrainer, Trainer
 

@@ -25,10 +25,9 @@ from turnwise.episode.options import SUMMARY_PROMPT, ParserChoice
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.models import check_tokenizer, load_tokenizer
-from turnwise.reward import RewardFn, batch_type
+from turnwise.reward import RewardFn
 from turnwise.reward.combine import reward_by_name
-from turnwise.reward.function import RewardFunction
-from turnwise.tools import Tool, ToolRegistry, get_parser
+from turnwise.tools import Tool, ToolRegistry
 from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.agents import (
@@ -44,11 +43,6 @@ from turnwise.trainer.state import (
     load_configured_model,
     load_configured_model_in_parts,
     load_configured_tokenizer,
-)
-from turnwise.trainer.wrong_types import (
-    check_model_and_tokenizer,
-    check_parser,
-    check_system_prompt,
 )
 
 if TYPE_CHECKING:
@@ -345,26 +339,3 @@ def _rows(
         raise ConfigError(f"{name} has no rows, expected at least one")
     found: Rows = rows
     return found
-
-
-def check_components(user: UserComponents) -> None:
-    """Raise for components that no episode can be played with, before a model is loaded."""
-    if user.reward_fn is not None and batch_type(user.reward_fn) is None:
-        RewardFunction.of(user.reward_fn)
-    elif user.reward_fn is not None and user.agent is not None:
-        raise ConfigError(
-            "reward_fn takes a batch of token rows, and an agent's episode may have several "
-            "conversations. Write a function of one trajectory: def reward(trajectory)."
-        )
-    if isinstance(user.parser, str) and user.parser != "auto":
-        get_parser(user.parser)
-    check_parser(user.parser)
-    check_system_prompt(user.system_prompt)
-    check_model_and_tokenizer(user.model, user.tokenizer)
-    for part in user.mix:
-        check_components(part.components)
-    if user.limits is not None and not isinstance(user.limits, EpisodeLimits):
-        raise ConfigError(
-            f"limits got {type(user.limits).__name__}, expected turnwise.EpisodeLimits. Write "
-            "limits=EpisodeLimits(max_turns=5), or set limits.max_turns in the settings."
-        )

@@ -24,7 +24,7 @@ from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rows, run_tasks, seed_of
 from turnwise.trainer.state import restore_generators_if_interrupted
 from turnwise.trainer.stopping import StopRequest
-from turnwise.trainer.stopwatch import Stopwatch
+from turnwise.trainer.training_step import Stopwatch
 
 GREEDY = SamplingParams(temperature=0.0)
 _KEPT = ("num_episodes", "reward", "reward_std", "success", "turns", "truncated", "errors")

@@ -9,6 +9,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -29,23 +30,93 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, assemble
 from turnwise.trainer.async_rollout import AsyncRollout
-from turnwise.trainer.callbacks import checked_callbacks
+from turnwise.trainer.checks import check_curriculum, checked_callbacks, resume_mode
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum, evaluation_tasks
-from turnwise.trainer.epochs import Epochs, FitPlan
 from turnwise.trainer.recording import RunRecord, identity, record_run
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
-from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
+from turnwise.trainer.state import (
+    checkpoint_settings,
+    read_state,
+    seed_generators,
+    uses_gpu,
+    write_state,
+)
 from turnwise.trainer.stopping import Interrupted, StopRequest, exit_now
-from turnwise.trainer.stopwatch import uses_gpu
-from turnwise.trainer.training_step import BrokenSteps
-from turnwise.trainer.wrong_types import check_curriculum, resume_mode
 
 DEFAULT_STEPS = 50
 """Steps between evaluations and checkpoints within a long epoch, where the settings say none."""
 _ENDING_SECONDS = 30.0
 _LOG = logging.getLogger("turnwise")
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """When a call of `fit` ends, computed when it starts or resumes."""
+
+    num_steps: int
+    """The step after which it ends, counted over the whole run."""
+    steps_per_epoch: int
+
+
+@dataclass
+class Epochs:
+    """The finished epochs of a run, and the steps of the current one. Part of each checkpoint."""
+
+    num_done: int = 0
+    num_steps: int = 0
+    """Finished steps of the current epoch."""
+    starts: list[int] = field(default_factory=list)
+    """The number of finished epochs when each call of `fit` began."""
+    first_steps: list[int] = field(default_factory=list)
+    """The number of finished steps when each call of `fit` began."""
+
+    def plan(
+        self,
+        fit_number: int,
+        num_epochs: int,
+        steps_per_epoch: int,
+        max_steps: int | None = None,
+        *,
+        step: int,
+        is_waiting: bool,
+    ) -> FitPlan:
+        """Begin the call of `fit` with this number, or resume it if the run has begun it before.
+
+        A new call begins a new epoch: an unfinished one counts as an epoch. `max_steps` replaces
+        the number of epochs. `is_waiting` says that the evaluation of the last step is missing.
+        """
+        if fit_number >= len(self.starts):
+            if self.num_steps:
+                self.end_epoch()
+            self.starts.append(self.num_done)
+            self.first_steps.append(step)
+        if fit_number + 1 < len(self.starts):  # a later call has begun: this one is over
+            num_left = 0
+        elif max_steps is not None:
+            num_left = max(self.first_steps[fit_number] + max_steps - step, 0)
+        else:
+            num_left = max(self.starts[fit_number] + num_epochs - self.num_done, 0)
+            num_left *= steps_per_epoch
+            # An epoch that is already too long ends with its next step, or the missing evaluation.
+            if num_left:
+                num_left -= min(self.num_steps, steps_per_epoch - (not is_waiting))
+        return FitPlan(step + num_left, steps_per_epoch)
+
+    def end_epoch(self) -> None:
+        """End the current epoch."""
+        self.num_done += 1
+        self.num_steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
+        starts = list(map(int, state["starts"]))
+        first_steps = list(map(int, state["first_steps"]))
+        return cls(int(state["num_done"]), int(state["num_steps"]), starts, first_steps)
 
 
 class OpenRun(NamedTuple):
@@ -93,7 +164,8 @@ class RunLifecycle:
         self._epochs = Epochs()
         self._num_fits = 0
         """Calls of `fit` so far, in this process."""
-        self._broken_steps = BrokenSteps()
+        self._num_broken_steps = 0
+        """Consecutive steps that did not change the model, up to the last one."""
         self._num_imitated = 0
         """Finished steps of the warm start."""
         self._pending_metrics: Metrics | None = None
@@ -373,7 +445,7 @@ class RunLifecycle:
             "epochs": self._epochs.state_dict(),
             "weight_version": self.components.engine.weight_version,
             "kl_controller": self.components.advantages.kl_controller.state_dict(),
-            "num_broken_steps": self._broken_steps.num_in_a_row,
+            "num_broken_steps": self._num_broken_steps,
             "num_imitated": self._num_imitated,
             "unwritten": self._pending_metrics,
             "success_reported": sorted(self._success_reported),
@@ -397,7 +469,7 @@ class RunLifecycle:
         components.engine.weight_version = int(progress["weight_version"])
         self.step = int(progress["step"])
         components.advantages.kl_controller.load_state_dict(progress["kl_controller"])
-        self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
+        self._num_broken_steps = int(progress["num_broken_steps"])
         self._num_imitated = int(progress["num_imitated"])
         self._pending_metrics = progress["unwritten"]
         self._success_reported = set(progress.get("success_reported", ()))

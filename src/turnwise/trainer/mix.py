@@ -12,9 +12,9 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools import ToolRegistry
+from turnwise.trainer.checks import check_curriculum
 from turnwise.trainer.components import MixEnvironment, UserComponents
 from turnwise.trainer.curriculum import Curriculum, evaluation_tasks
-from turnwise.trainer.wrong_types import check_curriculum
 from turnwise.user_code import code_name
 
 GivenEnvironment: TypeAlias = (

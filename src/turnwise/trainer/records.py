@@ -30,7 +30,7 @@ from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.trainer.stopwatch import Stopwatch
+from turnwise.trainer.training_step import Stopwatch
 from turnwise.whole_files import remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")

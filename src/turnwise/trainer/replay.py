@@ -31,14 +31,13 @@ from turnwise.runs.episode_table import StoredAgent, StoredEpisode
 from turnwise.runs.metrics_log import missing_steps
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, samples_exactly
-from turnwise.trainer.epochs import FitPlan
+from turnwise.trainer.lifecycle import FitPlan
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.state import has_same_weights
 from turnwise.trainer.stopping import Interrupted, StopRequest
-from turnwise.trainer.stopwatch import Stopwatch
 from turnwise.trainer.trainer import Trainer
-from turnwise.trainer.training_step import PlayedStep
+from turnwise.trainer.training_step import PlayedStep, Stopwatch
 from turnwise.types import Trajectory
 
 _TIMED = ("time/", "memory/", "idle/")

@@ -1,4 +1,4 @@
-"""Reports the progress of a run: always to its log, and to a display unless disabled."""
+"""Who hears of a run: its log, a display unless disabled, and the user's callbacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Literal, Protocol, Self, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
 from turnwise.errors import ConfigError
 from turnwise.progress import is_worker, make_reporter
@@ -15,10 +16,14 @@ from turnwise.progress.display import PROGRESS
 from turnwise.progress.lines import as_block
 from turnwise.progress.run_state import RunInfo as RunInfo, RunState, step_text
 
+if TYPE_CHECKING:
+    from turnwise.trainer.trainer import Trainer
+
 Metrics: TypeAlias = dict[str, float]
 """The metrics of one step by name, such as `eval/greedy/reward`."""
 
 _LOG = logging.getLogger("turnwise")
+CALLBACK_EVENTS = ("on_step", "on_evaluation", "on_save")
 
 
 class Reporter(Protocol):
@@ -70,24 +75,23 @@ class Reporters:
         self._reporters = list(reporters)
 
     def begin(self, run: RunInfo) -> None:
-        for reporter in self._reporters:
-            reporter.begin(run)
+        self._tell("begin", run)
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        for reporter in self._reporters:
-            reporter.step(metrics)
+        self._tell("step", metrics)
 
     def say(self, text: str) -> None:
-        for reporter in self._reporters:
-            reporter.say(text)
+        self._tell("say", text)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        for reporter in self._reporters:
-            reporter.progress(what, done, total)
+        self._tell("progress", what, done, total)
 
     def end(self, outcome: str) -> None:
+        self._tell("end", outcome)
+
+    def _tell(self, event: str, *values: object) -> None:
         for reporter in self._reporters:
-            reporter.end(outcome)
+            getattr(reporter, event)(*values)
 
 
 class AutoReporter(Reporters):
@@ -149,3 +153,20 @@ def choose_reporter(
             "turnwise.Reporter."
         )
     return Reporters(LogReporter(), reporter), nullcontext()
+
+
+class Callback:
+    """What a callback may do. Any object with one of these methods is one; none is required.
+
+    All are called in the thread of `fit`, between two steps. `trainer.stop()` ends the run after
+    them, an exception stops it with an error.
+    """
+
+    def on_step(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Called after each step with all its metrics, when they are written."""
+
+    def on_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Called after an evaluation with its metrics: `eval/greedy/reward` ..."""
+
+    def on_save(self, trainer: Trainer, path: Path) -> None:
+        """Called with the folder of a checkpoint, when it is written."""

@@ -30,7 +30,6 @@ from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoi
 from turnwise.runs.places import find_models, places_of
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.stopping import Interrupted
-from turnwise.trainer.stopwatch import uses_gpu
 from turnwise.user_code import allows_model_code, require_model_code, settings_from
 
 _LOG = logging.getLogger("turnwise")
@@ -249,6 +248,11 @@ def _check_belongs(
                 f"{checkpoint.path} belongs to another model: {name} has shape "
                 f"{shape} in it, expected {tuple(own[name].shape)}"
             )
+
+
+def uses_gpu() -> bool:
+    """Whether this process has begun to use a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def seed_generators(seed: int) -> None:

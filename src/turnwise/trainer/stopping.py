@@ -1,8 +1,12 @@
-"""Signals during a run (Ctrl-C, SIGTERM, SIGHUP): the run is saved, and the process ends."""
+"""How a run stops: signals (Ctrl-C, SIGTERM, SIGHUP) save it, and its episodes are cancelled.
+
+Episodes are played in a thread of their own, so that the main thread can always handle signals.
+"""
 
 from __future__ import annotations
 
-import atexit
+import asyncio
+import concurrent.futures
 import contextlib
 import os
 import queue
@@ -12,14 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, TypeVar
+from types import FrameType
+from typing import Any, Generic, NoReturn, TypeVar
 
-from turnwise.deadlines import ended_if_unresponsive
+from turnwise.deadlines import close_loop, ended_if_unresponsive, new_loop
 from turnwise.episode.watchdog import giving_up_blocked_loops, where_thread_is
 from turnwise.errors import EngineStalled
 from turnwise.inference.openmp_threads import release_openmp_threads
-from turnwise.trainer.episode_thread import EpisodeCall, EpisodeThread
 
 _CLEANUP_SECONDS = 2.0
 """For cancelled episodes to clean up; those that take longer are abandoned."""
@@ -27,14 +30,106 @@ _REMINDER_SECONDS = 10.0
 """Between two reports of what a stopping run is still doing."""
 _EXIT_SECONDS = 10.0
 """For the main thread to react to a second signal, and for the process to end after `fit`."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNAL_SECONDS = 0.2
+"""The longest delay until a signal is handled."""
 
 T = TypeVar("T")
 
 
 class Interrupted(Exception):
     """Raised when work was cancelled by a stop request; its results are discarded."""
+
+
+class EpisodeThread:
+    """A daemon thread that runs coroutines in one event loop, side by side.
+
+    Thread and loop are the same for all of them, since user code may keep objects that belong to
+    one, such as a database connection or an HTTP client. A thread that user code blocks is
+    abandoned.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name="turnwise: episodes", daemon=True)
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> EpisodeCall[T]:
+        """Run a coroutine alongside the others."""
+        if self._loop is None:
+            self._loop = new_loop()
+            self._thread.start()
+        return EpisodeCall(coroutine, self._loop)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop; does nothing if it does not run."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has closed
+                self._loop.call_soon_threadsafe(function)
+
+    def end(self) -> None:
+        """Cancel what still runs, and let the thread end, without waiting for it."""
+        if self._loop is not None:
+            self.call_soon(self._loop.stop)
+
+    @property
+    def ident(self) -> int:
+        return self._thread.ident or 0
+
+    def _work(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.run_forever()
+        finally:
+            close_loop(self._loop)
+
+
+class EpisodeCall(Generic[T]):
+    """The main thread's handle of a coroutine that runs in the episode thread."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        # A queue and not an event: a signal handler may call `wake` in the thread that waits.
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        loop.call_soon_threadsafe(self._start, coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(coroutine)
+        self._task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        try:
+            self.outcome.set_result(task.result())
+        except BaseException as error:  # raised by outcome.result()
+            self.outcome.set_exception(error)
+        self.wake()
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome.done()
+
+    def wait(self) -> None:
+        """Wait until the coroutine is over or `wake` is called."""
+        # With a timeout: a signal just before the wait would be handled only after it.
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._wakeups.get(timeout=_SIGNAL_SECONDS)
+
+    def wake(self) -> None:
+        """End `wait`; may be called in any thread and in a signal handler."""
+        self._wakeups.put(None)
+
+    def cancel(self, seconds: float = _CLEANUP_SECONDS) -> bool:
+        """Cancel the coroutine and give it some time to clean up; return whether it is over."""
+
+        def cancel_task() -> None:
+            assert self._task is not None, "it was started before"
+            self._task.cancel()
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed: it is over
+            self._loop.call_soon_threadsafe(cancel_task)
+        concurrent.futures.wait([self.outcome], timeout=seconds)
+        return self.is_over
 
 
 class StopRequest:
@@ -54,29 +149,25 @@ class StopRequest:
         """Whether there is something to save yet."""
         self.thread: EpisodeThread | None = None
         """The thread that plays episodes while this listens to signals."""
-        self._stalled: EngineStalled | None = None
+        self.waiting: EpisodeCall[Any] | None = None
+        """What the main thread waits for."""
+        self.stalled: EngineStalled | None = None
+        """Why episodes must be given up: user code blocks their thread."""
         self._signal: int | None = None
         self._say = say
-        self._on_request: Callable[[], object] | None = None
         self._later_signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def request(self) -> None:
         """Request the end of the run, as Ctrl-C does."""
         self.is_requested = True
-        if self._on_request is not None:
-            self._on_request()
+        if self.waiting is not None:
+            self.waiting.wake()
 
     def give_up(self, stalled: EngineStalled) -> None:
         """Abandon the episode thread, which user code blocks; the waiting thread raises this."""
-        self._stalled = stalled
-        if self._on_request is not None:
-            self._on_request()
-
-    def raise_stalled(self) -> None:
-        """Raise what `give_up` got, once."""
-        if self._stalled is not None:
-            stalled, self._stalled = self._stalled, None
-            raise stalled
+        self.stalled = stalled
+        if self.waiting is not None:
+            self.waiting.wake()
 
     def raise_signal(self) -> None:
         """Raise for a signal that was received, so that the whole program ends."""
@@ -89,17 +180,6 @@ class StopRequest:
             self._say(text)
 
     @contextlib.contextmanager
-    def on_request(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Call `callback`, which must be quick, if a stop is requested inside the block."""
-        self._on_request = callback
-        try:
-            if self.is_requested or self._stalled is not None:
-                callback()
-            yield
-        finally:
-            self._on_request = None
-
-    @contextlib.contextmanager
     def listening(
         self, stall_timeout: float | None = None, run_folder: Path | None = None
     ) -> Iterator[None]:
@@ -110,7 +190,7 @@ class StopRequest:
         self.thread = EpisodeThread()
         before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for kind in _SIGNALS:
+            for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 # Under nohup SIGHUP stays ignored.
                 if kind is signal.SIGHUP and signal.getsignal(kind) is signal.SIG_IGN:
                     continue
@@ -125,18 +205,16 @@ class StopRequest:
             self.thread.end()
             self.thread = None
             if self._signal is not None:
-                _in_background(_end_process, 128 + self._signal, self.say)
+                _in_background(self._end_process, "end the process")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         is_first, self._signal = self._signal is None, number
-        if number == signal.SIGINT and is_first:
-            end_by_signal_if_uncaught()
         if not is_first:
             self._later_signals.put(number)
         if not (is_first and self.can_save):
             _raise_for(number)
         self.say("stopping: saving the run first (Ctrl-C again leaves at once)")
-        _in_background(self._report_until_stopped)
+        _in_background(self._report_until_stopped, "report until stopped")
         self.request()
 
     def _report_until_stopped(self) -> None:
@@ -158,6 +236,17 @@ class StopRequest:
                 return
             second = number
 
+    def _end_process(self) -> None:
+        """In a thread: end the process some time after its main thread, whatever others do.
+
+        Threads of user code, and those of `asyncio.to_thread`, would keep it alive.
+        """
+        threading.main_thread().join()
+        time.sleep(_EXIT_SECONDS)
+        names = [t.name for t in threading.enumerate() if t.is_alive() and not t.daemon]
+        self.say(f"the process ends, and does not wait for its other threads: {', '.join(names)}")
+        exit_now(128 + (self._signal or 0))
+
 
 def _raise_for(number: int) -> NoReturn:
     if number == signal.SIGINT:
@@ -165,21 +254,8 @@ def _raise_for(number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _in_background(function: Callable[..., None], *args: Any) -> None:
-    name = f"turnwise: {function.__name__.strip('_').replace('_', ' ')}"
-    threading.Thread(target=function, args=args, name=name, daemon=True).start()
-
-
-def _end_process(code: int, say: Callable[[str], None]) -> None:
-    """In a thread: end the process some time after its main thread, whatever other threads do.
-
-    Threads of user code, and those of `asyncio.to_thread`, would keep it alive.
-    """
-    threading.main_thread().join()
-    time.sleep(_EXIT_SECONDS)
-    threads = [t.name for t in threading.enumerate() if t.is_alive() and not t.daemon]
-    say(f"the process ends, and does not wait for its other threads: {', '.join(threads)}")
-    exit_now(code)
+def _in_background(function: Callable[[], None], name: str) -> None:
+    threading.Thread(target=function, name=f"turnwise: {name}", daemon=True).start()
 
 
 def exit_now(code: int) -> NoReturn:
@@ -188,28 +264,6 @@ def exit_now(code: int) -> NoReturn:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
-
-
-def end_by_signal_if_uncaught() -> None:
-    """Make an uncaught KeyboardInterrupt end the process by SIGINT, as shells expect.
-
-    Python does so by itself, unless an exit handler evaluates a string, as torch's may: the exit
-    code is 1 then, and a shell's loop continues.
-    """
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if kind is not KeyboardInterrupt:
-            return
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # closed, or a broken pipe
-                stream.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    sys.excepthook = hook
 
 
 def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> T:
@@ -221,20 +275,22 @@ def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> 
     release_openmp_threads()  # this thread computes nothing while it waits
     with giving_up_blocked_loops(stop.give_up):
         call = thread.submit(coroutine)
+    stop.waiting = call
     try:
-        with stop.on_request(call.wake):
+        if not (stop.is_requested or stop.stalled):
             call.wait()
         if call.is_over:
             return call.outcome.result()
-        stop.raise_stalled()
+        if stop.stalled is not None:
+            stalled, stop.stalled = stop.stalled, None
+            raise stalled
         end_call(call, thread, stop)
         raise Interrupted
     except (KeyboardInterrupt, SystemExit):  # of this thread: a signal that is not deferred
-        call.cancel()
-        if not stop.is_requested:
-            call.wait_until_over(_CLEANUP_SECONDS)
+        call.cancel(0.0 if stop.is_requested else _CLEANUP_SECONDS)
         raise
     finally:
+        stop.waiting = None
         if thread is not stop.thread:
             thread.end()
         elif not call.is_over:  # the next call must not wait for it
@@ -243,8 +299,7 @@ def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> 
 
 
 def end_call(call: EpisodeCall[Any], thread: EpisodeThread, stop: StopRequest) -> None:
-    """Cancel a call and give it some time to clean up; then it is abandoned."""
-    call.cancel()
-    if not call.wait_until_over(_CLEANUP_SECONDS):
+    """Cancel a call; if it does not end in some seconds, it is abandoned."""
+    if not call.cancel():
         where = where_thread_is(thread.ident)
         stop.say(f"episodes do not end when cancelled, and are abandoned: {where}")

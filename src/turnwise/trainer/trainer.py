@@ -27,18 +27,16 @@ from turnwise.trainer.async_rollout import AsyncRollout
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.episode_metrics import environments_with_success, step_metrics
-from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.evaluation import Evaluator
-from turnwise.trainer.failures import FailureReport
-from turnwise.trainer.lifecycle import RunLifecycle
+from turnwise.trainer.failures import FailureReport, why_nothing_changes
+from turnwise.trainer.lifecycle import FitPlan, RunLifecycle
 from turnwise.trainer.mix import GivenEnvironment, with_mix
 from turnwise.trainer.records import Records, model_facts
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.state import restore_generators_if_interrupted, seed_generators
 from turnwise.trainer.stopping import StopRequest
-from turnwise.trainer.stopwatch import Stopwatch
-from turnwise.trainer.training_step import PlayedStep, learn_from
+from turnwise.trainer.training_step import PlayedStep, Stopwatch, learn_from
 from turnwise.trainer.warm_start import imitate
 from turnwise.user_code import refuse_during_import
 
@@ -188,7 +186,9 @@ class Trainer(RunLifecycle):
             yield Rollout(*how)
             return
         lock = self._curriculum_lock
-        rollout = AsyncRollout(*how, plan, step=self.step, state=state, drawing=lock)
+        rollout = AsyncRollout(
+            *how, num_updates=plan.num_steps, step=self.step, state=state, drawing=lock
+        )
         self._asynchronous = rollout
         with (
             components.updates_in_flight(config.inference.stale_kv),
@@ -203,7 +203,7 @@ class Trainer(RunLifecycle):
             self._reporter.progress("episodes", done, total)
 
         episodes = rollout.play(self.step, stop, on_episode)
-        nothing_learned = self.step == self._broken_steps.num_in_a_row
+        nothing_learned = self.step == self._num_broken_steps
         why_stop = self._failures.check(episodes, is_first_step=nothing_learned)
         baselines = rollout.baselines(stop) if why_stop is None else None
         self._success_reported |= environments_with_success(episodes)
@@ -221,7 +221,8 @@ class Trainer(RunLifecycle):
     ) -> tuple[Metrics, Mapping[str, torch.Tensor], str | None]:
         """Learn from a step; return metrics, token columns, and why the run should end, if so."""
         metrics, columns = learn_from(step, self.components, self.config, clock)
-        why_stop = self._broken_steps.count(metrics)
+        self._num_broken_steps = 0 if metrics.get("num_steps") else self._num_broken_steps + 1
+        why_stop = why_nothing_changes(self._num_broken_steps, metrics)
         for prefix, curriculum in self._curricula():
             if f"{prefix}reward" in metrics:
                 with self._curriculum_lock:

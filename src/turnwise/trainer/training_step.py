@@ -1,28 +1,25 @@
-"""One step of reinforcement learning: play the episodes, then learn from them."""
+"""One step of reinforcement learning: what is learned from its episodes, and how long it took."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
-from turnwise.errors import TrainingStopped
-from turnwise.inference import SamplingParams
+from turnwise.runs.episode_table import Phase
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.batches import make_batch, token_columns, trained_rows
-from turnwise.trainer.episode_metrics import staleness
-from turnwise.trainer.failures import MAX_FAILED_STEPS
+from turnwise.trainer.episode_metrics import split_seconds, staleness
+from turnwise.trainer.failures import check_gap
 from turnwise.trainer.reporter import Metrics
-from turnwise.trainer.stopwatch import Stopwatch
-
-# In float32 on the same weights the gap stays under 1e-4; that of another model is far above this.
-_MAX_GAP_IN_FLOAT32 = 0.01
-# The mean gap of bfloat16 and of quantised engines is a few hundredths; of another model some nats.
-_MAX_MEAN_GAP = 0.5
+from turnwise.trainer.state import uses_gpu
 
 
 @dataclass(frozen=True)
@@ -60,77 +57,62 @@ def learn_from(
         with clock.timing("update"):
             metrics |= components.learner.update(batch)
             components.publish_weights()
-        limit = GapLimit.of(
-            config.training.max_log_prob_gap, components.advantages.sampler_is_exact
+        check_gap(
+            config.training.max_log_prob_gap,
+            metrics,
+            components.collector.setup.sampling,
+            is_exact=components.advantages.sampler_is_exact,
         )
-        if limit is not None:
-            limit.check(metrics, components.collector.setup.sampling)
         all_episodes = [*episodes, *episodes.dropped]
         log_probs = components.learner.log_probs_before_update
         columns = token_columns(all_episodes, rows, batch, log_probs)
     return metrics, columns
 
 
-@dataclass
-class BrokenSteps:
-    """Counts consecutive steps that did not change the model, after which a run should end."""
+class Stopwatch:
+    """Measures the seconds of each phase of a step."""
 
-    num_in_a_row: int = 0
+    def __init__(self) -> None:
+        self.began = time.time()
+        """Unix time, as in the records of episodes."""
+        self.phases: list[Phase] = []
+        """Each phase with its start and end, in seconds since the step began."""
+        self._started = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._used_gib: dict[str, float] = {}
 
-    def count(self, metrics: Metrics) -> str | None:
-        """Count a step; return why the run should end, if it should."""
-        self.num_in_a_row = 0 if metrics.get("num_steps") else self.num_in_a_row + 1
-        if self.num_in_a_row < MAX_FAILED_STEPS:
-            return None
-        if metrics.get("num_skipped_steps"):
-            why = (
-                "the loss or its gradient was not a finite number. Lower training.learning_rate, "
-                "or look for extreme rewards."
-            )
-        else:
-            why = "no episode could be learned from. Look at the errors in log.txt."
-        return f"{MAX_FAILED_STEPS} steps in a row changed nothing: {why}"
+    @contextlib.contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            ended = time.perf_counter()
+            if uses_gpu():
+                free, total = torch.cuda.mem_get_info()
+                self._used_gib[f"memory/{phase}_gib"] = (total - free) / 2**30
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + ended - started
+            self.phases.append((phase, started - self._started, ended - self._started))
 
+    def metrics(self, played: Collection) -> Metrics:
+        """Return the `time/` metrics; playing is split by what episodes waited for.
 
-@dataclass(frozen=True)
-class GapLimit:
-    """How far the sampler's log-probs and the learner's may differ, in nats.
-
-    A larger gap means that the episodes come from another model than the learner's.
-    """
-
-    metric: Literal["gap_max", "gap_mean"]
-    limit: float
-
-    @classmethod
-    def of(cls, setting: float | Literal["auto"] | None, is_exact: bool) -> GapLimit | None:
-        """Return the limit of `training.max_log_prob_gap`; None disables the check.
-
-        `is_exact` says whether sampler and learner compute in float32 on the same weights.
+        On a GPU also `memory/`: what all processes use there at the end of each phase.
         """
-        if setting is None:
-            return None
-        if is_exact:
-            return cls("gap_max", _MAX_GAP_IN_FLOAT32 if setting == "auto" else setting)
-        return cls("gap_mean", _MAX_MEAN_GAP if setting == "auto" else setting)
-
-    def check(self, metrics: Mapping[str, float], sampling: SamplingParams) -> None:
-        """Raise if the metrics of an update exceed the limit.
-
-        A gap is expected, and not checked, where older weights have played, or where the sampler
-        filtered tokens, which makes the others likelier.
-        """
-        is_filtered = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
-        gap = metrics.get(self.metric, 0.0)
-        if is_filtered or "weights_behind" in metrics or not gap > self.limit:
-            return
-        what = "differ by up to" if self.metric == "gap_max" else "differ on average by"
-        raise TrainingStopped(
-            f"the learner's log-probs {what} {gap:.3g} nats from the sampler's ({self.metric}), "
-            f"expected at most {self.limit:g} (training.max_log_prob_gap): the episodes come from "
-            "another model than the one that is trained. Likely causes: weights that did not reach "
-            "the engine, an attention that engine and learner compute differently (sliding window, "
-            "softcap, sinks), a quantised engine, a server with another model or temperature. To "
-            "find out, train with inference.backend=transformers: if the gap is gone, it is the "
-            "engine. A larger training.max_log_prob_gap allows more, null disables this check."
-        )
+        total = time.perf_counter() - self._started
+        sampled = sum(agent.num_sampled_tokens for r in played for agent in r.agents)
+        # In bytes: of the GPU if one is used, else of the process.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        if uses_gpu():
+            peak_memory = torch.cuda.max_memory_allocated()
+        rest = {f"time/{name}": s for name, s in self._seconds.items() if name != "play"}
+        return {
+            "time/step": total,
+            **split_seconds(played, self._seconds.get("play", 0.0)),
+            **rest,
+            "time/tokens_per_second": sampled / total if total else 0.0,
+            "time/episodes_per_second": len(played) / total if total else 0.0,
+            "time/memory_gib": peak_memory / 2**30,
+            **self._used_gib,
+        }

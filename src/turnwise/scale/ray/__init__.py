@@ -26,11 +26,11 @@ from turnwise.scale.ray.transfer import ModelSource
 from turnwise.trainer.assembly import (
     RunComponents,
     begins_with_other_weights,
-    check_run,
     make_collector,
     samples_exactly,
 )
 from turnwise.trainer.batches import Advantages
+from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import UserComponents
 from turnwise.user_code import require_use
 

@@ -34,7 +34,7 @@ from turnwise.scale.verl.settings import (
     to_verl_config,
 )
 from turnwise.tools import Tool, ToolRegistry
-from turnwise.trainer.assembly import check_run
+from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 
