@@ -21,7 +21,6 @@ from turnwise.reward.function import RewardFunction
 from turnwise.runs.run_folder import Resume
 from turnwise.tools import get_parser
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.reporter import CALLBACK_EVENTS
 from turnwise.trainer.rollout import group_size
 from turnwise.user_code import require_use, server_use
@@ -230,21 +229,6 @@ def _check_types(user: UserComponents) -> None:
     ):
         if value is not None and not is_right:
             raise ConfigError(f"{name} got {value!r:.80}, expected {expected}.")
-
-
-def check_curriculum(curriculum: Any, *, is_mix: bool = False) -> None:
-    """Raise unless this is a curriculum or None; for a mix, unless it is None."""
-    if curriculum is not None and is_mix:
-        raise ConfigError(
-            "curriculum= and a mix are both given. A curriculum chooses the tasks of one "
-            "environment: environments=[{'environment': ..., 'curriculum': ...}]"
-        )
-    is_one = isinstance(curriculum, Curriculum) and not isinstance(curriculum, type)
-    if curriculum is not None and not is_one:
-        raise ConfigError(
-            f"curriculum got {curriculum!r:.80}, expected an object with the methods choose, "
-            "observe, state_dict and load_state_dict, such as turnwise.Levels([...])."
-        )
 
 
 def checked_callbacks(callbacks: Any) -> list[Any]:

@@ -8,11 +8,11 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from turnwise.algo import Algorithm
 from turnwise.algo.choose import EstimatorChoice, LossChoice
-from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, EnvironmentItem
 from turnwise.data import PromptDataset
 from turnwise.data.dataset import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
@@ -22,7 +22,7 @@ from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
 from turnwise.episode import CollectorOptions, EpisodeLimits, episode_limits
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.options import SUMMARY_PROMPT, ParserChoice
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference import SamplingParams
 from turnwise.models import check_tokenizer, load_tokenizer
 from turnwise.reward import RewardFn
@@ -37,16 +37,24 @@ from turnwise.trainer.agents import (
     expert_of,
     no_environment,
 )
-from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.curriculum import Curriculum, check_curriculum, evaluation_tasks
 from turnwise.trainer.rollout import Rows, TaskSource
 from turnwise.trainer.state import (
     load_configured_model,
     load_configured_model_in_parts,
     load_configured_tokenizer,
 )
+from turnwise.user_code import code_name
 
 if TYPE_CHECKING:
     from turnwise.agents import AgentSource, Expert
+
+GivenEnvironment: TypeAlias = (
+    EnvironmentSource | tuple[EnvironmentSource, float] | Mapping[str, Any]
+)
+"""An environment of a mix: alone, with a weight, or as a dict with the keys of the YAML."""
+_SETTINGS = ("weight", "name", "max_steps", "params")
+_OBJECTS = ("reward", "dataset", "eval_dataset", "tools", "system_prompt", "curriculum")
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ class UserComponents:
     """An agent that owns its loop, in place of `environment`."""
     expert: Expert | str | None = None
     """What replies in the model's place when the agent's expert is imitated."""
+    curriculum: Curriculum | None = None
     mix: tuple[MixEnvironment, ...] = ()
     """The environments of a mix, in place of `environment`; each has its own rows."""
     eval_fraction: float | None = None
@@ -98,24 +107,27 @@ class UserComponents:
 
     @functools.cached_property
     def _split(self) -> Split:
+        """The rows to train on, and those that are held out."""
+        if self.dataset is None or self.eval_dataset is not None:
+            return Split(self.dataset, self.eval_dataset)
         return split_rows(self.dataset, self.eval_fraction)
 
     @property
     def train_rows(self) -> Rows | None:
         """The rows to train on."""
-        is_whole = self.dataset is None or self.eval_dataset is not None
-        rows: Rows | None = self.dataset if is_whole else self._split.train
+        rows: Rows | None = self._split.train
         return rows
 
     @property
     def eval_rows(self) -> Rows | None:
         """The rows to evaluate on; the training rows if there are too few to hold some out."""
-        rows: Rows | None = self.eval_dataset
-        if rows is not None or self.dataset is None:
-            return rows
-        held_out = self._split.held_out
-        found: Rows = self.dataset if held_out is None else held_out
-        return found
+        rows: Rows | None = self._split.held_out if self.holds_rows_out else self.dataset
+        return rows
+
+    @property
+    def holds_rows_out(self) -> bool:
+        """Whether there are rows that are not trained on."""
+        return self._split.held_out is not None
 
     def without_held_out(self) -> UserComponents:
         """Return these components with all rows to train on."""
@@ -124,13 +136,6 @@ class UserComponents:
             for part in self.mix
         )
         return dataclasses.replace(self, eval_fraction=None, mix=mix)
-
-    @property
-    def holds_rows_out(self) -> bool:
-        """Whether there are rows that are not trained on."""
-        if self.eval_dataset is not None:
-            return True
-        return self.dataset is not None and self._split.held_out is not None
 
     @property
     def evaluates_on(self) -> str:
@@ -156,12 +161,12 @@ class UserComponents:
         kind = type(source) if isinstance(source, BaseEnvironment) else source
         return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
 
-    def task_sources(self, curriculum: Curriculum | None = None) -> list[TaskSource]:
-        """Return where the tasks of training come from; a mix has curricula of its own."""
+    def task_sources(self) -> list[TaskSource]:
+        """Return where the tasks of training come from; a mix has a source for each environment."""
         if not self.mix:
-            return [TaskSource(rows=self.train_rows, curriculum=curriculum)]
+            return [TaskSource(rows=self.train_rows, curriculum=self.curriculum)]
         return [
-            TaskSource(part.name, part.weight, part.components.train_rows, part.curriculum)
+            TaskSource(part.name, part.weight, part.components.train_rows, part.given.curriculum)
             for part in self.mix
         ]
 
@@ -182,8 +187,10 @@ class UserComponents:
         if self.agent is not None:
             return limits.horizon(None, has_tools=has_tools)
         horizons = []
-        for make in [part.factory() for part in self.mix] or [self.factory(config)]:
-            environment = make()
+        for user, settings in [(part.components, part.config) for part in self.mix] or [
+            (self, config)
+        ]:
+            environment = user.factory(settings)()
             tools = has_tools or bool(marked_tools(environment))
             horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
             if not is_async(environment.close):
@@ -193,7 +200,7 @@ class UserComponents:
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
         if self.mix:
-            return self.mix[0].factory()
+            return self.mix[0].components.factory(self.mix[0].config)
         if self.agent is not None:
             raise no_environment(self.environment_name)
         assert self.environment is not None
@@ -265,7 +272,19 @@ class UserComponents:
         self, options: CollectorOptions, closing: contextlib.ExitStack | None = None
     ) -> dict[str, EpisodeKind]:
         """Return how the episodes of each environment of a mix are played, based on `options`."""
-        return {part.name: part.kind(options, closing) for part in self.mix}
+        kinds = {}
+        for part in self.mix:
+            tools = options.tools
+            if part.has_own_tools:
+                tools = part.components.registry(part.config, closing)
+            of_part = dataclasses.replace(
+                options,
+                reward_fn=part.components.reward_fn,
+                system_prompt=part.components.system_prompt,
+                tools=tools,
+            )
+            kinds[part.name] = EpisodeKind(part.components.factory(part.config), of_part)
+        return kinds
 
 
 @dataclass(frozen=True)
@@ -289,24 +308,6 @@ class MixEnvironment:
     components: UserComponents
     """All components of its episodes, its own and shared ones."""
     has_own_tools: bool = False
-    curriculum: Curriculum | None = None
-
-    def factory(self) -> EnvironmentFactory:
-        return self.components.factory(self.config)
-
-    def kind(
-        self, options: CollectorOptions, closing: contextlib.ExitStack | None = None
-    ) -> EpisodeKind:
-        """Return how its episodes are played; shared tools are those of `options`."""
-        own = dataclasses.replace(
-            options,
-            reward_fn=self.components.reward_fn,
-            system_prompt=self.components.system_prompt,
-            tools=self.components.registry(self.config, closing)
-            if self.has_own_tools
-            else options.tools,
-        )
-        return EpisodeKind(self.factory(), own)
 
 
 def environment_of(user: UserComponents, config: ConfigStore) -> EnvironmentSource:
@@ -337,5 +338,126 @@ def _rows(
         )
     if not len(rows):
         raise ConfigError(f"{name} has no rows, expected at least one")
-    found: Rows = rows
-    return found
+    checked: Rows = rows
+    return checked
+
+
+def with_mix(
+    config: ConfigStore,
+    given: UserComponents,
+    environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None,
+) -> tuple[ConfigStore, UserComponents]:
+    """Return the settings and the user's components with the mix that one of them has.
+
+    Each environment of it gets its own components, and the shared ones where it has none.
+    """
+    parsed: list[tuple[EnvironmentItem, UserComponents]] = []
+    if environments is not None:
+        if isinstance(environments, str) or not isinstance(environments, Iterable):
+            raise ConfigError(
+                f"environments got {environments!r:.200}, expected a list of environments, of "
+                "(environment, weight), or of dicts"
+            )
+        if isinstance(environments, Mapping):
+            parsed = [_mix_environment(one, name) for name, one in environments.items()]
+        else:
+            parsed = [_mix_environment(one, None) for one in environments]
+        config = dataclasses.replace(config, environments=[item for item, _ in parsed]).validate()
+    if config.environments is None:
+        return config, given
+    for name in ("environment", "agent", "dataset", "eval_dataset", "curriculum"):
+        if getattr(given, name) is not None:
+            raise ConfigError(
+                f"{name}= and a mix of environments are both given. Keep one of them; rows and "
+                "curricula belong to one environment: environments=[{'environment': ..., "
+                "'dataset': ...}]"
+            )
+    mix = []
+    for number, (name, settings) in enumerate(config.parts().items()):
+        item = config.environments[number]
+        own = parsed[number][1] if parsed else UserComponents()
+        # A component that stays None is taken from the settings of the environment.
+        components = dataclasses.replace(
+            given,
+            environment=item.environment if own.environment is None else own.environment,
+            dataset=own.dataset,
+            eval_dataset=own.eval_dataset,
+            reward_fn=_first(own.reward_fn, given.reward_fn, item.reward or None),
+            tools=_first(own.tools, given.tools, item.tools),
+            system_prompt=_first(own.system_prompt, given.system_prompt, item.system_prompt),
+        )
+        mix.append(
+            MixEnvironment(
+                name,
+                item.weight,
+                settings,
+                own,
+                components.filled_from(settings),
+                has_own_tools=own.tools is not None or item.tools is not None,
+            )
+        )
+    return config, dataclasses.replace(given, mix=tuple(mix))
+
+
+def _first(of_environment: Any, shared: Any, in_settings: Any) -> Any:
+    """Return the environment's own component, or the shared one if its settings have none."""
+    if of_environment is None and in_settings is None:
+        return shared
+    return of_environment
+
+
+def _mix_environment(
+    given: GivenEnvironment, name: str | None
+) -> tuple[EnvironmentItem, UserComponents]:
+    """Return the settings, and the code and rows, of an environment of a mix."""
+    if isinstance(given, tuple):
+        if len(given) != 2:
+            raise ConfigError(
+                f"environments got a tuple of {len(given)}, expected (environment, weight)"
+            )
+        given = {"environment": given[0], "weight": given[1]}
+    if not isinstance(given, Mapping):
+        given = {"environment": given}
+    known = ("environment", *_SETTINGS, *_OBJECTS)
+    if odd := next((key for key in given if key not in known), None):
+        raise ConfigError(
+            f"an environment of a mix has no setting {odd!r}. {did_you_mean(odd, known)}"
+        )
+    if "environment" not in given:
+        raise ConfigError(f"environments got {dict(given)!r:.200}, expected an 'environment'")
+    source = given["environment"]
+    if isinstance(source, BaseEnvironment) and {"max_steps", "params"} & set(given):
+        raise ConfigError(
+            f"an environment of a mix got max_steps or params, and {type(source).__name__} is "
+            "an instance, which has its settings already. Pass the class, or only the instance."
+        )
+    named = {key for key in _OBJECTS if _is_named(key, given.get(key))}
+    objects = {key: given.get(key) for key in _OBJECTS if key not in named}
+    tools, curriculum = objects.get("tools"), objects.get("curriculum")
+    if tools is not None and not isinstance(tools, ToolRegistry):
+        tools = ToolRegistry(tools)
+    check_curriculum(curriculum)
+    if curriculum is not None and not {"dataset", "eval_dataset"} & set(given):
+        objects["eval_dataset"] = evaluation_tasks(curriculum)
+    label = source if isinstance(source, str) else code_name(source)
+    settings = {key: given[key] for key in (*_SETTINGS, *named) if given.get(key) is not None}
+    if name is not None:
+        settings["name"] = name
+    return EnvironmentItem(label, **settings), UserComponents(
+        environment=source,
+        reward_fn=objects.get("reward"),
+        dataset=objects.get("dataset"),
+        eval_dataset=objects.get("eval_dataset"),
+        tools=tools,
+        system_prompt=objects.get("system_prompt"),
+        curriculum=curriculum,
+    )
+
+
+def _is_named(key: str, value: Any) -> bool:
+    """Whether a value is written as in YAML: the name of code, or a mapping of settings."""
+    if key in ("dataset", "eval_dataset"):
+        return isinstance(value, Mapping)
+    if isinstance(value, list) and key in ("reward", "tools"):
+        return all(isinstance(entry, str | Mapping) for entry in value)
+    return key == "reward" and isinstance(value, str)

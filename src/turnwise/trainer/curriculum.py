@@ -49,6 +49,16 @@ def evaluation_tasks(curriculum: Curriculum) -> list[Task] | None:
     return None
 
 
+def check_curriculum(curriculum: Any) -> None:
+    """Raise unless this is a curriculum or None."""
+    is_one = isinstance(curriculum, Curriculum) and not isinstance(curriculum, type)
+    if curriculum is not None and not is_one:
+        raise ConfigError(
+            f"curriculum got {curriculum!r:.80}, expected an object with the methods choose, "
+            "observe, state_dict and load_state_dict, such as turnwise.Levels([...])."
+        )
+
+
 class Levels:
     """A list of tasks from easy to hard: a level up when most succeed, down when few do.
 

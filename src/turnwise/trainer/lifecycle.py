@@ -30,10 +30,10 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, assemble
 from turnwise.trainer.async_rollout import AsyncRollout
-from turnwise.trainer.checks import check_curriculum, checked_callbacks, resume_mode
+from turnwise.trainer.checks import checked_callbacks, resume_mode
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.curriculum import Curriculum, evaluation_tasks
-from turnwise.trainer.recording import RunRecord, identity, record_run
+from turnwise.trainer.curriculum import Curriculum, check_curriculum, evaluation_tasks
+from turnwise.trainer.recording import identity, record_run, recorded
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 from turnwise.trainer.state import (
@@ -134,7 +134,6 @@ class RunLifecycle:
         self,
         config: ConfigStore,
         given: UserComponents,
-        curriculum: Curriculum | None,
         callbacks: Sequence[Any],
         reporter: Reporter | Literal["auto"] | None,
         resume: Resume | bool,
@@ -146,7 +145,8 @@ class RunLifecycle:
         """The folder of the run, once it has begun."""
         self.step = 0
         """Finished steps."""
-        check_curriculum(curriculum, is_mix=bool(given.mix))
+        curriculum = given.curriculum
+        check_curriculum(curriculum)
         has_rows = any(dataset.path is not None for _, dataset in config.datasets())
         if curriculum is not None and not has_rows and given.dataset is given.eval_dataset is None:
             # Without a task its environment may not even reset. Rows are recorded, for `eval`.
@@ -154,7 +154,6 @@ class RunLifecycle:
         self._given = given
         self._user = given.filled_from(config)
         self._name = self._user.environment_name if not given.mix else config.environment_name
-        self._curriculum = curriculum
         self._callbacks = checked_callbacks(callbacks)
         self._reporter, self._display = choose_reporter(reporter)
         self._resume = resume_mode(resume)
@@ -179,6 +178,8 @@ class RunLifecycle:
         """Groups of a checkpoint that had started and were not trained on."""
         self._stop_request: StopRequest | None = None
         """That of the run that is under way."""
+        self._recorded: ConfigStore | None = None
+        """The settings as the folder of the run has them."""
 
     @property
     def components(self) -> RunComponents:
@@ -267,44 +268,26 @@ class RunLifecycle:
                 "(training.eval_fraction)."
             )
 
-    @functools.cached_property
-    def _record(self) -> RunRecord:
-        """What the run folder records about the start of the run.
-
-        Each `fit` makes a new one, since settings may change between two calls.
-        """
-        return record_run(self.config, self._given, self._user, self._identity, self._curriculum)
-
-    @functools.cached_property
-    def _recorded(self) -> ConfigStore:
-        """The settings, with the objects that were given in Python written in by name."""
-        return self._record.config
-
-    @functools.cached_property
-    def _identity(self) -> dict[str, str]:
-        """Hashes of the code of environment, reward and tools, and of the dataset."""
-        return identity(self._user, self.config)
-
     def _curricula(self) -> Iterator[tuple[str, Curriculum]]:
         """Yield each curriculum with the prefix of the metrics that it observes."""
-        if self._curriculum is not None:
-            yield "", self._curriculum
-        for environment in self._user.mix:
-            if environment.curriculum is not None:
-                yield f"{environment.name}/", environment.curriculum
+        if self._user.curriculum is not None:
+            yield "", self._user.curriculum
+        for part in self._user.mix:
+            if part.given.curriculum is not None:
+                yield f"{part.name}/", part.given.curriculum
 
     @contextlib.contextmanager
     def _run(self, num_epochs: int | None, steps_per_epoch: int | None) -> Iterator[OpenRun]:
         """Open the run folder, resume the run in it, and record how it ends."""
-        for name in ("_record", "_recorded"):
-            self.__dict__.pop(name, None)
         stop = self._stop_request = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self, "_stop_request", None)
             stack.enter_context(self._display)
             self._assemble()  # before there is a folder: it raises for what cannot be used
+            hashes = identity(self._user, self.config)
+            record = record_run(self.config, self._given, self._user, hashes)
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
-                folder, resumes = self._folder()
+                folder, resumes = self._folder(record.config, hashes)
                 is_new = not folder.exists
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.held())
@@ -316,14 +299,14 @@ class RunLifecycle:
             is_old = resumes or self.run_folder is not None
             if resumes:  # under the name with which the run began
                 self._name = folder.status.get("environment", self._name)
-            self._recorded, facts = self._record.for_folder(folder, resumes=is_old)
+            self._recorded, facts = record.for_folder(folder, resumes=is_old)
             records = Records(
                 folder,
                 self._recorded,
                 self._name,
                 self._reporter,
                 facts,
-                self._record.files,
+                record.files,
                 sinks=self.config.logging.sinks,
                 on_save=lambda path: self._call_back("on_save", path),
             )
@@ -399,15 +382,14 @@ class RunLifecycle:
     def _is_over(self, plan: FitPlan) -> bool:
         return self.step >= plan.num_steps and self._pending_metrics is None
 
-    def _folder(self) -> tuple[RunFolder, bool]:
+    def _folder(self, config: ConfigStore, hashes: Mapping[str, str]) -> tuple[RunFolder, bool]:
+        """Return the folder of the run, and whether a run in it is resumed."""
         if self.run_folder is not None:
             return RunFolder(self.run_folder), False
         # Weights that were loaded from elsewhere must not be replaced by those of another run.
         resume: Resume = "never" if self._is_loaded else self._resume
-        folder, resumes = choose_run_folder(
-            self._recorded, self._name, resume, identity=self._identity
-        )
-        changed = changed_code(folder, self._identity) if resumes else []
+        folder, resumes = choose_run_folder(config, self._name, resume, identity=hashes)
+        changed = changed_code(folder, hashes) if resumes else []
         if changed:
             self._reporter.say(
                 f"{' and '.join(changed)} changed since this run began; the new code is used"
@@ -454,7 +436,8 @@ class RunLifecycle:
             progress["unplayed"] = unplayed
         for prefix, curriculum in self._curricula():
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
-        write_state(folder, self.components.learner, self._recorded, progress)
+        config = self._recorded or recorded(self.config, self._given)
+        write_state(folder, self.components.learner, config, progress)
 
     def _unplayed_state(self) -> Mapping[str, Any] | None:
         """Return which groups an asynchronous run has still to play; None for a synchronous one."""

@@ -55,7 +55,6 @@ from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code.tool import package_folders
 from turnwise.trainer.agents import agent_hash, agent_label, remember_agent
 from turnwise.trainer.components import UserComponents, environment_of
-from turnwise.trainer.curriculum import Curriculum
 from turnwise.user_code import (
     callable_label,
     code_name,
@@ -122,7 +121,6 @@ def record_run(
     given: UserComponents,
     user: UserComponents,
     identity: Mapping[str, str],
-    curriculum: Curriculum | None = None,
 ) -> RunRecord:
     """Record a run; `given` are the user's components, `user` these completed from the settings."""
     settings = recorded(config, given)
@@ -158,8 +156,10 @@ def record_run(
         "identity": dict(identity),
         "agent": "the policy that is trained",
         "datasets": datasets,
-        "unrecorded": {} if curriculum is None else {"curriculum": object_label(curriculum)},
+        "unrecorded": {},
     }
+    if user.curriculum is not None:
+        run_facts["unrecorded"]["curriculum"] = object_label(user.curriculum)
     if user.limits is not None:
         run_facts["limits"] = dataclasses.asdict(user.limits)
     return RunRecord(settings, files, run_facts)

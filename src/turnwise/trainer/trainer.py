@@ -24,13 +24,12 @@ from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.agents import check_alone
 from turnwise.trainer.async_rollout import AsyncRollout
-from turnwise.trainer.components import UserComponents
+from turnwise.trainer.components import GivenEnvironment, UserComponents, with_mix
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.episode_metrics import environments_with_success, step_metrics
 from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport, why_nothing_changes
 from turnwise.trainer.lifecycle import FitPlan, RunLifecycle
-from turnwise.trainer.mix import GivenEnvironment, with_mix
 from turnwise.trainer.records import Records, model_facts
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
@@ -111,11 +110,12 @@ class Trainer(RunLifecycle):
             policy_loss,
             agent,
             expert,
+            curriculum,
         )
         owned = {"environment": environment, "environments": environments, "tools": tools}
         check_alone(agent, {**owned, "system_prompt": system_prompt})
         config, given = with_mix(config, given, environments)
-        super().__init__(config, given, curriculum, callbacks, reporter, resume)
+        super().__init__(config, given, callbacks, reporter, resume)
         self._failures = FailureReport(self._reporter.say, is_agent=self._user.agent is not None)
         self._by_hand: PlayedStep | None = None
         """The step that `rollout` played last."""
@@ -180,7 +180,7 @@ class Trainer(RunLifecycle):
         """Open what chooses and plays the episodes of steps; by hand, without a plan, in turns."""
         components, config = self.components, self.config
         estimator = components.advantages.estimator
-        how = (components.collector, config, self._user.task_sources(self._curriculum), estimator)
+        how = (components.collector, config, self._user.task_sources(), estimator)
         state = self._unplayed_state()
         if plan is None or not (config.training.max_staleness or state):
             yield Rollout(*how)
