@@ -258,16 +258,6 @@ class RunLifecycle:
         is_best = self._is_evaluated(plan) and records.has_best_evaluation
         return is_due or is_overdue or is_best
 
-    def _train_on_all_rows(self) -> None:
-        """Hold no rows out, since the weights of a checkpoint were trained on all of them."""
-        before, self._user = self._user, self._user.without_held_out()
-        if before.evaluates_on != self._user.evaluates_on:
-            self._reporter.say(
-                "this run began with all rows of its dataset as training rows, and continues so: "
-                "its evaluations are on training rows. A new run holds rows out "
-                "(training.eval_fraction)."
-            )
-
     def _curricula(self) -> Iterator[tuple[str, Curriculum]]:
         """Yield each curriculum with the prefix of the metrics that it observes."""
         if self._user.curriculum is not None:
@@ -457,8 +447,6 @@ class RunLifecycle:
         self._pending_metrics = progress["unwritten"]
         self._success_reported = set(progress.get("success_reported", ()))
         self._asynchronous, self._restored_unplayed = None, progress.get("unplayed")
-        if checkpoint_settings(checkpoint).training.eval_fraction is None:
-            self._train_on_all_rows()
         self._epochs = Epochs.from_state_dict(progress["epochs"])
         for prefix, curriculum in self._curricula():
             if f"{prefix}curriculum" in progress:

@@ -30,7 +30,7 @@ from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.trainer.training_step import Stopwatch
+from turnwise.trainer.training_step import PlayedStep, Stopwatch
 from turnwise.whole_files import remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
@@ -166,17 +166,21 @@ class Records:
     def keep_episodes(
         self,
         step: int,
-        played: Collection,
+        played: PlayedStep,
         columns: Mapping[str, torch.Tensor],
         clock: Stopwatch,
-        baselines: Mapping[str, float] | None = None,
     ) -> None:
         """Write the episodes of a step, dropped ones too, with the columns of their tokens."""
         self._folder.check_lock()
         started = time.perf_counter()
-        episodes = [*played, *played.dropped]
-        when: dict[str, Any] = {"began": clock.began, "phases": clock.phases}
-        self._episodes.write(step, episodes, columns, **when, baselines=baselines)
+        self._episodes.write(
+            step,
+            [*played.episodes, *played.episodes.dropped],
+            columns,
+            began=clock.began,
+            phases=clock.phases,
+            baselines=played.baselines,
+        )
         self._seconds["time/log"] = time.perf_counter() - started
 
     def keep(self, metrics: Metrics) -> None:

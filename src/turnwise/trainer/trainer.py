@@ -95,22 +95,26 @@ class Trainer(RunLifecycle):
     ) -> None:
         config = ConfigStore.of(config)
         check_sinks(config.logging.sinks, config.logging.wandb)
+        if tools is not None and not isinstance(tools, ToolRegistry):
+            tools = ToolRegistry(tools)
         given = UserComponents(
-            environment,
-            reward_fn,
-            dataset if dataset is not None else train_dataset,
-            eval_dataset,
-            tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools),
-            parser,
-            system_prompt,
-            tokenizer,
-            model,
-            limits,
-            adv_estimator,
-            policy_loss,
-            agent,
-            expert,
-            curriculum,
+            environment=environment,
+            reward_fn=reward_fn,
+            dataset=dataset if dataset is not None else train_dataset,
+            eval_dataset=eval_dataset,
+            tools=tools
+            if tools is None or isinstance(tools, ToolRegistry)
+            else ToolRegistry(tools),
+            parser=parser,
+            system_prompt=system_prompt,
+            tokenizer=tokenizer,
+            model=model,
+            limits=limits,
+            adv_estimator=adv_estimator,
+            policy_loss=policy_loss,
+            agent=agent,
+            expert=expert,
+            curriculum=curriculum,
         )
         owned = {"environment": environment, "environments": environments, "tools": tools}
         check_alone(agent, {**owned, "system_prompt": system_prompt})
@@ -156,8 +160,7 @@ class Trainer(RunLifecycle):
                     why_stop = played.why_stop or why_stop
                     metrics = self._count_step(metrics)
                     evaluates = self._is_evaluated(plan)
-                    kept = (played.episodes, columns, clock, played.baselines)
-                    records.keep_episodes(self.step, *kept)
+                    records.keep_episodes(self.step, played, columns, clock)
                     self._pending_metrics = metrics
                 if evaluates and why_stop is None:
                     evaluated = self._evaluator().after_step(self.step, records, stop)
@@ -179,15 +182,20 @@ class Trainer(RunLifecycle):
     def _rollout(self, plan: FitPlan | None = None) -> Iterator[Rollout]:
         """Open what chooses and plays the episodes of steps; by hand, without a plan, in turns."""
         components, config = self.components, self.config
-        estimator = components.advantages.estimator
-        how = (components.collector, config, self._user.task_sources(), estimator)
-        state = self._unplayed_state()
-        if plan is None or not (config.training.max_staleness or state):
-            yield Rollout(*how)
+        estimator, sources = components.advantages.estimator, self._user.task_sources()
+        unplayed = self._unplayed_state()
+        if plan is None or not (config.training.max_staleness or unplayed):
+            yield Rollout(components.collector, config, sources, estimator)
             return
-        lock = self._curriculum_lock
         rollout = AsyncRollout(
-            *how, num_updates=plan.num_steps, step=self.step, state=state, drawing=lock
+            components.collector,
+            config,
+            sources,
+            estimator,
+            num_updates=plan.num_steps,
+            step=self.step,
+            state=unplayed,
+            drawing=self._curriculum_lock,
         )
         self._asynchronous = rollout
         with (
