@@ -86,14 +86,6 @@ def test_where_all_failed_there_is_no_reward():
     assert (empty["errors"], empty["num_sampled_tokens"]) == (1.0, 0)
 
 
-def test_parts_of_rewards():
-    def in_parts(trajectory):
-        return {"form": 1.0, "length": float(len(trajectory.actions))}
-
-    found, _ = figures_of(["end"], ["on", "end"], reward_fn=in_parts)
-    assert (found["reward"], found["reward/form"], found["reward/length"]) == (2.5, 1.0, 1.5)
-
-
 def test_tools_and_calls_that_cannot_be_read():
     def add(a: int, b: int) -> int:
         """Add two numbers.

@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.trainer.async_rollout import Draw, Pacer
@@ -150,21 +149,6 @@ def test_a_slow_group_does_not_hold_the_next_updates_back_until_it_is_due():
     assert machine.started[slow] == 0
 
 
-@pytest.mark.parametrize("k", [0, 1, 4])
-def test_slow_tasks_are_trained_on_as_often_as_they_are_drawn(k):
-    rng = random.Random(k)
-    is_slow = {draw: rng.random() < 0.2 for draw in drawn(250, 8)}
-    machine = Machine(
-        Pacer(8, k, num_updates=250),
-        16,
-        lambda draw: 5.0 if is_slow[draw] else 0.1,
-        lambda: 0.2,
-    ).run()
-    trained = [draw for batch in machine.trained for draw in batch]
-    assert len(trained) == 2000
-    assert sum(map(is_slow.get, trained)) == sum(is_slow.values())
-
-
 def test_more_staleness_is_never_slower():
     seconds = []
     for k in (0, 1, 4):
@@ -180,8 +164,3 @@ def test_fast_groups_do_not_become_older_than_they_must():
     machine = Machine(Pacer(4, 5, num_updates=50), 64, lambda _: 0.1, lambda: 1.0).run()
     late = machine.staleness[-25 * 4 :]
     assert sum(late) < 1.5 * len(late)  # the learner is the bottleneck
-
-
-def test_groups_that_no_update_would_train_on_do_not_start():
-    pacer = Pacer(2, 9, num_updates=2)
-    assert len([draw for _ in range(9) if (draw := pacer.start()) is not None]) == 4

@@ -1,15 +1,13 @@
 """Which episodes a step plays: groups, rows of datasets, levels of a curriculum."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
 
 from trainer.runs import Listener, episodes
-from trainer.worlds import LETTERS, Echo, small_config, small_trainer
+from trainer.worlds import LETTERS, Echo, small_trainer
 from turnwise import ConfigError, CustomEnvDataset
-from turnwise.episode import episode_limits
 from turnwise.trainer.curriculum import Levels
 from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.stopping import StopRequest
@@ -160,13 +158,6 @@ class TestDatasets:
         assert [m["num_episodes"] for m in history] == [4, 4]
         assert sorted(first_words(trainer.run_folder, 1)) == [row["prompt"] for row in ROWS]
 
-    def test_a_file(self, tmp_path):
-        file = tmp_path / "rows.jsonl"
-        file.write_text("\n".join(map(json.dumps, ROWS)))
-        with small_trainer(tmp_path, None, *QUICK, train_dataset=str(file)) as trainer:
-            trainer.fit()
-        assert sorted(first_words(trainer.run_folder, 2)) == [row["prompt"] for row in ROWS]
-
     def test_an_epoch_is_a_pass_over_the_rows(self, tmp_path):
         rows = [{"prompt": f"Number {n}", "answer": "a"} for n in range(6)]
         settings = (*QUICK, "training.batch_size=2", "training.steps_per_epoch=null")
@@ -229,18 +220,6 @@ class TestDatasets:
         assert len(seeds) > 24
         assert len(set(seeds)) == len(seeds)
 
-    def test_openings_of_an_evaluation_keep_their_seed_too(self, tmp_path):
-        openings = CustomEnvDataset(Echo, size=2, seed=500)
-        settings = (*QUICK, "training.eval_episodes=5", "training.num_epochs=1")
-        with small_trainer(tmp_path, Echo, *settings, eval_dataset=openings) as trainer:
-            trainer.fit()
-        played = episodes(trainer.run_folder)["eval-greedy", 1]
-        assert [e["seed"] for e in played] == [500, 501, 500, 501]  # each equally often
-
-    def test_no_rows(self, tmp_path):
-        with pytest.raises(ConfigError, match="no rows"):
-            small_trainer(tmp_path, None, *QUICK, dataset=[])
-
 
 class Level(Echo):
     """Success is what the task says."""
@@ -292,8 +271,3 @@ class TestCurriculum:
             Levels(self.LEVELS, **bounds)
         with pytest.raises(ConfigError, match="at least one level"):
             Levels([])
-
-
-def test_the_settings_are_those_of_the_trainer(tmp_path):
-    config = small_config(tmp_path, *QUICK, "inference.multi_turn=false", "inference.max_turns=7")
-    assert (episode_limits(config).max_turns, episode_limits(config).max_tokens_per_turn) == (1, 2)

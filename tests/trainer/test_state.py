@@ -58,17 +58,6 @@ def test_finding_one(run, tmp_path):
         find_checkpoint(tmp_path)
 
 
-def test_generators_are_part_of_it(run, tmp_path):
-    with small_trainer(tmp_path, Echo, *QUICK) as trainer:
-        seed_generators(5)
-        path = trainer.save_checkpoint(tmp_path / "mine")
-        expected = drawn()
-        seed_generators(6)
-        assert drawn() != expected
-        trainer.load_checkpoint(path)
-        assert drawn() == expected
-
-
 def called_off():
     with restore_generators_if_interrupted():
         drawn()

@@ -123,13 +123,6 @@ class TestMaxSteps:
         assert last["grad_norm"] > 0
 
 
-def test_steps_per_epoch_holds_with_a_dataset(tmp_path):
-    settings = ("training.num_epochs=2", "training.steps_per_epoch=3")
-    run = train(tmp_path, *settings).run_folder
-    assert [m["epoch"] for m in metrics_of(run)] == [1, 1, 1, 2, 2, 2]
-    assert evaluated_steps(run) == [3, 6]
-
-
 def test_eval_steps_and_save_steps(tmp_path):
     settings = ("training.num_epochs=1", "training.eval_steps=4", "checkpoint.save_steps=3")
     run = train(tmp_path, *settings).run_folder
@@ -199,15 +192,6 @@ class TestKilled:
         assert line.startswith("beginning again at step 1")
         assert line.endswith("again: 3")
         assert_same_run(whole, parts)
-
-    def test_with_nothing_lost_nothing_is_said(self, tmp_path):
-        kill(tmp_path, *KILLED, at=5)
-        stopping = Listener(lambda what, number: what == "step" and number == 7)
-        train(tmp_path, *KILLED, listener=stopping)
-        listener = Listener()
-        train(tmp_path, *KILLED, listener=listener)
-        (line,) = [line for line in listener.said if line.startswith("resuming")]
-        assert "again" not in line
 
     def test_an_evaluation_within_an_epoch_that_was_stopped(self, tmp_path, whole):
         folder = tmp_path / "parts"

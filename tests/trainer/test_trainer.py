@@ -105,15 +105,6 @@ class TestNotFinite:
             assert all(bool(x.isfinite().all()) for x in weights(trainer).values())
         assert [m["num_skipped_steps"] for m in history] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
 
-    def test_rewards_beyond_all_bounds(self, tmp_path):
-        def huge(trajectory):
-            return 3e38 * (-1) ** trajectory.seed
-
-        with small_trainer(tmp_path, Several, *LONG, reward_fn=huge) as trainer:
-            with pytest.raises(TrainingStopped, match="look for extreme rewards"):
-                trainer.fit()
-            assert all(bool(x.isfinite().all()) for x in weights(trainer).values())
-
     def test_weights_that_are_not_finite_are_never_saved(self, tmp_path):
         with small_trainer(tmp_path, Several, *QUICK) as trainer:
             trainer.fit()
@@ -167,29 +158,6 @@ class TestFailures:
             pytest.raises(EpisodeFailed, match="the server is gone"),
         ):
             trainer.fit()
-
-    @pytest.mark.parametrize("policy", ["retry", "drop_group"])
-    def test_where_all_fail_it_ends_and_says_so(self, tmp_path, policy):
-        settings = (*LONG, f"training.on_error={policy}")
-        with (
-            small_trainer(tmp_path, Broken, *settings) as trainer,
-            pytest.raises(TrainingStopped, match="every episode of the first step failed"),
-        ):
-            trainer.fit()
-
-    def test_a_reward_function_that_fails(self, tmp_path):
-        def fails(trajectory):
-            if trainer.step:  # not in the first step: that would end the run at once
-                raise LookupError("no such answer")
-            return 1.0
-
-        with (
-            small_trainer(tmp_path, Echo, *LONG, reward_fn=fails) as trainer,
-            pytest.raises(TrainingStopped, match="every episode failed in the same way in 5 steps"),
-        ):
-            trainer.fit()
-        found = [m.get("errors/reward", 0.0) for m in metrics_of(trainer.run_folder)]
-        assert found == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def flip_a_byte(file, place=100):
@@ -366,12 +334,6 @@ class TestCheckpoints:
         )
         assert [checkpoint.step for checkpoint in store.list()] == [2, 5]
 
-    def test_the_last_one_may_be_the_best_between_two_intervals(self, tmp_path):
-        settings = (*QUICK, "checkpoint.save_interval=5", "checkpoint.best_metric=step")
-        with small_trainer(tmp_path, Several, *settings) as trainer:
-            trainer.fit()
-        assert CheckpointStore(trainer.run_folder / "checkpoints").best.step == 2
-
 
 class TestEvaluation:
     def test_the_same_numbers_whenever_it_is_asked_for(self, tmp_path):
@@ -408,12 +370,6 @@ class TestNumbers:
         # The schedule is that of the steps that were asked for.
         rates = [m["learning_rate"] / 3e-3 for m in history]
         assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25])
-
-    def test_a_finished_trainer_trains_on(self, tmp_path):
-        with small_trainer(tmp_path, Echo, *QUICK) as trainer:
-            trainer.fit()
-            assert [m["step"] for m in trainer.fit()] == [1, 2, 3, 4]
-        assert [m["step"] for m in metrics_of(trainer.run_folder)] == [1, 2, 3, 4]
 
     def test_cleanup_twice_and_a_model_without_a_tokenizer(self, tmp_path):
         trainer = small_trainer(tmp_path, Echo, *QUICK)

@@ -129,6 +129,14 @@ class UserComponents:
         """Whether there are rows that are not trained on."""
         return self._split.held_out is not None
 
+    def without_held_out(self) -> UserComponents:
+        """Return these components with all rows to train on."""
+        mix = tuple(
+            dataclasses.replace(part, components=part.components.without_held_out())
+            for part in self.mix
+        )
+        return dataclasses.replace(self, eval_fraction=None, mix=mix)
+
     @property
     def evaluates_on(self) -> str:
         """What evaluations run on: `held-out seeds`, `16 held-out rows` ..."""

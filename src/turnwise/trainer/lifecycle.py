@@ -447,6 +447,13 @@ class RunLifecycle:
         self._pending_metrics = progress["unwritten"]
         self._success_reported = set(progress.get("success_reported", ()))
         self._asynchronous, self._restored_unplayed = None, progress.get("unplayed")
+        if checkpoint_settings(checkpoint).training.eval_fraction is None:
+            before, self._user = self._user, self._user.without_held_out()
+            if before.evaluates_on != self._user.evaluates_on:
+                self._reporter.say(
+                    "this run began with all rows of its dataset as training rows, and continues "
+                    "so: its evaluations are on training rows."
+                )
         self._epochs = Epochs.from_state_dict(progress["epochs"])
         for prefix, curriculum in self._curricula():
             if f"{prefix}curriculum" in progress:
