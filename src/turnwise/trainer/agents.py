@@ -68,8 +68,8 @@ def expert_of(given: Any, config: ConfigStore, agent: AgentSource | None) -> Exp
             "training.warm_start to expert, and pass Trainer(expert=function) or set expert: "
             "file.py:function; it takes (messages, tools) and returns what the model should reply."
         )
-    found: Expert | None = expert
-    return found
+    checked: Expert | None = expert
+    return checked
 
 
 def agent_episodes(agent: AgentSource, expert: Expert | None, config: ConfigStore) -> AgentEpisodes:

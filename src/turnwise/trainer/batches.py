@@ -182,14 +182,14 @@ def token_columns(
     agents = [agent for result in results for agent in result.agents]
     width = max((len(agent.stream) for agent in agents), default=0)
     from_row = torch.tensor([places.get(id(agent), len(rows)) for agent in agents])
-    found = {
+    computed = {
         "log_probs": log_probs,
         "values": batch.values,
         "advantages": batch.advantages,
         "returns": batch.returns,
     }
     columns = {}
-    for name, column in found.items():
+    for name, column in computed.items():
         if column is not None:
             padded = torch.zeros(len(rows) + 1, width)
             padded[: len(rows), : column.shape[1]] = column.cpu()

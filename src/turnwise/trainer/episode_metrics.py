@@ -30,8 +30,8 @@ def step_metrics(played: Collection, success_reported: Set[str] = frozenset()) -
     """
     metrics = episode_metrics(played, success_reported)
     for name in sorted({result.part for result in [*played, *played.dropped]} - {""}):
-        found = episode_metrics(episodes_of(played, name), success_reported)
-        metrics |= {f"{name}/{key}": found[key] for key in _PER_ENVIRONMENT if key in found}
+        values = episode_metrics(episodes_of(played, name), success_reported)
+        metrics |= {f"{name}/{key}": values[key] for key in _PER_ENVIRONMENT if key in values}
     return metrics
 
 

@@ -43,10 +43,10 @@ def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> li
         return [EpisodeTask(own_seed, number) for number, own_seed in enumerate(seeds)]
     tasks = []
     for number in range(num_of_rows(num_episodes, len(rows))):
-        repeat, place = divmod(number, len(rows))
-        row = rows[place]
+        repeat, index = divmod(number, len(rows))
+        row = rows[index]
         own_seed = seed_of(row, rows, held_out_seed(seed, "eval", number))
-        tasks.append(EpisodeTask(own_seed, place, repeat, task=row))
+        tasks.append(EpisodeTask(own_seed, index, repeat, task=row))
     return tasks
 
 
@@ -143,10 +143,10 @@ class Evaluator:
         mix, reported = self._user.mix, self._success_reported
         if not mix:
             return {"": _evaluation_metrics(played, reported)}
-        found = {
+        by_part = {
             part.name: _evaluation_metrics(episodes_of(played, part.name), reported) for part in mix
         }
-        whole = weighted_mean(found, {part.name: part.weight for part in mix})
-        whole["num_episodes"] = sum(values["num_episodes"] for values in found.values())
+        whole = weighted_mean(by_part, {part.name: part.weight for part in mix})
+        whole["num_episodes"] = sum(values["num_episodes"] for values in by_part.values())
         whole.pop(_NUM_TASKS, None)  # a weighted mean has no confidence interval
-        return {"": whole, **found}
+        return {"": whole, **by_part}

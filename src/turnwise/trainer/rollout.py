@@ -124,7 +124,7 @@ class Rollout:
     ) -> list[EpisodeTask]:
         """Return the tasks of all members of these groups."""
         numbers = range(self._config.training.batch_size) if groups is None else groups
-        starts = self._starts_of("train", step, attempt, numbers)
+        starts = self._first_tasks("train", step, attempt, numbers)
         sampling_seed = None
         if any(_rows_have_seeds(source.rows) for source in self._sources):
             # These rows are played again with the same seed, in each epoch and where they replace
@@ -139,10 +139,10 @@ class Rollout:
 
     def imitation_tasks(self, step: int) -> list[EpisodeTask]:
         """Return the tasks that the players of a warm start play in one of its steps."""
-        starts = self._starts_of("warm start", step, 0, range(self._config.training.batch_size))
+        starts = self._first_tasks("warm start", step, 0, range(self._config.training.batch_size))
         return [dataclasses.replace(start, group=0) for start in starts]
 
-    def _starts_of(
+    def _first_tasks(
         self, purpose: str, step: int, attempt: int, numbers: Sequence[int]
     ) -> list[EpisodeTask]:
         """Return the first task of each of these groups: its environment, row and seed."""
@@ -152,9 +152,9 @@ class Rollout:
         drawn = parts_for_step(weights, step, training.batch_size, training.seed)
         starts = {}
         for index, source in enumerate(self._sources):
-            own = [number for number in numbers if drawn[number].part == index]
-            rows = self._chosen_rows(source, step, attempt, [drawn[number] for number in own])
-            for number, row in zip(own, rows, strict=True):
+            groups = [number for number in numbers if drawn[number].part == index]
+            rows = self._chosen_rows(source, step, attempt, [drawn[group] for group in groups])
+            for number, row in zip(groups, rows, strict=True):
                 seed = training_seed(training.seed, purpose, step, *attempts, number)
                 seed = seed_of(row, source.rows, seed)
                 starts[number] = EpisodeTask(seed, number, task=row, part=source.name)
@@ -225,11 +225,11 @@ def run_tasks(
 def _shares(results: Collection, chosen: set[int]) -> dict[str, float]:
     """Return the share of groups that are chosen, of all and of each environment of a mix."""
     environments = {result.group: result.part for result in results}
-    found = {"": len(chosen) / (len(environments) or 1)}
+    shares = {"": len(chosen) / (len(environments) or 1)}
     for name in sorted({*environments.values()} - {""}):
-        own = {group for group, environment in environments.items() if environment == name}
-        found[name] = len(own & chosen) / len(own)
-    return found
+        groups = {group for group, environment in environments.items() if environment == name}
+        shares[name] = len(groups & chosen) / len(groups)
+    return shares
 
 
 def zero_variance_groups(results: Iterable[EpisodeResult]) -> set[int]:

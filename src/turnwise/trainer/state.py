@@ -74,8 +74,9 @@ def read_state(checkpoint: Checkpoint, learner: BaseLearner) -> dict[str, Any]:
 
     def read(rank: int, number: int) -> LearnerState:
         tensors = rest.shard(rank, number)
-        own = LazyTensors([k for k in tensors if k not in generators], tensors.__getitem__)
-        return LearnerState(weights.shard(rank, number), own)
+        names = [name for name in tensors if name not in generators]
+        rest_of_shard = LazyTensors(names, tensors.__getitem__)
+        return LearnerState(weights.shard(rank, number), rest_of_shard)
 
     learner.load_state_shards(read)
     state = json.loads(checkpoint.file(_STATE).read_text())
@@ -101,10 +102,10 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -
         )
     store = CheckpointStore(folder.checkpoints)
     best = store.best if which == "best" else None
-    found = store.newest() if best is None else open_checkpoint(best.path)
-    if found is None:
+    chosen = store.newest() if best is None else open_checkpoint(best.path)
+    if chosen is None:
         raise CheckpointError(f"the run in {path} has not saved a checkpoint yet")
-    return found
+    return chosen
 
 
 def load_trained_model(
@@ -129,7 +130,7 @@ def load_trained_model(
     if model is not None:
         use_model(config, model)
     with settings_from(checkpoint.path, is_trusted=trust_remote_code):
-        if not allows_model_code(_location(config)):
+        if not allows_model_code(config.model.local_path or config.model.model_name):
             config.model.trust_remote_code = False
         config.model.load_in_4bit = False  # adapters are merged into the weights as they were
         loaded = load_configured_model(config)
@@ -138,21 +139,19 @@ def load_trained_model(
     shapes = {k: shape for k, shape in weights.shapes.items() if k.startswith("policy.")}
     model_alone = PolicyValueModel(loaded.model, None)
     _check_belongs(shapes, model_alone, checkpoint)
-    own = trained_parameters(model_alone)
+    parameters = trained_parameters(model_alone)
     with torch.no_grad():
         for name in shapes:
-            own[name].copy_(weights.read(name))
+            parameters[name].copy_(weights.read(name))
     merge_lora(loaded.model)
     return loaded, config
 
 
 def load_configured_model(config: ConfigStore) -> LoadedModel:
     """Load the model that the settings name."""
-    model, place = config.model, _checked_location(config)
-    if model.trust_remote_code:
-        require_model_code(place)
+    path, model = _model_path(config), config.model
     return load_model(
-        place,
+        path,
         dtype=model.dtype,
         device=model.device,
         trust_remote_code=model.trust_remote_code,
@@ -165,14 +164,12 @@ def load_configured_model_in_parts(config: ConfigStore, *, is_learner: bool = Tr
 
     If its files do not allow this, the whole model is loaded; a learner logs that.
     """
-    model, place = config.model, _checked_location(config)
-    if model.trust_remote_code:
-        require_model_code(place)
+    path, model = _model_path(config), config.model
     try:
         if model.load_in_4bit:
             raise NotLoadableInParts("its weights are to be quantised")
         return load_empty_model(
-            place,
+            path,
             dtype=model.dtype,
             device=model.device,
             trust_remote_code=model.trust_remote_code,
@@ -185,9 +182,9 @@ def load_configured_model_in_parts(config: ConfigStore, *, is_learner: bool = Tr
 
 def load_configured_tokenizer(config: ConfigStore) -> Any:
     """Load the tokenizer of that model; its own code is run only if it is trusted."""
-    place = _checked_location(config)
-    is_trusted = config.model.trust_remote_code and allows_model_code(place)
-    return load_tokenizer(place, trust_remote_code=is_trusted)
+    path = _model_path(config, runs_code=False)
+    is_trusted = config.model.trust_remote_code and allows_model_code(path)
+    return load_tokenizer(path, trust_remote_code=is_trusted)
 
 
 def use_model(config: ConfigStore, model: str) -> None:
@@ -197,27 +194,26 @@ def use_model(config: ConfigStore, model: str) -> None:
     config.model.local_path = str(folder.absolute()) if folder.is_dir() else None
 
 
-def _checked_location(config: ConfigStore) -> str:
-    place = _location(config)
+def _model_path(config: ConfigStore, *, runs_code: bool = True) -> str:
+    """Return the name or folder of the model; raise if there is none, or it may not run code."""
     folder = config.model.local_path
+    path = folder or config.model.model_name
     if folder is not None and folder not in BUILT_IN and not Path(folder).expanduser().is_dir():
         raise ConfigError(
             f"model.local_path names the folder {folder}, which does not exist. Give "
             "--model or the setting model.local_path: the folder of the model; model.model_name "
             "takes names and Hugging Face ids."
         )
-    kind, _, name = place.partition(":")
+    kind, _, name = path.partition(":")
     if kind == "<object>":
         raise ConfigError(
             f"the model was an object of {name} that a script made, so it cannot be loaded from "
             "here. Save it and its tokenizer in a folder with save_pretrained, and give --model "
             "or the setting model.local_path: that folder"
         )
-    return place
-
-
-def _location(config: ConfigStore) -> str:
-    return config.model.local_path or config.model.model_name
+    if runs_code and config.model.trust_remote_code:
+        require_model_code(path)
+    return path
 
 
 def has_same_weights(checkpoint: Checkpoint, learner: BaseLearner) -> bool:
@@ -235,18 +231,18 @@ def _check_belongs(
     shapes: Mapping[str, tuple[int, ...]], model: PolicyValueModel, checkpoint: Checkpoint
 ) -> None:
     """Raise if a model does not have the parameters of a checkpoint."""
-    own = trained_parameters(model)
-    if set(own) != set(shapes):
-        odd = sorted(set(own) ^ set(shapes))
+    parameters = trained_parameters(model)
+    if set(parameters) != set(shapes):
+        odd = sorted(set(parameters) ^ set(shapes))
         raise CheckpointError(
             f"{checkpoint.path} belongs to another model: {odd[0]} and {len(odd) - 1} more are not "
             "in both. Load it with the settings that it was made with (its config.yaml)."
         )
     for name, shape in shapes.items():
-        if own[name].shape != shape:
+        if parameters[name].shape != shape:
             raise CheckpointError(
                 f"{checkpoint.path} belongs to another model: {name} has shape "
-                f"{shape} in it, expected {tuple(own[name].shape)}"
+                f"{shape} in it, expected {tuple(parameters[name].shape)}"
             )
 
 

@@ -72,9 +72,9 @@ def _check_tools(results: Sequence[EpisodeResult], player: str) -> None:
 
 async def _play_one(collector: EpisodeCollector, player: str, task: EpisodeTask) -> EpisodeResult:
     act = expert_player if player == "expert" else random_player(task.seed)
-    own = copy.copy(collector.setup)
-    own.reward = RewardFunction.of(None)  # the reward is not used, and a judge may be expensive
-    result = await player_episode(own, collector.make_environment, act, task).run()
+    setup = copy.copy(collector.setup)
+    setup.reward = RewardFunction.of(None)  # it is not used, and a judge may be expensive
+    result = await player_episode(setup, collector.make_environment, act, task).run()
     result.part = task.part
     return result
 
@@ -83,10 +83,10 @@ async def _played_by_expert(
     setup: EpisodeSetup, source: EpisodeSource, tasks: Sequence[EpisodeTask]
 ) -> list[EpisodeResult]:
     """Return the episodes of an agent whose replies are its expert's."""
-    own = setup.in_this_loop()
-    own.reward = RewardFunction.of(lambda trajectory: 0.0)  # not used, as above
+    setup = setup.in_this_loop()
+    setup.reward = RewardFunction.of(lambda trajectory: 0.0)  # not used, as above
     async with asyncio.TaskGroup() as group:
-        playing = [group.create_task(source.expert_episode(own, task).run()) for task in tasks]
+        playing = [group.create_task(source.expert_episode(setup, task).run()) for task in tasks]
     return [task.result() for task in playing]
 
 
@@ -148,8 +148,8 @@ def _messages(line: str, path: Path, number: int) -> Sequence[Message]:
             f"{path}, line {number}: a conversation needs a message of the assistant, "
             f"and text in each; its roles are {', '.join(map(str, roles))}"
         )
-    found: Sequence[Message] = messages
-    return found
+    checked: Sequence[Message] = messages
+    return checked
 
 
 def imitation_batches(
