@@ -218,8 +218,8 @@ class TestRefused:
         ("given", "message"),
         [
             ({"environment": Echo}, "environment= and a mix of environments are both given"),
-            ({"dataset": [{"letter": "a"}]}, "dataset= and a mix .*Rows are tasks of one"),
-            ({"curriculum": Levels([{}])}, "curriculum= and a mix are both given"),
+            ({"dataset": [{"letter": "a"}]}, "dataset= and a mix .*belong to one environment"),
+            ({"curriculum": Levels([{}])}, "curriculum= and a mix .*both given"),
         ],
     )
     def test_what_only_one_environment_can_have(self, tmp_path, given, message):
