@@ -150,8 +150,8 @@ class ToolRegistry:
         started = time.perf_counter()
         try:
             result = self._begin(call, context)
-            if inspect.isawaitable(result):
-                result = run_sync(_wait(result))
+            if inspect.iscoroutine(result):
+                result = run_sync(result)
         except BaseException as error:
             return _failed(call.name, error, started)
         return _finished(result, context, started)
@@ -227,10 +227,6 @@ def _finished(result: ToolResult, context: ToolContext, started: float) -> ToolR
     if result.step is not None:
         context.steps.append(result.step)
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
-
-
-async def _wait(result: Awaitable[ToolResult]) -> ToolResult:
-    return await result
 
 
 def _no_such_tool(name: object, known: Iterable[str]) -> str:

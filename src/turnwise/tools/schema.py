@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ _SHOWN_PROBLEMS = 3
 _SHOWN_CHARACTERS = 40
 _MAX_DEPTH = 16
 _SECTION = re.compile(
-    r"^(args|arguments|parameters|returns?|yields?|raises|examples?|notes?):\s*$", re.IGNORECASE
+    r"(?im)^(args|arguments|parameters|returns?|yields?|raises|examples?|notes?):[ \t]*$"
 )
-_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+# `name (type): what it is`, and the lines below it that are indented further.
+_ENTRY = re.compile(r"(?m)^\*{0,2}(\w+)[ \t]*(?:\([^)]*\))?[ \t]*:(.*(?:\n(?:[ \t]+.*)?)*)")
 
 
 @dataclass(frozen=True)
@@ -212,27 +214,13 @@ def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
     ... ''')
     ('Add.', {'a': 'The first.'})
     """
-    summary: list[str] = []
+    summary, *sections = _SECTION.split(inspect.cleandoc(doc))
     arguments: dict[str, str] = {}
-    section, indent, current = "", 0, ""
-    for line in inspect.cleandoc(doc).splitlines():
-        text = line.strip()
-        depth = len(line) - len(line.lstrip())
-        header = _SECTION.match(line)
-        if header:
-            section, indent, current = header.group(1).lower(), 0, ""
-        elif not section or (text and depth == 0):
-            section = ""
-            summary.append(text)
-        elif section in ("args", "arguments", "parameters") and text:
-            indent = indent or depth
-            entry = _ENTRY.match(text) if depth <= indent else None
-            if entry:
-                current = entry.group(1)
-                arguments[current] = entry.group(2)
-            elif current:
-                arguments[current] = f"{arguments[current]} {text}".strip()
-    return " ".join(line for line in summary if line), arguments
+    for name, body in zip(sections[::2], sections[1::2], strict=True):
+        if name.lower() in ("args", "arguments", "parameters"):
+            for argument, text in _ENTRY.findall(textwrap.dedent(body)):
+                arguments[argument] = " ".join(text.split())
+    return " ".join(summary.split()), arguments
 
 
 def spec_from_schema(schema: Mapping[str, Any], function: Callable[..., Any]) -> ArgumentSpec:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from turnwise.config import EnvironmentConfig
-from turnwise.env.adapters.randomness import Randomness
+from turnwise.env.adapters import Randomness
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean, import_extra
 

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeAlias
 import yaml
 
 from turnwise.config import EnvironmentConfig
-from turnwise.env.adapters.randomness import Randomness
+from turnwise.env.adapters import Randomness
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import (
     ConfigError,
