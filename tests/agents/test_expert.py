@@ -7,13 +7,13 @@ import pytest
 
 from agents.serving import CALL, QUESTION, TOOL, ask
 from chat.families import make_format
+from trainer.runs import Listener
 from turnwise import ConfigError, Trainer
 from turnwise.agents.expert import ExpertSession
 from turnwise.agents.requests import ApiError, ChatRequest
 from turnwise.episode import CollectorOptions, EpisodeLimits
 from turnwise.episode.options import make_setup
 from turnwise.inference.scripted import ScriptedEngine
-from turnwise.trainer.reporter import Reporter
 
 SIMPLE = {"name": "look", "arguments": {"key": "x"}}
 OPENAI = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"key":"x"}'}}
@@ -102,23 +102,10 @@ def goes_left(messages, tools):
     return "left"
 
 
-class Said(Reporter):
-    def __init__(self):
-        self.texts = []
-
-    def say(self, text):
-        self.texts.append(text)
-
-    def begin(self, run): ...
-    def step(self, metrics): ...
-    def progress(self, what, done, total): ...
-    def end(self, outcome): ...
-
-
 def test_the_learner_imitates_every_branch(tmp_path):
     training = {"batch_size": 2, "warm_start": "expert", "warm_start_steps": 12}
     config = {"training": training, "checkpoint": {"output_dir": str(tmp_path)}}
-    reporter = Said()
+    reporter = Listener()
 
     def reward(trajectory):
         return sum(action == "left" for action in trajectory.actions) / 2
@@ -127,16 +114,16 @@ def test_the_learner_imitates_every_branch(tmp_path):
     with Trainer(config, **given) as trainer:
         trainer.fit(1, 1)
         assert trainer.evaluate(2)["reward"] == 1.0
-    (loss,) = re.findall(r"warm start on expert: 12 steps, loss ([\d.]+)", "".join(reporter.texts))
+    (loss,) = re.findall(r"warm start on expert: 12 steps, loss ([\d.]+)", "".join(reporter.said))
     assert float(loss) < 0.5
 
 
 def test_agents_that_never_call_the_model_are_reported(tmp_path):
-    reporter = Said()
+    reporter = Listener()
     config = {"training": {"batch_size": 2}, "checkpoint": {"output_dir": str(tmp_path)}}
     with Trainer(config, agent=lambda task, llm: 1.0, reporter=reporter) as trainer:
         trainer.fit(1, 1)
-    assert any("Pass llm.base_url, llm.api_key and llm.model" in text for text in reporter.texts)
+    assert any("Pass llm.base_url, llm.api_key and llm.model" in text for text in reporter.said)
 
 
 def test_a_warm_start_needs_an_expert():
