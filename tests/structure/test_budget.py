@@ -13,7 +13,7 @@ LINES = {
     "agents": 2548,
     "algo": 2644,
     "chat": 2420,
-    "cli": 4809,
+    "cli": 4787,
     "config": 1206,
     "data": 934,
     "deadlines": 776,

@@ -32,6 +32,7 @@ MOST_ROUNDS = 20
 
 
 def chat(
+    ctx: typer.Context,
     model: Annotated[
         str,
         opt.argument(
@@ -101,20 +102,7 @@ def chat(
             from turnwise.cli.chat_model import open_chat_model
             from turnwise.inference import SamplingParams
 
-            opened = open_chat_model(
-                "chat",
-                model,
-                closing,
-                overrides,
-                checkpoint=checkpoint,
-                backend=backend.value,
-                template=template,
-                tokenizer=tokenizer,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                max_conversations=1,
-            )
+            opened = open_chat_model(ctx, closing, overrides, max_conversations=1)
         usual = opened.sampling or SamplingParams(0.7, top_p=0.9)
         sampling = SamplingParams(
             usual.temperature if temperature is None else temperature,
@@ -247,6 +235,12 @@ class _Chat:
             pieces = ((legible(delta.thought), "dim"), between, legible(text))
             self.console.print(Text.assemble(*pieces), end="", soft_wrap=True)
 
+        is_over = False
+
+        def show_live(delta: Delta) -> None:
+            if not is_over:  # an engine may report its last tokens after the reply
+                show(delta)
+
         tools = self._model.tools
         request = ChatRequest(
             list(self._messages),
@@ -257,11 +251,13 @@ class _Chat:
             seed=next(self._seeds),
         )
         try:
-            (reply,) = self._runner.run(self._model.session.complete(request, show))
+            (reply,) = self._runner.run(self._model.session.complete(request, show_live))
         # asyncio raises the second for a Ctrl-C that comes just as the loop begins.
         except (KeyboardInterrupt, asyncio.CancelledError):
             self._messages.append({"role": "assistant", "content": sent.text})
             raise KeyboardInterrupt from None
+        finally:
+            is_over = True
         thought, text = sent.rest_of(reply)
         show(Delta(thought, text, reply.num_prompt_tokens))
         if sent.text or not reply.calls:

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
 from turnwise import inference
 from turnwise.agents.session import AgentSession
 from turnwise.chat import TEMPLATES, ChatFormat
@@ -46,26 +48,22 @@ class ChatModel:
 
 
 def open_chat_model(
-    command: str,
-    model: str,
+    ctx: typer.Context,
     closing: contextlib.ExitStack,
     overrides: Overrides,
-    *,
-    checkpoint: str,
-    backend: str,
-    template: str | None,
-    tokenizer: str | None,
-    dtype: str,
-    device: str,
-    trust_remote_code: bool,
     max_conversations: int,
     has_tools: bool = True,
 ) -> ChatModel:
     """Load the model of a run or a checkpoint, or one by its name, its folder, a server's URL.
 
-    That of a run comes with the run's prompt, tools and sampling, but without its environment.
+    The options of the command (`ctx.params`) say which one, and how. That of a run comes with the
+    run's prompt, tools and sampling, but without its environment.
     Without `has_tools` its tools are not imported: clients of a server bring theirs.
     """
+    model, checkpoint, backend = (ctx.params[n] for n in ("model", "checkpoint", "backend"))
+    template, tokenizer = ctx.params["template"], ctx.params["tokenizer"]
+    given = {name: ctx.params[name] for name in ("dtype", "device", "trust_remote_code")}
+    trust_remote_code = given["trust_remote_code"]
     source = find_source(model, checkpoint)
     overrides.allow_code()
     config = ConfigStore()
@@ -75,10 +73,10 @@ def open_chat_model(
         if backend not in ("local", "transformers"):
             raise ConfigError(
                 f"--backend {backend} cannot load the checkpoint of {model}. Export it first: "
-                f"turnwise export {model} FOLDER, then turnwise {command} FOLDER "
+                f"turnwise export {model} FOLDER, then turnwise {ctx.info_name} FOLDER "
                 f"--backend {backend}"
             )
-        if (dtype, device, tokenizer) != ("auto", "auto", None):
+        if (given["dtype"], given["device"], tokenizer) != ("auto", "auto", None):
             raise ConfigError(
                 f"--dtype, --device and --tokenizer are for a model, and {model} is a run, which "
                 "has its own. Leave them out."
@@ -100,7 +98,6 @@ def open_chat_model(
         tools = tools_by_name(config.tools, closing) if config.tools else None
         parser = parser_by_name(config.parser)
     if loaded is None:
-        given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
         options = {name: value for name, value in given.items() if value not in ("auto", False)}
         engine = inference.create_inference_engine(model, backend, options, tokenizer=tokenizer)
     else:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 def serve(
+    ctx: typer.Context,
     model: Annotated[
         str,
         opt.argument(
@@ -100,19 +101,7 @@ def serve(
             from turnwise.cli.chat_model import open_chat_model
 
             opened = open_chat_model(
-                "serve",
-                model,
-                closing,
-                Overrides(parser=parser),
-                checkpoint=checkpoint,
-                backend=backend.value,
-                template=template,
-                tokenizer=tokenizer,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                max_conversations=max_conversations,
-                has_tools=False,
+                ctx, closing, Overrides(parser=parser), max_conversations, has_tools=False
             )
         gateway.start()
         llm = gateway.open_at_root(opened.session, key)

@@ -175,12 +175,7 @@ def train(
                 return
             if file is None and not overrides and not as_json:
                 make_console().print(_about_the_demo(config))
-            options = {"config-path": config_path, "config-name": config_name, "name": name}
-            options |= {"output": output, "engine": engine}
-            again = ["turnwise", "train", *words]
-            again += [word for key, text in options.items() if text for word in (f"--{key}", text)]
-            again += [word for text in param or [] for word in ("-p", text)]
-            _train(config, mode, lines, as_json, legible(shlex.join(again)))
+            _train(config, mode, lines, as_json)
 
 
 def _split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -241,7 +236,7 @@ def _failures_as_exit_codes() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, again: str) -> None:
+def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool) -> None:
     from turnwise.progress import make_reporter
 
     console, trainer = make_console(stderr=as_json), None
@@ -255,8 +250,9 @@ def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, agai
     except KeyboardInterrupt:
         if trainer is None:
             raise
-        is_saved = trainer.run_folder is not None
-        console.print(f"\nResume with:  {again}" if is_saved else "interrupted", soft_wrap=True)
+        run = trainer.run_folder and legible(shlex.quote(str(trainer.run_folder)))
+        text = f"\nResume with:  turnwise train {run}" if run else "interrupted"
+        console.print(text, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
     console.print(closing, soft_wrap=True)
