@@ -1,7 +1,7 @@
 // An episode may be a tree: an agent may change what it sent before, try again, or call in parallel.
 // This module knows which turns and tokens a branch has, and draws the tree as a map.
 
-import { h, link, svg } from "./dom.js";
+import { html, svg } from "./dom.js";
 import { num } from "./format.js";
 import { address, go, withParams } from "./route.js";
 
@@ -143,7 +143,7 @@ export function branchMap(agent, route, chosen) {
         "aria-label": label,
         "data-turn": number,
       },
-      svg("title", null, `${label}\n${turn.text.slice(0, 120)}`),
+      svg("title", `${label}\n${turn.text.slice(0, 120)}`),
       svg("circle", { cx: x, cy: y, r: RADIUS }),
       svg("text", { x, y: y + 3.5 }, String(number + 1)),
     );
@@ -161,20 +161,18 @@ export function branchMap(agent, route, chosen) {
         svg("text", { x: 2, y: ROW / 2 + row * ROW + 4 }, `branch ${branch + 1}`),
       ),
   );
-  const map = h(
-    "nav",
-    { class: "branch-map", "aria-label": "Branches" },
-    svg(
+  const map = html`<nav class="branch-map" aria-label="Branches">
+    ${svg(
       "svg",
       { width, height: rows * ROW, viewBox: `0 0 ${width} ${rows * ROW}` },
       // The lines of the chosen branch lie above the others.
       lines.filter((_, number) => !path.has(number)),
       lines.filter((_, number) => path.has(number)),
-      hasRoots ? svg("circle", { class: "branch-origin", cx: ORIGIN, cy: ROW / 2, r: 3.5 }) : null,
+      hasRoots && svg("circle", { class: "branch-origin", cx: ORIGIN, cy: ROW / 2, r: 3.5 }),
       nodes,
       labels,
-    ),
-  );
+    )}
+  </nav>`;
   const row = agent.turns.find((turn) => turn.branch === chosen).row;
   requestAnimationFrame(() => map.scrollTo({ top: (row + 0.5) * ROW - map.clientHeight / 2 }));
   return map;
@@ -194,21 +192,16 @@ export function forkChoice(agent, route, number, chosen) {
   if (next.length < 2) return null;
   const path = new Set(pathOf(agent, chosen));
   const words = number === null ? "From the start" : `After turn ${number + 1}`;
-  return h(
-    "div",
-    { class: "fork" },
-    h("span", { class: "faint" }, words),
-    next.map((place) => {
+  return html`<div class="fork">
+    <span class="faint">${words}</span>
+    ${next.map((place) => {
       const { branch } = agent.turns[place];
       const changes = { branch: branch ? branch + 1 : null, turn: place + 1 };
-      return link(
-        address(withParams(route, changes)),
-        {
-          class: `chip ${path.has(place) ? "is-accent" : ""}`,
-          "aria-current": path.has(place) ? "true" : null,
-        },
-        `branch ${branch + 1} · turn ${place + 1}`,
-      );
-    }),
-  );
+      return html`<a class="chip ${path.has(place) ? "is-accent" : ""}"
+        href=${address(withParams(route, changes))}
+        aria-current=${path.has(place) ? "true" : null}>
+        branch ${branch + 1} · turn ${place + 1}
+      </a>`;
+    })}
+  </div>`;
 }

@@ -1,5 +1,6 @@
 // This module draws an episode as a conversation, with tool calls and each turn's reward.
 
+import { exportAddress } from "./api.js";
 import {
   branchesThrough,
   branchMap,
@@ -11,22 +12,11 @@ import {
   placeWords,
   sharedWords,
 } from "./branches.js";
-import { conversationHead, spentOn, tone } from "./conversation_head.js";
-import { button, fill, h, link } from "./dom.js";
-import { statusWord } from "./filters.js";
-import { num, plural, seconds, signed } from "./format.js";
-import { icon } from "./icons.js";
-import {
-  body,
-  callBlock,
-  contentText,
-  messageBlock,
-  resultText,
-  returned,
-  userWord,
-} from "./message_blocks.js";
+import { button, fill, h, html, icon, link } from "./dom.js";
+import { succeeded } from "./episode_rows.js";
+import { statusClass, statusWord } from "./filters.js";
+import { marked, num, plural, seconds, seedText, signed, visible } from "./format.js";
 import { address, go, withParams } from "./route.js";
-import { visible } from "./visible.js";
 
 export function drawConversation(place, episode, route, run = null) {
   const number = Math.min(Number(route.params.get("agent") ?? 0), episode.agents.length - 1);
@@ -35,25 +25,23 @@ export function drawConversation(place, episode, route, run = null) {
   fill(
     place,
     conversationHead(episode, agent, route, run),
-    episode.error ? problem([episode.error, episode.traceback].filter(Boolean).join("\n")) : null,
-    episode.agents.length > 1 ? agentChoice(episode, number, route) : null,
-    isBranched(agent) ? branchMap(agent, route, chosenBranch(agent, route)) : null,
-    agent
-      ? h(
-          "div",
-          { class: "conversation" },
-          // An environment's episode is read in the order of its messages, whatever its branches.
+    episode.error && problem([episode.error, episode.traceback].filter(Boolean).join("\n")),
+    episode.agents.length > 1 && agentChoice(episode, number, route),
+    isBranched(agent) && branchMap(agent, route, chosenBranch(agent, route)),
+    agent &&
+      html`<div class="conversation">
+        ${
           isBranched(agent) && ownsLoop(agent)
             ? branchBlocks(agent, word, episode, route)
             : [
                 initialPrompt(agent, word),
                 rowOf(episode.task),
                 agent.turns.map((turn, at) => turnBlock(agent, turn, at, word, episode, route)),
-              ],
-          returned(agent.result, word),
-        )
-      : null,
-    h("p", { class: "conversation-end" }, endingWords(episode)),
+              ]
+        }
+        ${returned(agent.result, word)}
+      </div>`,
+    h("p.conversation-end", endingWords(episode)),
   );
   revealTurn(place, route);
 }
@@ -85,10 +73,8 @@ function branchBlocks(agent, word, episode, route) {
 function placeChips(agent, number) {
   const through = branchesThrough(agent, number);
   return [
-    h("span", { class: "chip num" }, placeWords(agent, number)),
-    through.length > 1
-      ? h("span", { class: "faint shared-by" }, `shared by ${sharedWords(through)}`)
-      : null,
+    h("span.chip.num", placeWords(agent, number)),
+    through.length > 1 ? h("span.faint.shared-by", `shared by ${sharedWords(through)}`) : null,
   ];
 }
 
@@ -100,35 +86,26 @@ function revealTurn(place, route) {
 // Shows the task as the environment and the reward function have it; the model sees only messages.
 function rowOf(task) {
   if (!task) return null;
-  return h(
-    "details",
-    { class: "turn-more task-row" },
-    h("summary", null, "row of the dataset"),
-    h("div", { class: "words mono" }, visible(JSON.stringify(task, null, 1))),
-  );
+  return html`<details class="turn-more task-row">
+    <summary>row of the dataset</summary>
+    <div class="words mono">${visible(JSON.stringify(task, null, 1))}</div>
+  </details>`;
 }
 
 function problem(error) {
   const text = typeof error === "string" ? error : JSON.stringify(error, null, 1);
-  return h(
-    "div",
-    { class: "problem", role: "note" },
-    icon("alert"),
-    h("pre", { class: "words mono" }, visible(text)),
-  );
+  return h(".problem", { role: "note" }, icon("alert"), h("pre.words.mono", visible(text)));
 }
 
 function agentChoice(episode, number, route) {
-  return h(
-    "div",
-    { class: "segments agents", role: "group", "aria-label": "Agents" },
-    episode.agents.map((agent, place) =>
-      button(agent.reward ? `${agent.name} · ${num(agent.reward.total)}` : agent.name, {
-        "aria-pressed": String(place === number),
-        onclick: () => go(withParams(route, { agent: place || null })),
-      }),
-    ),
-  );
+  return html`<div class="segments agents" role="group" aria-label="Agents">
+    ${episode.agents.map(
+      (agent, place) => html`<button aria-pressed=${String(place === number)}
+        onclick=${() => go(withParams(route, { agent: place || null }))}>
+        ${agent.reward ? `${agent.name} · ${num(agent.reward.total)}` : agent.name}
+      </button>`,
+    )}
+  </div>`;
 }
 
 // The last assistant messages are those of the turns, unless the record says which; the messages
@@ -178,33 +155,28 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
     turn.observation &&
     turn.observation !== said &&
     !others.some((one) => contentText(one) === turn.observation);
-  return h(
-    "section",
-    { class: "turn", data: { turn: number } },
-    h(
-      "article",
-      { class: "message", data: { role: "assistant" } },
-      h(
-        "header",
-        null,
-        h("span", { class: "role" }, "model"),
-        h("span", { class: "faint num" }, `turn ${number + 1}`),
-        turn.kind && turn.kind !== "action"
-          ? h("span", { class: "chip is-accent" }, turn.kind.replace("_", "-"))
-          : null,
-        isBranched(agent) ? placeChips(agent, number) : null,
-        turn.finish_reason && turn.finish_reason !== "stop"
-          ? h("span", { class: "chip is-warn", title: "why the model stopped" }, turn.finish_reason)
-          : null,
-        h(
-          "span",
-          { class: "turn-side num" },
-          h(
-            "span",
-            { class: "faint", title: spentOn(turn.seconds) },
-            plural(turn.tokens[1] - turn.tokens[0], "token"),
-          ),
-          link(
+  return html`<section class="turn" data-turn=${number}>
+    <article class="message" data-role="assistant">
+      <header>
+        <span class="role">model</span><span class="faint num">turn ${number + 1}</span>
+        ${
+          turn.kind &&
+          turn.kind !== "action" &&
+          html`<span class="chip is-accent">${turn.kind.replace("_", "-")}</span>`
+        }
+        ${isBranched(agent) && placeChips(agent, number)}
+        ${
+          turn.finish_reason &&
+          turn.finish_reason !== "stop" &&
+          html`<span class="chip is-warn" title="why the model stopped">
+            ${turn.finish_reason}
+          </span>`
+        }
+        <span class="turn-side num">
+          <span class="faint" title=${spentOn(turn.seconds)}>
+            ${plural(turn.tokens[1] - turn.tokens[0], "token")}
+          </span>
+          ${link(
             address({
               run: route.run,
               view: "tokens",
@@ -217,63 +189,277 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
             }),
             { class: "faint", title: "These tokens" },
             icon("tokens"),
-          ),
-          turnReward(agent, turn, number),
-        ),
-      ),
-      body(turn.text, word, "is-model"),
-      turn.malformed
-        ? h(
-            "div",
-            { class: "call is-failed" },
-            h("header", null, h("strong", null, "not a call that can be read")),
-            h("div", { class: "words mono" }, visible(turn.malformed)),
-          )
-        : null,
-      turn.calls.map((call) => callBlock(call, word, ownsLoop(agent) ? "no result" : "not called")),
-      moreOf(turn),
-    ),
-    others.map((one) => messageBlock(one, word, userWord(one, agent))),
-    unread
-      ? h(
-          "article",
-          { class: "message", data: { role: "user" } },
-          h(
-            "header",
-            null,
-            h("span", { class: "role" }, "environment"),
-            turn.done ? h("span", { class: "faint" }, "after the last turn") : null,
-          ),
-          body(turn.observation, word),
-        )
-      : null,
-  );
+          )}
+          ${turnReward(agent, turn, number)}
+        </span>
+      </header>
+      ${body(turn.text, word, "is-model")}
+      ${
+        turn.malformed &&
+        html`<div class="call is-failed">
+          <header><strong>not a call that can be read</strong></header>
+          <div class="words mono">${visible(turn.malformed)}</div>
+        </div>`
+      }
+      ${turn.calls.map((call) => callBlock(call, word, ownsLoop(agent) ? "no result" : "not called"))}
+      ${moreOf(turn)}
+    </article>
+    ${others.map((one) => messageBlock(one, word, userWord(one, agent)))}
+    ${
+      unread &&
+      html`<article class="message" data-role="user">
+        <header>
+          <span class="role">environment</span>
+          ${turn.done && html`<span class="faint">after the last turn</span>`}
+        </header>
+        ${body(turn.observation, word)}
+      </article>`
+    }
+  </section>`;
 }
 
 export function turnReward(agent, turn, number) {
   const turns = agent.reward?.turns ?? agent.reward?.per_turn ?? null;
   const value = turns?.[number] ?? turn.reward;
-  return h(
-    "span",
-    { class: `turn-reward num ${tone(value)}`, title: "reward of this turn" },
-    value === null || value === undefined ? "–" : signed(value),
-  );
+  return html`<span class="turn-reward num ${tone(value)}" title="reward of this turn">
+    ${value === null || value === undefined ? "–" : signed(value)}
+  </span>`;
 }
 
 function moreOf(turn) {
   const info = turn.info && Object.keys(turn.info).length ? JSON.stringify(turn.info, null, 1) : "";
   const state = turn.message === null ? turn.state : ""; // else it repeats the messages before it
   if (!info && !state) return null;
-  return h(
-    "details",
-    { class: "turn-more" },
-    h("summary", null, [state && "state", info && "info"].filter(Boolean).join(" and ")),
-    state ? h("div", { class: "words mono" }, visible(state)) : null,
-    info ? h("div", { class: "words mono" }, visible(info)) : null,
-  );
+  return html`<details class="turn-more">
+    <summary>${[state && "state", info && "info"].filter(Boolean).join(" and ")}</summary>
+    ${state && html`<div class="words mono">${visible(state)}</div>`}
+    ${info && html`<div class="words mono">${visible(info)}</div>`}
+  </details>`;
 }
 
 function endingWords(episode) {
   const status = statusWord(episode.status);
   return `The episode ended: ${status}${episode.seconds?.total ? ` after ${seconds(episode.seconds.total)}` : ""}.`;
+}
+
+// ---- The head of a conversation names the episode and its reward, and links to other views of it.
+
+// These parts of the address are about one episode.
+export const OF_ONE = { branch: null, turn: null };
+
+export function conversationHead(episode, agent, route, run) {
+  const at = { run: route.run };
+  const tokens = agent?.turns.length
+    ? agent.turns.reduce((sum, turn) => sum + turn.tokens[1] - turn.tokens[0], 0)
+    : 0;
+  const last = agent?.turns.at(-1)?.info?.success;
+  const success = succeeded({ status: episode.status, success: Boolean(last) }, run);
+  const fact = (label, value) => h("div", h("dt", label), h("dd.num", value));
+  const move = (id, name, label) => html`<a class="button is-plain"
+    href=${id ? address({ ...withParams(route, OF_ONE), ...at, view: "episodes", item: id }) : "#"}
+    title=${label} aria-label=${label} aria-disabled=${id ? null : "true"}>
+    ${icon(name)}
+  </a>`;
+  return html`<header class="conversation-head">
+    <div class="conversation-title">
+      <a class="button is-plain back"
+        href=${address({ ...withParams(route, OF_ONE), item: null })}
+        aria-label="Back to the list">
+        ${icon("left")}
+      </a>
+      <h1 class="num">${episode.id}</h1>
+      <span class="chip ${statusClass(episode.status)}">${statusWord(episode.status)}</span>
+      <span class="conversation-actions">
+        ${move(episode.previous, "up", "Previous episode of the step")}
+        ${move(episode.next, "down", "Next episode of the step")}
+        ${link(
+          address({
+            ...at,
+            view: "tokens",
+            item: episode.id,
+            params: { agent: route.params.get("agent"), branch: route.params.get("branch") },
+          }),
+          { class: "button", title: "Tokens that were trained on (Enter)" },
+          icon("tokens"),
+          "Tokens",
+        )}
+        ${link(
+          address({
+            ...at,
+            view: "task",
+            item: episode.task_key,
+            params: { kind: episode.kind, show: episode.id },
+          }),
+          { class: "button", title: "This task at other steps (s)", data: { action: "task" } },
+          icon("columns"),
+          "Same task",
+        )}
+        <a class="button" href=${exportAddress(route.run, episode.id)}
+          title="Export as one HTML file (e)" download="" data-action="export">
+          ${icon("save")}Export
+        </a>
+      </span>
+    </div>
+    <dl class="conversation-facts">
+      ${
+        agent?.reward
+          ? html`<div class="conversation-reward">
+            <dt>reward</dt>
+            <dd class="num ${tone(agent.reward.total)}">${num(agent.reward.total)}</dd>
+          </div>`
+          : fact("reward", "not scored")
+      }
+      ${success !== null && fact("success", success ? "yes" : "no")}
+      ${Object.entries(agent?.reward?.parts ?? {}).map(([name, value]) => fact(name, num(value)))}
+      ${fact(
+        "step",
+        link(
+          address({
+            ...at,
+            view: "time",
+            item: episode.step,
+            params: { episode: episode.id, kind: episode.kind === "train" ? null : episode.kind },
+          }),
+          { title: "Timing of this step" },
+          num(episode.step),
+        ),
+      )}
+      ${episode.part && fact("environment", episode.part)}
+      ${fact("seed", html`<span title=${String(episode.seed)}>${seedText(episode.seed)}</span>`)}
+      ${fact("group, member", `${num(episode.group)}, ${num(episode.member)}`)}
+      ${fact("turns", num(agent?.turns.length ?? 0))}
+      ${agent?.num_branches > 1 && fact("branches", num(agent.num_branches))}
+      ${fact("sampled tokens", num(tokens))}
+      ${fact("prompt tokens", num((agent?.num_tokens ?? 0) - tokens))}
+      ${episode.attempt > 1 && fact("attempt", num(episode.attempt))}
+      ${fact("took", html`<span title=${spentOn(episode.seconds)}>${seconds(episode.seconds?.total)}</span>`)}
+    </dl>
+  </header>`;
+}
+
+export function tone(value) {
+  return value > 0 ? "plus" : value < 0 ? "minus" : "";
+}
+
+export function spentOn(parts) {
+  return Object.entries(parts ?? {})
+    .filter(([name]) => name !== "total")
+    .map(([name, value]) => `${name} ${seconds(value)}`)
+    .join("\n");
+}
+
+// ---- Blocks of a conversation: a message, a tool call, and what an agent returned.
+
+const LONG = 1400;
+
+export const ROLES = { system: "system", user: "environment", assistant: "model", tool: "tool" };
+
+export function messageBlock(message, word, label = null) {
+  const role = message.role in ROLES ? message.role : "user";
+  return html`<article class="message" data-role=${role}>
+    <header>
+      <span class="role">${label ?? ROLES[role] ?? message.role}</span>
+      ${message.name && html`<span class="faint">${message.name}</span>`}
+    </header>
+    ${body(contentText(message), word)}
+  </article>`;
+}
+
+export function userWord(message, agent) {
+  return message.role === "user" && ownsLoop(agent) ? "user" : null;
+}
+
+export function contentText(message) {
+  if (typeof message.content === "string") return message.content;
+  return message.content === null || message.content === undefined
+    ? ""
+    : JSON.stringify(message.content, null, 1);
+}
+
+export function body(text, word, kind = "") {
+  if (!text) return h(".words.is-empty", "nothing");
+  const full = () => h("div", { class: `words ${kind}` }, marked(text, word));
+  if (text.length <= LONG || (word && text.toLowerCase().includes(word.toLowerCase())))
+    return full();
+  const short = h("div", { class: `words is-cut ${kind}` }, visible(text.slice(0, LONG)));
+  const more = button(`Show all ${num(text.length)} characters`, {
+    class: "button is-plain",
+    onclick: () => {
+      short.replaceWith(full());
+      more.remove();
+    },
+  });
+  return [short, more];
+}
+
+export function resultText(result) {
+  return typeof result === "string"
+    ? result
+    : result === null || result === undefined
+      ? ""
+      : JSON.stringify(result);
+}
+
+export function callBlock(call, word, none) {
+  const args =
+    call.arguments && typeof call.arguments === "object" && !Array.isArray(call.arguments)
+      ? Object.entries(call.arguments)
+      : null;
+  const failed = call.success === false || Boolean(call.failure);
+  const state =
+    call.success === null || call.success === undefined
+      ? none
+      : failed
+        ? (call.failure ?? "failed")
+        : null;
+  return html`<div class="call ${failed ? "is-failed" : ""}">
+    <header>
+      <strong class="mono">${visible(call.name)}</strong>
+      ${state && html`<span class="chip ${failed ? "is-bad" : ""}">${statusWord(state)}</span>`}
+      ${call.seconds > 0 && html`<span class="faint num call-time">${seconds(call.seconds)}</span>`}
+    </header>
+    ${
+      args && !args.length
+        ? null
+        : args
+          ? html`<dl class="args">
+            ${args.map(([name, value]) => [
+              html`<dt class="mono">${visible(name)}</dt>`,
+              html`<dd class="mono words">
+                ${marked(typeof value === "string" ? value : JSON.stringify(value), word)}
+              </dd>`,
+            ])}
+          </dl>`
+          : html`<div class="mono words args">${marked(resultText(call.arguments), word)}</div>`
+    }
+    ${
+      !(call.result === null || call.result === undefined) &&
+      html`<div class="result">
+        <span class="result-arrow" aria-label="result">${failed ? "✗" : "→"}</span>
+        ${body(resultText(call.result), word, "mono")}
+      </div>`
+    }
+  </div>`;
+}
+
+// Shows what an agent that owns its loop returned; of a command, its exit code and output.
+export function returned(result, word) {
+  if (result === null || result === undefined) return null;
+  const isCommand = typeof result === "object" && "exit_code" in result && "output" in result;
+  const { exit_code: code, output, ...rest } = isCommand ? result : {};
+  const text = isCommand ? output : resultText(result);
+  return html`<article class="message returned" data-role="system">
+    <header>
+      <span class="role">${isCommand ? "command" : "returned by the agent"}</span>
+      ${
+        isCommand &&
+        html`<span class="chip ${code === 0 ? "is-good" : "is-bad"}">exit code ${code}</span>`
+      }
+      ${
+        !(rest.reward === null || rest.reward === undefined) &&
+        html`<span class="faint num">reward file: ${resultText(rest.reward)}</span>`
+      }
+    </header>
+    ${body(text, word, "mono")}
+  </article>`;
 }

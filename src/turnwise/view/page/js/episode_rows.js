@@ -1,10 +1,8 @@
 // The list shows an episode as a card next to the conversation, or as a row of the table.
 
-import { button, h, link } from "./dom.js";
+import { fill, h, html, icon, perFrame } from "./dom.js";
 import { statusClass, statusWord } from "./filters.js";
-import { num, plural, seconds, seedText } from "./format.js";
-import { icon } from "./icons.js";
-import { visible } from "./visible.js";
+import { num, plural, seconds, seedText, visible } from "./format.js";
 
 export const CARD = 80;
 export const LINE = 36;
@@ -25,76 +23,56 @@ const COLUMNS = [
 ];
 
 export function card(episode, run, href, isHere) {
-  return link(
-    href,
-    { class: `row ${isHere ? "is-here" : ""}`, ...option(episode, isHere) },
-    h("span", { class: "row-side" }, rewardPill(episode.reward), successMark(episode, run)),
-    h(
-      "span",
-      { class: "row-body" },
-      taskWords(episode),
-      answerWords(episode),
-      h(
-        "span",
-        { class: "row-facts num" },
-        episode.kind === "train" ? null : h("span", { class: "chip is-accent" }, episode.kind),
-        isWell(episode) ? null : statusChip(episode),
-        episode.part ? h("span", { class: "row-part" }, visible(episode.part)) : null,
-        `step ${num(episode.step)}`,
-        h("i"),
-        plural(episode.turns, "turn"),
-        episode.branches > 1 ? [h("i"), `${num(episode.branches)} branches`] : null,
-        h("i"),
-        `${num(episode.tokens)} tokens`,
-        episode.tool_calls
-          ? [h("i"), h("span", { class: "row-tools" }, episode.tools.slice(0, 3).join(", "))]
-          : null,
-        h("span", { class: "row-seed" }, h("i"), `seed ${seedText(episode.seed)}`),
-      ),
-    ),
-  );
+  return html`<a class="row ${isHere ? "is-here" : ""}" href=${href} ...${option(episode, isHere)}>
+    <span class="row-side">${rewardPill(episode.reward)}${successMark(episode, run)}</span>
+    <span class="row-body">
+      ${taskWords(episode)}${answerWords(episode)}
+      <span class="row-facts num">
+        ${episode.kind !== "train" && html`<span class="chip is-accent">${episode.kind}</span>`}
+        ${!isWell(episode) && statusChip(episode)}
+        ${episode.part && html`<span class="row-part">${visible(episode.part)}</span>`}
+        step ${num(episode.step)}<i />${plural(episode.turns, "turn")}
+        ${episode.branches > 1 && [html`<i />`, `${num(episode.branches)} branches`]}<i />
+        ${num(episode.tokens)} tokens
+        ${
+          episode.tool_calls > 0 && [
+            html`<i />`,
+            html`<span class="row-tools">${episode.tools.slice(0, 3).join(", ")}</span>`,
+          ]
+        }
+        <span class="row-seed"><i />seed ${seedText(episode.seed)}</span>
+      </span>
+    </span>
+  </a>`;
 }
 
 export function line(episode, run, href, isHere) {
-  return link(
-    href,
-    { class: `row is-line num ${isHere ? "is-here" : ""}`, ...option(episode, isHere) },
-    h(
-      "span",
-      { class: "cell", title: `${episode.id}, seed ${episode.seed}` },
-      num(episode.step),
-      episode.kind === "train" ? null : h("small", null, ` ${episode.kind.replace("eval-", "")}`),
-    ),
-    taskWords(episode),
-    answerWords(episode),
-    successMark(episode, run) ?? h("span", { class: "faint" }, "–"),
-    rewardPill(episode.reward),
-    h("span", { class: "cell" }, statusChip(episode)),
-    h("span", null, num(episode.turns)),
-    h("span", null, num(episode.tokens)),
-    h("span", { class: "row-tools cell" }, episode.tools.join(", ")),
-    h("span", null, seconds(episode.seconds)),
-  );
+  return html`<a class="row is-line num ${isHere ? "is-here" : ""}" href=${href}
+    ...${option(episode, isHere)}>
+    <span class="cell" title=${`${episode.id}, seed ${episode.seed}`}>
+      ${num(episode.step)}
+      ${episode.kind !== "train" && html`<small>${` ${episode.kind.replace("eval-", "")}`}</small>`}
+    </span>
+    ${taskWords(episode)}${answerWords(episode)}
+    ${successMark(episode, run) ?? html`<span class="faint">–</span>`}
+    ${rewardPill(episode.reward)}<span class="cell">${statusChip(episode)}</span>
+    <span>${num(episode.turns)}</span><span>${num(episode.tokens)}</span>
+    <span class="row-tools cell">${episode.tools.join(", ")}</span>
+    <span>${seconds(episode.seconds)}</span>
+  </a>`;
 }
 
 export function tableHead(sort, choose) {
-  return h(
-    "div",
-    { class: "row is-line table-head" },
-    COLUMNS.map(([title, name]) => {
-      if (name === null) return h("span", null, title);
+  return html`<div class="row is-line table-head">
+    ${COLUMNS.map(([title, name]) => {
+      if (name === null) return html`<span>${title}</span>`;
       const way = sort === name ? "up" : sort === `-${name}` ? "down" : null;
-      return button(
-        title,
-        {
-          title: `Sort by ${title}`,
-          "aria-pressed": String(way !== null),
-          onclick: () => choose(way === "down" ? name : `-${name}`),
-        },
-        way && icon(way),
-      );
-    }),
-  );
+      return html`<button title=${`Sort by ${title}`} aria-pressed=${String(way !== null)}
+        onclick=${() => choose(way === "down" ? name : `-${name}`)}>
+        ${title}${way && icon(way)}
+      </button>`;
+    })}
+  </div>`;
 }
 
 function option(episode, isHere) {
@@ -113,10 +91,8 @@ function statusChip(episode) {
 // from elsewhere replaces the answer.
 function taskWords(episode) {
   const words = episode.found === "task" ? found(episode.snippet) : visible(flat(episode.task));
-  const part = episode.part
-    ? h("span", { class: "row-part is-wide" }, visible(episode.part))
-    : null;
-  return h("span", { class: "row-task", dir: "auto", title: episode.task }, part, words);
+  const part = episode.part ? h("span.row-part.is-wide", visible(episode.part)) : null;
+  return h("span.row-task", { dir: "auto", title: episode.task }, part, words);
 }
 
 function answerWords(episode) {
@@ -124,11 +100,9 @@ function answerWords(episode) {
     episode.snippet && episode.found !== "task"
       ? found(episode.snippet)
       : visible(flat(episode.answer));
-  return h(
-    "span",
-    { class: "row-words", dir: "auto" },
-    words.childNodes.length ? words : h("span", { class: "faint" }, "said nothing"),
-  );
+  return html`<span class="row-words" dir="auto">
+    ${words.childNodes.length ? words : html`<span class="faint">said nothing</span>`}
+  </span>`;
 }
 
 // Cuts the text so that what the search found is near its beginning: a row is narrow.
@@ -155,24 +129,152 @@ export function successMark(episode, run) {
   const success = succeeded(episode, run);
   if (success === null) return null;
   const text = success ? "success" : "no success";
-  return h(
-    "span",
-    {
-      class: `success ${success ? "is-yes" : "is-no"}`,
-      title: text,
-      role: "img",
-      "aria-label": text,
-    },
-    icon(success ? "check" : "close"),
-  );
+  return html`<span class="success ${success ? "is-yes" : "is-no"}" title=${text} role="img"
+    aria-label=${text}>
+    ${icon(success ? "check" : "close")}
+  </span>`;
 }
 
 export function rewardPill(reward) {
   const isKnown = reward !== null && reward !== undefined;
   const tone = !isKnown ? "" : reward > 0 ? "is-plus" : reward < 0 ? "is-minus" : "";
-  return h(
-    "span",
-    { class: `reward num ${tone}`, title: "reward" },
-    isKnown ? num(reward, 2) : "–",
-  );
+  return html`<span class="reward num ${tone}" title="reward">${isKnown ? num(reward, 2) : "–"}</span>`;
+}
+
+// ---- A list of any length: only visible rows are in the document, and pages are requested as needed.
+
+const PAGE = 100;
+const MARGIN = 6;
+
+export class VirtualList {
+  constructor({ rowHeight, render, ask, label }) {
+    this.rowHeight = rowHeight;
+    this.render = render;
+    this.ask = ask;
+    this.space = h(".list-space", { role: "listbox", "aria-label": label });
+    this.element = h(".list", { tabindex: "-1" }, this.space);
+    this.rows = new Map();
+    this.reset();
+    this.draw = perFrame(() => this.drawNow());
+    this.element.addEventListener("scroll", this.draw, { passive: true });
+    this.resized = new ResizeObserver(this.draw);
+    this.resized.observe(this.element);
+  }
+
+  reset() {
+    this.version = (this.version ?? 0) + 1;
+    this.total = null;
+    this.items = [];
+    this.pages = new Map();
+    this.clearRows();
+  }
+
+  clearRows() {
+    this.space.replaceChildren();
+    this.rows.clear();
+  }
+
+  // Loads new contents; the visible rows stay until these have arrived.
+  async load({ keepScroll = false } = {}) {
+    const version = ++this.version;
+    const first = keepScroll ? Math.floor(this.element.scrollTop / this.rowHeight / PAGE) : 0;
+    const answer = await this.ask(first * PAGE, PAGE);
+    if (version !== this.version) return false;
+    this.items = [];
+    this.pages = new Map([[first, "here"]]);
+    this.take(first * PAGE, answer);
+    this.clearRows();
+    if (!keepScroll) this.element.scrollTop = 0;
+    this.drawNow();
+    return true;
+  }
+
+  take(offset, answer) {
+    this.total = answer.total;
+    answer.episodes.forEach((item, place) => {
+      this.items[offset + place] = item;
+    });
+    this.space.style.height = `${answer.total * this.rowHeight}px`;
+  }
+
+  async want(page) {
+    if (this.pages.has(page)) return;
+    this.pages.set(page, "asked");
+    const version = this.version;
+    try {
+      const answer = await this.ask(page * PAGE, PAGE, this.total);
+      if (version !== this.version) return;
+      const total = this.total;
+      this.take(page * PAGE, answer);
+      // Episodes that arrived since then wait for a reload, so that visible rows do not move.
+      this.total = total;
+      this.space.style.height = `${total * this.rowHeight}px`;
+      this.pages.set(page, "here");
+      this.drawNow();
+    } catch {
+      this.pages.delete(page);
+    }
+  }
+
+  drawNow() {
+    if (this.total === null) return;
+    const { scrollTop, clientHeight } = this.element;
+    const first = Math.max(0, Math.floor(scrollTop / this.rowHeight) - MARGIN);
+    const last = Math.min(
+      this.total - 1,
+      Math.ceil((scrollTop + clientHeight) / this.rowHeight) + MARGIN,
+    );
+    for (const [place, row] of this.rows) {
+      if (place < first || place > last || (row.dataset.waits && this.items[place])) {
+        row.remove();
+        this.rows.delete(place);
+      }
+    }
+    for (let place = first; place <= last; place += 1) {
+      if (!this.items[place]) this.want(Math.floor(place / PAGE));
+      if (this.rows.has(place)) continue;
+      const row = this.items[place]
+        ? this.render(this.items[place], place)
+        : h(".row", { data: { waits: "1" } }, h(".skeleton.row-skeleton"));
+      row.style.top = `${place * this.rowHeight}px`;
+      row.style.height = `${this.rowHeight}px`;
+      this.rows.set(place, row);
+      this.space.append(row);
+    }
+  }
+
+  // Lays the rows out again after their height changed.
+  measure() {
+    this.space.style.height = `${this.total * this.rowHeight}px`;
+  }
+
+  redraw() {
+    this.clearRows();
+    this.drawNow();
+  }
+
+  find(id) {
+    return this.items.findIndex((item) => item?.id === id);
+  }
+
+  reveal(place) {
+    const top = place * this.rowHeight;
+    const { scrollTop, clientHeight } = this.element;
+    if (top < scrollTop) this.element.scrollTop = top;
+    else if (top + this.rowHeight > scrollTop + clientHeight)
+      this.element.scrollTop = top + this.rowHeight - clientHeight;
+    this.drawNow();
+  }
+
+  message(content) {
+    fill(this.space, content);
+    this.rows.clear();
+    this.space.style.height = "auto";
+  }
+
+  destroy() {
+    this.version += 1;
+    this.draw.cancel();
+    this.resized.disconnect();
+  }
 }

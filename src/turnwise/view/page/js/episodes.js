@@ -2,15 +2,12 @@
 
 import { exportAddress, get, runPath } from "./api.js";
 import { stepBranch } from "./branches.js";
-import { drawConversation } from "./conversation.js";
-import { OF_ONE } from "./conversation_head.js";
-import { button, fill, h } from "./dom.js";
-import { CARD, card, LINE, line, tableHead } from "./episode_rows.js";
+import { drawConversation, OF_ONE } from "./conversation.js";
+import { button, empty, failed, fill, h, html, loading } from "./dom.js";
+import { CARD, card, LINE, line, tableHead, VirtualList } from "./episode_rows.js";
 import { Filters, isFiltered, query } from "./filters.js";
 import { num, plural } from "./format.js";
 import { address, go, withParams } from "./route.js";
-import { empty, failed, loading } from "./states.js";
-import { VirtualList } from "./virtual_list.js";
 
 const isWide = () => innerWidth > 900;
 
@@ -19,7 +16,7 @@ export function episodesView(host, app) {
   let details = null;
   let asked = 0;
   let listed = null;
-  const count = h("span", { class: "num" });
+  const count = h("span.num");
   const fresh = button("", { class: "fresh hidden", onclick: () => reload() });
   // Another filter opens the first episode that it finds: the open one may not be among them.
   const filters = new Filters((changes, replace) => {
@@ -27,26 +24,18 @@ export function episodesView(host, app) {
     go({ ...withParams(route, changes), item }, { replace });
   });
   const list = new VirtualList({ rowHeight: CARD, label: "Episodes", render: row, ask });
-  const columns = h("div", { class: "table-columns" });
-  const layout = button("Table", {
-    class: "button is-plain layout-choice",
-    title: "All episodes as a table: task, answer, success and more",
-    "aria-pressed": "false",
-    onclick: () => go(withParams(route, { layout: isTable() ? null : "table" })),
-  });
-  const detail = h("section", {
-    class: "conversation-pane",
-    "aria-label": "The episode",
-    tabindex: "-1",
-  });
-  const pane = h(
-    "aside",
-    { class: "list-pane" },
-    filters.element,
-    h("div", { class: "list-count" }, count, fresh, filters.sort, layout),
-    list.element,
-  );
-  const frame = h("div", { class: "episodes" }, pane, detail);
+  const columns = h(".table-columns");
+  const layout = html`<button class="button is-plain layout-choice"
+    title="All episodes as a table: task, answer, success and more" aria-pressed="false"
+    onclick=${() => go(withParams(route, { layout: isTable() ? null : "table" }))}>
+    Table
+  </button>`;
+  const detail = html`<section class="conversation-pane" aria-label="The episode" tabindex="-1" />`;
+  const pane = html`<aside class="list-pane">
+    ${filters.element}<div class="list-count">${count}${fresh}${filters.sort}${layout}</div>
+    ${list.element}
+  </aside>`;
+  const frame = h(".episodes", pane, detail);
   fill(host, frame);
   list.element.prepend(columns);
   list.message(loading(8, 46));
@@ -97,7 +86,7 @@ export function episodesView(host, app) {
 
   function nothing() {
     return isFiltered(route.params)
-      ? h("div", { class: "state" }, h("p", null, "No episodes match these filters."))
+      ? h(".state", h("p", "No episodes match these filters."))
       : empty(
           "No episodes yet",
           "They appear here after the first step. A run with logging.episodes_gb=0 keeps none.",
@@ -145,10 +134,7 @@ export function episodesView(host, app) {
     layout.setAttribute("aria-pressed", String(isTable()));
     layout.textContent = isTable() ? "List" : "Table";
     const sort = route.params.get("sort") ?? "-step";
-    fill(
-      columns,
-      isTable() ? tableHead(sort, (next) => go(withParams(route, { sort: next }))) : null,
-    );
+    fill(columns, isTable() && tableHead(sort, (next) => go(withParams(route, { sort: next }))));
     if (list.total) list.measure();
   }
 

@@ -1,8 +1,7 @@
 // The filters narrow the list of episodes. Every choice is part of the address.
 
-import { button, fill, h, later } from "./dom.js";
+import { button, fill, h, html, icon, later } from "./dom.js";
 import { num } from "./format.js";
-import { icon } from "./icons.js";
 
 const FILTERS = [
   "kind",
@@ -99,46 +98,28 @@ export class Filters {
     this.change = change;
     this.open = false;
     const type = later(220, () => this.set("text", this.search.value.trim(), true));
-    this.search = h("input", {
-      class: "field search",
-      type: "search",
-      placeholder: "Search the conversations",
-      "aria-label": "Search the conversations",
-      oninput: type,
-      onkeydown: (event) => this.searchKey(event),
-    });
-    this.scope = h("span", { class: "search-scope" });
-    this.sort = h("span", { class: "list-sort" });
-    this.selects = h("div", { class: "filter-row" });
-    this.panel = h("div", { class: "filter-panel" });
-    this.chips = h("div", { class: "filter-chips" });
-    this.toggle = button(icon("filter"), {
-      class: "button",
-      title: "More filters",
-      "aria-label": "More filters",
-      "aria-expanded": "false",
-      onclick: () => this.flip(),
-    });
-    this.element = h(
-      "div",
-      { class: "filters" },
-      h(
-        "div",
-        { class: "search-row" },
-        h(
-          "label",
-          { class: "search-box" },
-          icon("search"),
-          this.search,
-          h("kbd", { "aria-hidden": "true" }, "/"),
-        ),
-        this.scope,
-        this.toggle,
-      ),
-      this.selects,
-      this.panel,
-      this.chips,
-    );
+    this.search = html`<input class="field search" type="search" placeholder="Search the conversations"
+      aria-label="Search the conversations" oninput=${type}
+      onkeydown=${(event) => this.searchKey(event)}
+    />`;
+    this.scope = h("span.search-scope");
+    this.sort = h("span.list-sort");
+    this.selects = h(".filter-row");
+    this.panel = h(".filter-panel");
+    this.chips = h(".filter-chips");
+    this.toggle = html`<button class="button" title="More filters" aria-label="More filters"
+      aria-expanded="false" onclick=${() => this.flip()}>
+      ${icon("filter")}
+    </button>`;
+    this.element = html`<div class="filters">
+      <div class="search-row">
+        <label class="search-box">
+          ${icon("search")}${this.search}<kbd aria-hidden="true">/</kbd>
+        </label>
+        ${this.scope}${this.toggle}
+      </div>
+      ${this.selects}${this.panel}${this.chips}
+    </div>`;
   }
 
   searchKey(event) {
@@ -174,25 +155,22 @@ export class Filters {
         "all kinds",
         (run?.kinds ?? []).map((kind) => [kind, kind]),
       ),
-      Object.keys(run?.parts ?? {}).length || params.get("part")
-        ? this.select("part", "all environments", parts(run), "environment")
-        : null,
+      (Object.keys(run?.parts ?? {}).length || params.get("part")) &&
+        this.select("part", "all environments", parts(run), "environment"),
       this.select("status", "any status", statuses(run)),
-      Object.keys(run?.successes ?? {}).length || params.get("success")
-        ? this.select("success", "any success", successes(run))
-        : null,
-      run?.branched || params.get("min_branches")
-        ? this.select(
-            "min_branches",
-            "any branches",
-            [["2", `with branches (${num(run?.branched ?? 0)})`]],
-            "branches",
-          )
-        : null,
+      (Object.keys(run?.successes ?? {}).length || params.get("success")) &&
+        this.select("success", "any success", successes(run)),
+      (run?.branched || params.get("min_branches")) &&
+        this.select(
+          "min_branches",
+          "any branches",
+          [["2", `with branches (${num(run?.branched ?? 0)})`]],
+          "branches",
+        ),
     );
     fill(this.sort, this.select("sort", null, SORTS));
     if (!(this.open && active && this.panel.contains(document.activeElement))) {
-      fill(this.panel, this.open ? this.ranges(run) : null);
+      fill(this.panel, this.open && this.ranges(run));
     }
     this.panel.classList.toggle("hidden", !this.open);
     this.drawChips();
@@ -204,17 +182,11 @@ export class Filters {
     const value = this.params.get(name) ?? (name === "sort" ? "-step" : "");
     const known =
       options.some(([one]) => one === value) || !value ? options : [...options, [value, value]];
-    return h(
-      "select",
-      {
-        class: "select",
-        name,
-        "aria-label": label,
-        onchange: (event) => this.set(name, event.target.value),
-      },
-      none === null ? null : h("option", { value: "" }, none),
-      known.map(([one, label]) => h("option", { value: one, selected: one === value }, label)),
-    );
+    return html`<select class="select" name=${name} aria-label=${label}
+      onchange=${(event) => this.set(name, event.target.value)}>
+      ${none !== null && html`<option value="">${none}</option>`}
+      ${known.map(([one, label]) => html`<option value=${one} selected=${one === value}>${label}</option>`)}
+    </select>`;
   }
 
   ranges(run) {
@@ -222,35 +194,21 @@ export class Filters {
       tool,
       `${tool} (${num(count)})`,
     ]);
-    const number = (name, placeholder) =>
-      h("input", {
-        class: "field num",
-        type: "number",
-        step: "any",
-        name,
-        placeholder,
-        "aria-label": name.replace("_", " "),
-        value: this.params.get(name) ?? "",
-        onchange: (event) => this.set(name, event.target.value),
-      });
+    const number = (
+      name,
+      placeholder,
+    ) => html`<input class="field num" type="number" step="any" name=${name}
+      placeholder=${placeholder} aria-label=${name.replace("_", " ")}
+      value=${this.params.get(name) ?? ""}
+      onchange=${(event) => this.set(name, event.target.value)}
+    />`;
     return [
       RANGES.map(([name]) =>
-        h(
-          "div",
-          { class: "range" },
-          h("span", null, name),
-          number(`min_${name}`, "from"),
-          number(`max_${name}`, "to"),
-        ),
+        h(".range", h("span", name), number(`min_${name}`, "from"), number(`max_${name}`, "to")),
       ),
-      h("div", { class: "range" }, h("span", null, "seed"), number("seed", "any")),
+      h(".range", h("span", "seed"), number("seed", "any")),
       tools.length
-        ? h(
-            "div",
-            { class: "range is-wide" },
-            h("span", null, "tool"),
-            this.select("tool", "any tool", tools),
-          )
+        ? h(".range.is-wide", h("span", "tool"), this.select("tool", "any tool", tools))
         : null,
     ];
   }
@@ -265,23 +223,17 @@ export class Filters {
     const any = isFiltered(this.params);
     fill(
       this.chips,
-      active.map((name) =>
-        button(
-          `${label(name)} ${this.params.get(name)}`,
-          {
-            class: "chip is-accent",
-            title: "Remove this filter",
-            onclick: () => this.set(name, null),
-          },
-          icon("close"),
-        ),
+      active.map(
+        (name) => html`<button class="chip is-accent" title="Remove this filter"
+          onclick=${() => this.set(name, null)}>
+          ${label(name)} ${this.params.get(name)}${icon("close")}
+        </button>`,
       ),
-      any
-        ? button("clear all", {
-            class: "chip",
-            onclick: () => this.change(Object.fromEntries(FILTERS.map((name) => [name, null]))),
-          })
-        : null,
+      any &&
+        button("clear all", {
+          class: "chip",
+          onclick: () => this.change(Object.fromEntries(FILTERS.map((name) => [name, null]))),
+        }),
     );
   }
 }

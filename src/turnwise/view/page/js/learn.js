@@ -1,19 +1,26 @@
 // How does it learn? This view has the curves of one run or of several, and the doctor's findings.
 
 import { get, runPath } from "./api.js";
-import { positions } from "./axis.js";
-import { Chart } from "./charts.js";
+import { Chart, positions } from "./charts.js";
 import { drawComparison } from "./compare.js";
-import { button, cssColor, fill, h, later, perFrame } from "./dom.js";
-import { plural } from "./format.js";
-import { drawBar, makeBar } from "./learn_bar.js";
-import { drawDoctor, drawHead, drawMore } from "./learn_parts.js";
-import { readState } from "./learn_state.js";
+import {
+  cssColor,
+  empty,
+  failed,
+  fill,
+  h,
+  html,
+  later,
+  link,
+  loading,
+  perFrame,
+  svg,
+} from "./dom.js";
+import { ago, num, plural } from "./format.js";
+import { drawBar, drawDoctor, drawHead, drawMore, makeBar, readState } from "./learn_parts.js";
 import { chartGroups, metricsOf } from "./metrics.js";
-import { drawRail } from "./rail.js";
-import { go, withParams } from "./route.js";
-import { empty, failed, loading } from "./states.js";
-import { currentTheme } from "./theme.js";
+import { address, go, runsAddress, withParams } from "./route.js";
+import { currentTheme } from "./shell.js";
 
 const NUM_COLORS = 8;
 
@@ -40,14 +47,14 @@ export function learnView(host, app) {
   };
   const pin = (step) => change({ step: step === state.step ? null : step });
 
-  const rail = h("aside", { class: "rail", "aria-label": "Runs" });
-  const head = h("div", { class: "learn-head" });
-  const doctor = h("div", { class: "doctor" });
+  const rail = h("aside.rail", { "aria-label": "Runs" });
+  const head = h(".learn-head");
+  const doctor = h(".doctor");
   const bar = makeBar({ change, setSmooth });
-  const grids = h("div", { class: "grids" }, loading(4, 150));
-  const more = h("div", { class: "learn-more" });
-  const body = h("div", { class: "learn-body" }, head, doctor, bar, grids, more);
-  fill(host, h("div", { class: "learn" }, rail, body));
+  const grids = h(".grids", loading(4, 150));
+  const more = h(".learn-more");
+  const body = h(".learn-body", head, doctor, bar, grids, more);
+  fill(host, h(".learn", rail, body));
 
   const hover = (x) => {
     bar.querySelector(".at-step").textContent = x === null ? "" : `at ${state.axis.label(x)}`;
@@ -177,18 +184,12 @@ export function learnView(host, app) {
         charts.set(spec.name, chart);
         return chart.element;
       });
-      return h(
-        "section",
-        { class: "group" },
-        h("h2", null, group.title),
-        h("div", { class: "grid" }, made),
-      );
+      return h("section.group", h("h2", group.title), h(".grid", made));
     });
-    const button_ = button(state.showsAll ? "Fewer curves" : plural(numRest, "more curve"), {
-      class: "button",
-      onclick: () => change({ all: state.showsAll ? null : "1" }),
-    });
-    fill(grids, sections, numRest ? h("div", { class: "grids-more" }, button_) : null);
+    const button_ = html`<button class="button" onclick=${() => change({ all: state.showsAll ? null : "1" })}>
+      ${state.showsAll ? "Fewer curves" : plural(numRest, "more curve")}
+    </button>`;
+    fill(grids, sections, numRest > 0 && h(".grids-more", button_));
   }
 
   const resized = new ResizeObserver(
@@ -242,4 +243,85 @@ export function learnView(host, app) {
       for (const chart of charts.values()) chart.destroy();
     },
   };
+}
+
+// ---- The list at the left of the curves chooses a run and compares it with others.
+
+const MOST_SPARKS = 40;
+
+// Archived runs are in the table of runs; this list has only those of them that are shown.
+export function drawRail(rail, app, { keys, colors, toggle }) {
+  const focused = rail.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const scroll = rail.scrollTop;
+  const listed = app.runs.filter((run) => !run.notes.archived || keys.includes(run.key));
+  fill(
+    rail,
+    h("h2", plural(listed.length, "run"), link(runsAddress(), { class: "rail-all" }, "All runs")),
+    listed.map((run, number) => row(run, number, { app, keys, colors, toggle })),
+  );
+  rail.scrollTop = scroll;
+  if (focused) rail.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function row(run, number, { app, keys, colors, toggle }) {
+  const isMain = run.key === keys[0];
+  const color = colors.get(run.key) ?? "var(--ghost)";
+  const box = html`<input type="checkbox" checked=${keys.includes(run.key)} disabled=${isMain}
+    aria-label=${`Show ${run.key}`}
+    title=${isMain ? "The current run" : "Compare with this run"}
+    style=${{ "accent-color": color }} onchange=${() => toggle(run.key)}
+  />`;
+  const spark = h("span.spark");
+  if (number < MOST_SPARKS) {
+    metricsOf(run.key, run.step).then(
+      (data) => fill(spark, sparkline(data.series.reward ?? [], color)),
+      () => {},
+    );
+  }
+  const last = run.last?.reward;
+  return html`<div class="rail-run ${isMain ? "is-main" : ""}" data-run=${run.key}>
+    ${box}
+    <a class="rail-link"
+      href=${address({ run: run.key, view: "learn", params: app.route.params })}
+      title=${run.path} data-key=${run.key} aria-current=${isMain ? "true" : null}>
+      <span class="rail-name">
+        ${run.is_live && html`<span class="dot is-live" />`}<span>${run.key}</span>
+      </span>
+      <span class="rail-facts num">
+        ${run.environment ?? ""} · ${run.total_steps ? `${num(run.step)}/${num(run.total_steps)}` : num(run.step)} · ${run.is_live ? "live" : ago(run.updated)}
+      </span>
+    </a>
+    <span class="rail-side">
+      ${spark}
+      <span class="num rail-reward" title="reward of the last step">
+        ${last === undefined ? "" : num(last, 2)}
+      </span>
+    </span>
+  </div>`;
+}
+
+function sparkline(values, color, width = 64, height = 20) {
+  const points = values.map((value, place) => [place, value]).filter(([, value]) => value !== null);
+  if (points.length < 2) return null;
+  const low = Math.min(...points.map(([, v]) => v));
+  const high = Math.max(...points.map(([, v]) => v));
+  const x = (place) => 1 + ((width - 2) * place) / (values.length - 1 || 1);
+  const y = (value) => height - 2 - ((height - 4) * (value - low)) / (high - low || 1);
+  // So many points are enough for a small curve.
+  const every = Math.ceil(points.length / width);
+  const path = points
+    .filter((_, i) => i % every === 0 || i === points.length - 1)
+    .map(([p, v], i) => `${i ? "L" : "M"}${x(p).toFixed(1)} ${y(v).toFixed(1)}`)
+    .join("");
+  return svg(
+    "svg",
+    { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
+    svg("path", {
+      d: path,
+      fill: "none",
+      stroke: color,
+      "stroke-width": "1.4",
+      "stroke-linejoin": "round",
+    }),
+  );
 }

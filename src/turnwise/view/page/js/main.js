@@ -1,18 +1,13 @@
 // The page shows the view that the address names, handles keys, and updates when a run changes.
 
 import { forget, get, listen } from "./api.js";
-import { fill } from "./dom.js";
+import { empty, failed, fill } from "./dom.js";
 import { episodesView } from "./episodes.js";
-import { showHelp } from "./help.js";
 import { learnView } from "./learn.js";
-import { go, parse, runsAddress } from "./route.js";
-import { drawFailure } from "./run_failure.js";
+import { go, parse, remember, runsAddress, TABS, tabAddress } from "./route.js";
 import { runsView } from "./runs.js";
-import { drawTop } from "./shell.js";
-import { empty, failed } from "./states.js";
-import { remember, TABS, tabAddress } from "./tabs.js";
+import { drawFailure, drawTop, showHelp, switchTheme } from "./shell.js";
 import { taskView } from "./task.js";
-import { switchTheme } from "./theme.js";
 import { timeView } from "./time.js";
 import { tokensView } from "./tokens.js";
 

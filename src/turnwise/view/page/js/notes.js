@@ -1,19 +1,17 @@
 // A user's notes on a run are tags, a text and the archive flag; they are saved into its folder.
 
 import { saveNotes } from "./api.js";
-import { button, fill, h } from "./dom.js";
-import { icon } from "./icons.js";
-import { visible } from "./visible.js";
+import { button, fill, h, html, icon } from "./dom.js";
+import { visible } from "./format.js";
 
 export function tagChips(tags, choose = null) {
   return tags.map((tag) =>
     choose
-      ? button(visible(tag), {
-          class: "chip tag",
-          title: `Show runs with the tag ${tag}`,
-          onclick: () => choose(tag),
-        })
-      : h("span", { class: "chip tag" }, visible(tag)),
+      ? html`<button class="chip tag" title=${`Show runs with the tag ${tag}`}
+        onclick=${() => choose(tag)}>
+        ${visible(tag)}
+      </button>`
+      : h("span.chip.tag", visible(tag)),
   );
 }
 
@@ -47,7 +45,7 @@ export async function changeNotes(app, runs, changes) {
 
 export function say(text) {
   const place = document.getElementById("notices");
-  const notice = h("div", { class: "notice" }, text);
+  const notice = h(".notice", text);
   place.append(notice);
   setTimeout(() => notice.remove(), 8000);
 }
@@ -55,55 +53,43 @@ export function say(text) {
 // Shows the notes above a run's curves, with a button to edit them.
 export function notesLine(app, run) {
   const { tags, note, archived } = run.notes;
-  return h(
-    "div",
-    { class: "run-notes" },
-    archived ? h("span", { class: "chip is-warn" }, "archived") : null,
-    tagChips(tags),
-    note ? h("span", { class: "run-note" }, visible(note)) : null,
-    editButton(
+  return html`<div class="run-notes">
+    ${archived && html`<span class="chip is-warn">archived</span>`}${tagChips(tags)}
+    ${note && html`<span class="run-note">${visible(note)}</span>`}
+    ${editButton(
       app,
       run,
       "Edit tags, note and archive",
       tags.length || note ? "" : "Add tags or a note",
-    ),
-  );
+    )}
+  </div>`;
 }
 
 export function editButton(app, run, title, label = "") {
   if (!app.writeToken) return null;
-  return button(
-    icon("edit"),
-    {
-      class: "button is-plain edit-notes",
-      "aria-label": `Edit tags and note of ${run.key}`,
-      title,
-      onclick: () => editNotes(app, run),
-    },
-    label,
-  );
+  return html`<button class="button is-plain edit-notes"
+    aria-label=${`Edit tags and note of ${run.key}`} title=${title}
+    onclick=${() => editNotes(app, run)}>
+    ${icon("edit")}${label}
+  </button>`;
 }
 
 function editNotes(app, run) {
   const { tags, note, archived } = run.notes;
   const known = [...new Set(app.runs.flatMap((one) => one.notes.tags))].sort();
-  const tagField = h("input", {
-    class: "field",
-    id: "note-tags",
-    value: tags.join(", "),
-    placeholder: "baseline, paper",
-    autocomplete: "off",
-  });
+  const tagField = html`<input class="field" id="note-tags" value=${tags.join(", ")} placeholder="baseline, paper"
+    autocomplete="off"
+  />`;
   const add = (tag) => {
     tagField.value = [...new Set([...splitTags(tagField.value), tag])].join(", ");
     tagField.focus();
   };
-  const noteField = h("textarea", { class: "field", id: "note-text", rows: 4, maxlength: 10000 });
+  const noteField = h("textarea.field", { id: "note-text", rows: 4, maxlength: 10000 });
   noteField.value = note;
   const box = h("input", { type: "checkbox", id: "note-archived", checked: archived });
-  const problem = h("p", { class: "dialog-problem", role: "alert" });
+  const problem = h("p.dialog-problem", { role: "alert" });
   const submit = button("Save", { class: "button is-strong", type: "submit" });
-  const dialog = h("dialog", { class: "dialog", "aria-label": `Notes on ${run.key}` });
+  const dialog = h("dialog.dialog", { "aria-label": `Notes on ${run.key}` });
   const form = h(
     "form",
     {
@@ -125,38 +111,27 @@ function editNotes(app, run) {
         }
       },
     },
-    h("h2", null, run.key),
+    h("h2", run.key),
     h("label", { for: "note-tags" }, "Tags, separated by commas"),
     tagField,
-    known.length
-      ? h(
-          "div",
-          { class: "dialog-tags" },
-          known.map((tag) =>
-            button(visible(tag), {
-              class: "chip tag",
-              title: "Add this tag",
-              onclick: () => add(tag),
-            }),
-          ),
-        )
-      : null,
+    known.length > 0 &&
+      html`<div class="dialog-tags">
+        ${known.map(
+          (tag) => html`<button class="chip tag" title="Add this tag" onclick=${() => add(tag)}>
+            ${visible(tag)}
+          </button>`,
+        )}
+      </div>`,
     h("label", { for: "note-text" }, "Note"),
     noteField,
-    h(
-      "label",
-      { class: "dialog-check", for: "note-archived" },
-      box,
-      "Archived: hidden unless archived runs are shown",
-    ),
+    html`<label class="dialog-check" for="note-archived">
+      ${box}Archived: hidden unless archived runs are shown
+    </label>`,
     problem,
-    h(
-      "div",
-      { class: "dialog-end" },
-      h("span", { class: "faint" }, "Saved as notes.json in the run's folder"),
-      button("Cancel", { class: "button", onclick: () => dialog.close() }),
-      submit,
-    ),
+    html`<div class="dialog-end">
+      <span class="faint">Saved as notes.json in the run's folder</span>
+      <button class="button" onclick=${() => dialog.close()}>Cancel</button>${submit}
+    </div>`,
   );
   dialog.append(form);
   dialog.addEventListener("close", () => dialog.remove());

@@ -1,14 +1,10 @@
 // The table of all runs can be sorted and filtered; runs get notes there and are chosen to compare.
 
-import { button, fill, h, later, link } from "./dom.js";
-import { num, plural } from "./format.js";
-import { icon } from "./icons.js";
+import { button, empty, fill, h, html, icon, later, link } from "./dom.js";
+import { ago, num, percent, plural, visible } from "./format.js";
 import { changeNotes, editButton, tagChips } from "./notes.js";
 import { address, go, withParams } from "./route.js";
-import { COLUMNS, matches, sorted } from "./run_columns.js";
-import { hasFailed } from "./shell.js";
-import { empty } from "./states.js";
-import { visible } from "./visible.js";
+import { hasFailed, stateWord } from "./shell.js";
 
 const PAGE = 200;
 const MOST_COMPARED = 24;
@@ -20,35 +16,18 @@ export function runsView(host, app) {
   const list = (name) => (route.params.get(name) ?? "").split(",").filter(Boolean);
   const setText = later(120, (value) => change({ q: value.trim() }, { replace: true }));
 
-  const search = h("input", {
-    class: "field runs-search",
-    type: "search",
-    placeholder: "Filter by name, environment, status, tag or note",
-    "aria-label": "Filter runs by text",
-    oninput: (event) => setText(event.target.value),
-  });
-  const tags = h("div", { class: "runs-tags" });
-  const archived = h("label", { class: "control" });
-  const count = h("span", { class: "faint num runs-count" });
-  const actions = h("div", { class: "runs-actions" });
-  const place = h("div", { class: "runs-table" });
+  const search = html`<input class="field runs-search" type="search"
+    placeholder="Filter by name, environment, status, tag or note"
+    aria-label="Filter runs by text" oninput=${(event) => setText(event.target.value)}
+  />`;
+  const tags = h(".runs-tags");
+  const archived = h("label.control");
+  const count = h("span.faint.num.runs-count");
+  const actions = h(".runs-actions");
+  const place = h(".runs-table");
   fill(
     host,
-    h(
-      "div",
-      { class: "runs" },
-      h(
-        "div",
-        { class: "runs-bar" },
-        h("h1", null, "Runs"),
-        search,
-        archived,
-        count,
-        actions,
-        tags,
-      ),
-      place,
-    ),
+    h(".runs", h(".runs-bar", h("h1", "Runs"), search, archived, count, actions, tags), place),
   );
 
   function draw() {
@@ -70,16 +49,15 @@ export function runsView(host, app) {
     else
       fill(
         place,
-        h("table", { class: "table" }, heads(), h("tbody", null, found.slice(0, numRows).map(row))),
-        found.length > numRows
-          ? button(`Show ${num(Math.min(PAGE, found.length - numRows))} more runs`, {
-              class: "button",
-              onclick: () => {
-                numRows += PAGE;
-                draw();
-              },
-            })
-          : null,
+        h("table.table", heads(), h("tbody", found.slice(0, numRows).map(row))),
+        found.length > numRows &&
+          button(`Show ${num(Math.min(PAGE, found.length - numRows))} more runs`, {
+            class: "button",
+            onclick: () => {
+              numRows += PAGE;
+              draw();
+            },
+          }),
       );
   }
 
@@ -87,12 +65,10 @@ export function runsView(host, app) {
     const numArchived = app.runs.filter((run) => run.notes.archived).length;
     fill(
       archived,
-      h("input", {
-        type: "checkbox",
-        checked: showsArchived,
-        disabled: !numArchived && !showsArchived,
-        onchange: (event) => change({ archived: event.target.checked ? "1" : null }),
-      }),
+      html`<input type="checkbox" checked=${showsArchived}
+        disabled=${!numArchived && !showsArchived}
+        onchange=${(event) => change({ archived: event.target.checked ? "1" : null })}
+      />`,
       `Show archived (${num(numArchived)})`,
     );
     count.textContent =
@@ -102,13 +78,12 @@ export function runsView(host, app) {
     const known = [...new Set([...wanted, ...current.flatMap((run) => run.notes.tags)])].sort();
     fill(
       tags,
-      known.map((tag) =>
-        button(visible(tag), {
-          class: `chip tag ${wanted.includes(tag) ? "is-accent" : ""}`,
-          "aria-pressed": String(wanted.includes(tag)),
-          title: `Only runs with the tag ${tag}`,
-          onclick: () => chooseTag(tag),
-        }),
+      known.map(
+        (tag) => html`<button class="chip tag ${wanted.includes(tag) ? "is-accent" : ""}"
+          aria-pressed=${String(wanted.includes(tag))}
+          title=${`Only runs with the tag ${tag}`} onclick=${() => chooseTag(tag)}>
+          ${visible(tag)}
+        </button>`,
       ),
     );
     drawActions();
@@ -128,7 +103,7 @@ export function runsView(host, app) {
   function drawActions() {
     const runs = chosen();
     if (!runs.length) {
-      fill(actions, h("span", { class: "faint hint" }, "Select runs to compare them"));
+      fill(actions, h("span.faint.hint", "Select runs to compare them"));
       return;
     }
     const keys = runs.map((run) => run.key);
@@ -143,28 +118,25 @@ export function runsView(host, app) {
       actions,
       isPossible
         ? link(compare, { class: "button is-strong" }, `Compare ${plural(keys.length, "run")}`)
-        : h(
-            "span",
-            { class: "faint" },
+        : html`<span class="faint">
+          ${
             keys.length > 1
               ? `At most ${MOST_COMPARED} runs can be compared`
-              : "Select another run to compare",
-          ),
-      app.writeToken
-        ? button(areArchived ? "Unarchive" : "Archive", {
-            class: "button",
-            onclick: async () => {
-              await changeNotes(app, runs, { archived: !areArchived });
-              change({ runs: null });
-            },
-          })
-        : null,
-      button(icon("close"), {
-        class: "icon-button",
-        "aria-label": "Clear the selection",
-        title: "Clear the selection",
-        onclick: () => change({ runs: null }),
-      }),
+              : "Select another run to compare"
+          }
+        </span>`,
+      app.writeToken &&
+        button(areArchived ? "Unarchive" : "Archive", {
+          class: "button",
+          onclick: async () => {
+            await changeNotes(app, runs, { archived: !areArchived });
+            change({ runs: null });
+          },
+        }),
+      html`<button class="icon-button" aria-label="Clear the selection"
+        title="Clear the selection" onclick=${() => change({ runs: null })}>
+        ${icon("close")}
+      </button>`,
     );
   }
 
@@ -174,24 +146,16 @@ export function runsView(host, app) {
       const isHere = order.replace(/^-/, "") === column.name;
       const isDown = order.startsWith("-");
       const next = isHere ? !isDown : column.isNumber;
-      return h(
-        "th",
-        {
-          class: `column-${column.name} ${column.isNumber ? "is-number" : ""}`,
-          "aria-sort": isHere ? (isDown ? "descending" : "ascending") : null,
-        },
-        button(column.title, {
-          title: column.help ?? `Sort by ${column.title.toLowerCase()}`,
-          data: { sort: column.name },
-          onclick: () => change({ sort: `${next ? "-" : ""}${column.name}` }),
-        }),
-      );
+      return html`<th class="column-${column.name} ${column.isNumber ? "is-number" : ""}"
+        aria-sort=${isHere ? (isDown ? "descending" : "ascending") : null}>
+        <button title=${column.help ?? `Sort by ${column.title.toLowerCase()}`}
+          data-sort=${column.name}
+          onclick=${() => change({ sort: `${next ? "-" : ""}${column.name}` })}>
+          ${column.title}
+        </button>
+      </th>`;
     };
-    return h(
-      "thead",
-      null,
-      h("tr", null, h("th", null, h("span", { class: "unseen" }, "Choose")), COLUMNS.map(head)),
-    );
+    return h("thead", h("tr", h("th", h("span.unseen", "Choose")), COLUMNS.map(head)));
   }
 
   function row(run) {
@@ -201,48 +165,33 @@ export function runsView(host, app) {
       const next = isChosen ? without(now, run.key) : [...now, run.key];
       change({ runs: next.join(",") }, { replace: true });
     };
-    return h(
-      "tr",
-      {
-        class: `${isChosen ? "is-chosen" : ""} ${run.notes.archived ? "is-archived" : ""}`,
-        data: { run: run.key },
-      },
-      h(
-        "td",
-        { class: "cell-choose" },
-        h("input", {
-          type: "checkbox",
-          checked: isChosen,
-          "aria-label": `Choose ${run.key}`,
-          onchange: toggle,
-        }),
-      ),
-      COLUMNS.map((column) => cell(run, column)),
-    );
+    return html`<tr class="${isChosen ? "is-chosen" : ""} ${run.notes.archived ? "is-archived" : ""}"
+      data-run=${run.key}>
+      <td class="cell-choose">
+        <input type="checkbox" checked=${isChosen} aria-label=${`Choose ${run.key}`}
+          onchange=${toggle}
+        />
+      </td>
+      ${COLUMNS.map((column) => cell(run, column))}
+    </tr>`;
   }
 
   function cell(run, column) {
     const content = {
       name: () => [
         link(address({ run: run.key, view: "learn" }), { title: run.path }, run.key),
-        run.notes.archived ? h("span", { class: "chip" }, "archived") : null,
+        run.notes.archived ? h("span.chip", "archived") : null,
         run.notes.note
-          ? h("span", { class: "note-text", title: run.notes.note }, visible(run.notes.note))
+          ? h("span.note-text", { title: run.notes.note }, visible(run.notes.note))
           : null,
       ],
       status: () => [
         h("span", { class: `dot ${run.is_live ? "is-live" : hasFailed(run) ? "is-failed" : ""}` }),
-        h(
-          "span",
-          { title: [column.text(run), ...run.problems].join("\n") },
-          visible(column.text(run)),
-        ),
+        html`<span title=${[column.text(run), ...run.problems].join("\n")}>
+          ${visible(column.text(run))}
+        </span>`,
         run.problems.length && run.status
-          ? h(
-              "span",
-              { class: "chip is-warn", title: run.problems.join("\n") },
-              "partly unreadable",
-            )
+          ? h("span.chip.is-warn", { title: run.problems.join("\n") }, "partly unreadable")
           : null,
       ],
       tags: () => [
@@ -250,14 +199,11 @@ export function runsView(host, app) {
         editButton(app, run, "Edit tags, note and archive"),
       ],
     }[column.name];
-    return h(
-      "td",
-      {
-        class: `cell-${column.name} column-${column.name} ${column.isNumber ? "is-number num" : ""}`,
-        title: column.detail?.(run) ?? null,
-      },
-      content ? content() : visible(String(column.text(run))),
-    );
+    return html`<td
+      class="cell-${column.name} column-${column.name} ${column.isNumber ? "is-number num" : ""}"
+      title=${column.detail?.(run) ?? null}>
+      ${content ? content() : visible(String(column.text(run)))}
+    </td>`;
   }
 
   function nothing(current, showsArchived) {
@@ -265,10 +211,9 @@ export function runsView(host, app) {
       return empty(
         "All runs are archived",
         "Archived runs are hidden by default.",
-        button("Show archived runs", {
-          class: "button",
-          onclick: () => change({ archived: "1" }),
-        }),
+        html`<button class="button" onclick=${() => change({ archived: "1" })}>
+          Show archived runs
+        </button>`,
       );
     return empty(
       "No runs match these filters",
@@ -312,4 +257,111 @@ function keepPlace(place, draw) {
     place.querySelector(`[data-sort="${CSS.escape(sort)}"]`)?.focus({ preventScroll: true });
   else if (name)
     place.querySelector(`[aria-label="${CSS.escape(name)}"]`)?.focus({ preventScroll: true });
+}
+
+// ---- The columns of the table of runs: the value that a column is sorted by, and its text.
+
+const number = (name, title, help, value, text) => ({
+  name,
+  title,
+  help,
+  value,
+  text: text ?? ((run) => num(value(run))),
+  isNumber: true,
+});
+
+export const RESULTS = [
+  { name: "status", title: "Status", value: stateWord, text: stateWord },
+  number(
+    "step",
+    "Step",
+    "Trained steps",
+    (run) => run.step,
+    (run) => (run.total_steps ? `${num(run.step)} of ${num(run.total_steps)}` : num(run.step)),
+  ),
+  {
+    ...number(
+      "headline",
+      "Headline",
+      "The last greedy evaluation; without one, the episodes of the last training step",
+      (run) => run.headline?.value,
+      (run) => (run.headline ? `${run.headline.metric} ${run.headline.number}` : "–"),
+    ),
+    detail: (run) => run.headline?.about,
+  },
+  {
+    ...number(
+      "best",
+      "Best checkpoint",
+      "The best checkpoint; sorted by its metric",
+      (run) => run.best_checkpoint?.value,
+      (run) => (run.best_checkpoint ? `step ${num(run.best_checkpoint.step)}` : "–"),
+    ),
+    detail: (run) => run.best_checkpoint?.about,
+  },
+  number(
+    "reward",
+    "Training reward",
+    "Mean reward of the last training step's episodes",
+    (run) => run.last?.reward,
+  ),
+  number(
+    "success",
+    "Training success",
+    "Fraction of the last training step's episodes that succeeded",
+    (run) => run.last?.success,
+    (run) => percent(run.last?.success),
+  ),
+  number("episodes", "Episodes", "Episodes in the run's folder", (run) => run.num_episodes),
+];
+
+const when = (name, title, value) => ({
+  name,
+  title,
+  value,
+  text: (run) => (value(run) ? ago(value(run)) : "–"),
+  isNumber: true,
+});
+
+export const COLUMNS = [
+  { name: "name", title: "Run", value: (run) => run.key, text: (run) => run.key },
+  { name: "tags", title: "Tags", value: (run) => run.notes.tags.join(", ") },
+  {
+    name: "environment",
+    title: "Environment",
+    value: (run) => run.environment,
+    text: (run) => run.environment || "–",
+  },
+  ...RESULTS,
+  when("updated", "Last change", (run) => run.updated),
+  when("started", "Started", (run) => run.started),
+];
+
+// Sorts runs; those without a value come last in both directions.
+export function sorted(runs, order) {
+  const isDown = order.startsWith("-");
+  const column = COLUMNS.find((one) => one.name === order.replace(/^-/, ""));
+  if (!column) return runs;
+  const isMissing = (value) => value === null || value === undefined || value === "";
+  const compare = (a, b) =>
+    column.isNumber ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  return runs
+    .map((run) => [column.value(run), run])
+    .sort(([a], [b]) => {
+      if (isMissing(a) || isMissing(b)) return isMissing(a) - isMissing(b);
+      return isDown ? compare(b, a) : compare(a, b);
+    })
+    .map(([, run]) => run);
+}
+
+export function matches(run, text, tags) {
+  const { notes } = run;
+  if (!tags.every((tag) => notes.tags.includes(tag))) return false;
+  const found = [run.key, run.environment, stateWord(run), run.path, notes.note, ...notes.tags]
+    .join("\n")
+    .toLowerCase();
+  return text
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => found.includes(word));
 }

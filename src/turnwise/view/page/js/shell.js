@@ -1,12 +1,9 @@
 // The bar at the top shows which run and which view is open, and whether the run is live.
 
-import { button, fill, h, link } from "./dom.js";
-import { num } from "./format.js";
-import { showHelp } from "./help.js";
-import { icon } from "./icons.js";
-import { address, runsAddress } from "./route.js";
-import { TABS, tabAddress } from "./tabs.js";
-import { currentTheme, switchTheme } from "./theme.js";
+import { get, runPath } from "./api.js";
+import { fill, h, html, icon, link } from "./dom.js";
+import { num, plural, visible } from "./format.js";
+import { address, runsAddress, TABS, tabAddress } from "./route.js";
 
 const NAMES = { learn: "Learn", episodes: "Episodes", tokens: "Tokens", time: "Time" };
 const QUESTIONS = {
@@ -24,95 +21,63 @@ export function drawTop(top, app) {
   const run = app.run() ?? app.run(app.lastRun);
   fill(
     top,
-    link(
-      runsAddress(),
-      { class: "brand", "aria-label": "turnwise: all runs", title: "All runs (r)" },
-      h("img", { src: "/assets/icon.svg", alt: "" }),
-      h("span", null, "turnwise"),
-    ),
-    app.runs.length ? runChoice(app, run) : null,
-    h(
-      "nav",
-      { class: "tabs", "aria-label": "Views" },
-      link(
-        runsAddress(),
-        {
-          class: "tab-runs",
-          title: "Which runs are there?",
-          "aria-current": isTable ? "page" : null,
-          data: { name: "runs-table" },
-        },
-        "Runs",
-        h("kbd", { "aria-hidden": "true" }, "r"),
-      ),
-      TABS.map((name, place) => tab(app, name, place)),
-    ),
-    h(
-      "div",
-      { class: "tools" },
-      live(app, isTable ? null : run),
-      button(icon(currentTheme() === "dark" ? "sun" : "moon"), {
-        class: "icon-button",
-        title: "Dark or light (t)",
-        "aria-label": "Switch between dark and light",
-        data: { name: "theme" },
-        onclick: switchTheme,
-      }),
-      button("?", {
-        class: "icon-button",
-        title: "Keys and help (?)",
-        "aria-label": "Help",
-        data: { name: "help" },
-        onclick: showHelp,
-      }),
-    ),
+    html`<a class="brand" href=${runsAddress()} aria-label="turnwise: all runs"
+      title="All runs (r)">
+      <img src="/assets/icon.svg" alt="" /><span>turnwise</span>
+    </a>`,
+    app.runs.length > 0 && runChoice(app, run),
+    html`<nav class="tabs" aria-label="Views">
+      <a class="tab-runs" href=${runsAddress()} title="Which runs are there?"
+        aria-current=${isTable ? "page" : null} data-name="runs-table">
+        Runs<kbd aria-hidden="true">r</kbd>
+      </a>
+      ${TABS.map((name, place) => tab(app, name, place))}
+    </nav>`,
+    html`<div class="tools">
+      ${live(app, isTable ? null : run)}
+      <button class="icon-button" title="Dark or light (t)"
+        aria-label="Switch between dark and light" data-name="theme" onclick=${switchTheme}>
+        ${icon(currentTheme() === "dark" ? "sun" : "moon")}
+      </button>
+      <button class="icon-button" title="Keys and help (?)" aria-label="Help"
+        data-name="help" onclick=${showHelp}>
+        ?
+      </button>
+    </div>`,
   );
   if (focused) top.querySelector(`[data-name="${focused}"]`)?.focus();
 }
 
 function tab(app, name, place) {
   const isHere = app.route.view === name || (name === "episodes" && isTask(app));
-  return link(
-    tabAddress(app, name),
-    { title: QUESTIONS[name], "aria-current": isHere ? "page" : null, data: { name } },
-    NAMES[name],
-    h("kbd", { "aria-hidden": "true" }, place + 1),
-  );
+  return html`<a href=${tabAddress(app, name)} title=${QUESTIONS[name]}
+    aria-current=${isHere ? "page" : null} data-name=${name}>
+    ${NAMES[name]}<kbd aria-hidden="true">${place + 1}</kbd>
+  </a>`;
 }
 
 function live(app, run) {
   if (app.connection === "lost") {
-    return h(
-      "span",
-      { class: "live", data: { state: "lost" }, title: "Reconnecting automatically" },
-      h("span", { class: "dot" }),
-      "server gone",
-      h("span", { class: "long" }, ", trying again"),
-    );
+    return html`<span class="live" data-state="lost" title="Reconnecting automatically">
+      <span class="dot" />server gone<span class="long">, trying again</span>
+    </span>`;
   }
   if (!run) return null;
   const steps = run.total_steps
     ? `step ${num(run.step)} of ${num(run.total_steps)}`
     : `step ${num(run.step)}`;
   if (run.is_live)
-    return h(
-      "span",
-      { class: "live", data: { state: "live" } },
-      h("span", { class: "dot is-live" }),
-      "live",
-      h("span", { class: "long num" }, `· ${steps}`),
-    );
-  return h(
-    "span",
-    { class: "live", data: { state: "still" } },
-    h("span", { class: `dot ${hasFailed(run) ? "is-failed" : ""}` }),
-    stateWord(run),
-    h("span", { class: "long num" }, `· ${steps}`),
-  );
+    return html`<span class="live" data-state="live">
+      <span class="dot is-live" />live<span class="long num">· ${steps}</span>
+    </span>`;
+  return html`<span class="live" data-state="still">
+    <span class="dot ${hasFailed(run) ? "is-failed" : ""}" />${stateWord(run)}
+    <span class="long num">· ${steps}</span>
+  </span>`;
 }
 
 function runChoice(app, run) {
-  const choice = h("div", { class: "run-choice" });
+  const choice = h(".run-choice");
   const close = (event) => {
     if (event?.type === "pointerdown" && choice.contains(event.target)) return;
     if (event?.type === "keydown" && event.key !== "Escape") return;
@@ -131,60 +96,41 @@ function runChoice(app, run) {
     addEventListener("pointerdown", close);
     addEventListener("keydown", close, true);
   };
-  const opener = button(
-    h("span", { class: `dot ${run?.is_live ? "is-live" : ""}` }),
-    {
-      "aria-haspopup": "true",
-      "aria-expanded": "false",
-      data: { name: "runs" },
-      title: run?.path ?? "",
-      onclick: open,
-    },
-    h("span", null, run?.name ?? run?.key ?? "choose a run"),
-  );
+  const opener = html`<button aria-haspopup="true" aria-expanded="false" data-name="runs"
+    title=${run?.path ?? ""} onclick=${open}>
+    <span class="dot ${run?.is_live ? "is-live" : ""}" />
+    <span>${run?.name ?? run?.key ?? "choose a run"}</span>
+  </button>`;
   choice.append(opener);
   return choice;
 }
 
 function menu(app, close) {
-  return h(
-    "div",
-    { class: "menu" },
-    app.runs
+  return html`<div class="menu">
+    ${app.runs
       .filter((one) => !one.notes.archived || one.key === app.route.run)
-      .map((one) => menuItem(app, one, close)),
-    link(
-      runsAddress(),
-      { class: "menu-all", onclick: () => close() },
-      h("span"),
-      h("span", { class: "name" }, "All runs: sort, filter, compare"),
-    ),
-  );
+      .map((one) => menuItem(app, one, close))}
+    <a class="menu-all" href=${runsAddress()} onclick=${() => close()}>
+      <span /><span class="name">All runs: sort, filter, compare</span>
+    </a>
+  </div>`;
 }
 
 const SAME_VIEW = { task: "episodes", seed: "episodes", runs: "learn" };
 
 function menuItem(app, one, close) {
-  return link(
-    address({ run: one.key, view: SAME_VIEW[app.route.view] ?? app.route.view }),
-    {
-      "aria-current": one.key === app.route.run ? "true" : null,
-      onclick: () => close(),
-      title: [one.path, ...(one.problems ?? [])].join("\n"),
-    },
-    h("span", { class: `dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}` }),
-    h(
-      "span",
-      { class: "name" },
-      one.key,
-      h("small", null, one.problems?.length ? "partly unreadable" : (one.environment ?? "")),
-    ),
-    h(
-      "span",
-      { class: "num faint" },
-      one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step),
-    ),
-  );
+  return html`<a href=${address({ run: one.key, view: SAME_VIEW[app.route.view] ?? app.route.view })}
+    aria-current=${one.key === app.route.run ? "true" : null} onclick=${() => close()}
+    title=${[one.path, ...(one.problems ?? [])].join("\n")}>
+    <span class="dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}" />
+    <span class="name">
+      ${one.key}
+      <small>${one.problems?.length ? "partly unreadable" : (one.environment ?? "")}</small>
+    </span>
+    <span class="num faint">
+      ${one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step)}
+    </span>
+  </a>`;
 }
 
 function isTask(app) {
@@ -204,3 +150,180 @@ export function hasFailed(run) {
   if (run.problems?.length) return true;
   return !run.is_live && (run.status === "running" || run.status.startsWith("stopped"));
 }
+
+// ---- The help dialog lists the keys and explains the views.
+
+const KEYS = [
+  [
+    "Everywhere",
+    [
+      ["r", "all runs"],
+      ["1 – 4", "learn, episodes, tokens, time"],
+      ["/", "search the conversations"],
+      ["t", "dark or light"],
+      ["?", "this help"],
+      ["Esc", "close, or leave a field"],
+    ],
+  ],
+  [
+    "Episodes",
+    [
+      ["j k", "next, previous episode"],
+      ["Enter", "tokens of the episode"],
+      ["b", "next branch, of an agent that has some"],
+      ["s", "this task at other steps"],
+      ["e", "export as one HTML file"],
+    ],
+  ],
+  [
+    "Tokens",
+    [
+      ["← →", "previous, next token"],
+      ["↑ ↓", "the line above, below"],
+      ["[ ]", "previous, next turn"],
+      ["b", "next branch"],
+      ["c", "colour by the next column"],
+      ["f", "fold prompt tokens"],
+      ["j k", "next, previous episode"],
+    ],
+  ],
+  [
+    "Curves and time",
+    [
+      ["drag", "zoom in"],
+      ["double click", "zoom out"],
+      ["click", "choose a step, or an episode"],
+      ["← →", "previous, next step"],
+    ],
+  ],
+];
+
+export function showHelp() {
+  const dialog = h("dialog.help", { "aria-label": "Keys" });
+  dialog.append(
+    html`<div class="help-body">
+      <header>
+        <h2>Keys</h2>
+        <button class="icon-button" aria-label="Close" onclick=${() => dialog.close()}>
+          ${icon("close")}
+        </button>
+      </header>
+      <div class="help-columns">
+        ${KEYS.map(
+          ([title, keys]) => html`<section>
+            <h3>${title}</h3>
+            <dl>
+              ${keys.map(([key, what]) => [
+                html`<dt>
+                  ${key
+                    .split(" ")
+                    .map((one) =>
+                      /^[a-z]{2,}$/.test(one) || one === "–" ? ` ${one} ` : html`<kbd>${one}</kbd>`,
+                    )}
+                </dt>`,
+                html`<dd>${what}</dd>`,
+              ])}
+            </dl>
+          </section>`,
+        )}
+      </div>
+      <p class="faint" style=${{ "margin-top": "18px" }}>
+        The URL contains the current view: copy it to share the view. The viewer never changes a run; your tags and notes are saved in its folder, in notes.json.
+      </p>
+    </div>`,
+  );
+  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key === "?") {
+      event.preventDefault();
+      dialog.close();
+    }
+  });
+  addEventListener("hashchange", () => dialog.close(), { once: true });
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+// ---- Of a run that stopped, the page shows the reason and a link to the episodes that failed.
+
+const VIEWS = ["learn", "episodes"];
+const STOPPED = /^stopped:?\s*/;
+
+export async function drawFailure(place, app) {
+  const run = app.run();
+  const isWanted = run && STOPPED.test(run.status) && VIEWS.includes(app.route.view);
+  const wanted = isWanted ? `${run.key} ${run.status} ${run.num_episodes}` : "";
+  place.classList.toggle("hidden", !isWanted);
+  if (place.dataset.wanted === wanted) return;
+  place.dataset.wanted = wanted;
+  if (!isWanted) return void fill(place);
+  draw(place, run, 0);
+  const { statuses = {} } = await get(runPath(run.key)).catch(() => ({}));
+  if (place.dataset.wanted !== wanted) return;
+  const failed = Object.entries(statuses)
+    .filter(([status]) => status.endsWith("_error"))
+    .reduce((sum, [, count]) => sum + count, 0);
+  draw(place, run, failed);
+}
+
+function draw(place, run, failed) {
+  const [first, ...rest] = run.status.replace(STOPPED, "").split("\n");
+  const isOpen = place.querySelector("details")?.open ?? false;
+  fill(
+    place,
+    icon("alert"),
+    html`<div class="failure-words">
+      <strong>${"This run stopped: "}</strong><span>${visible(first)}</span>
+      ${
+        rest.length > 0 &&
+        html`<details open=${isOpen}>
+          <summary>Traceback</summary>
+          <pre class="words mono">${visible(rest.join("\n"))}</pre>
+        </details>`
+      }
+    </div>`,
+    failed > 0 &&
+      link(
+        address({ run: run.key, view: "episodes", params: { status: "error" } }),
+        { class: "button", data: { action: "failed" } },
+        plural(failed, "failed episode"),
+      ),
+  );
+}
+
+// ---- The theme is dark or light as the system prefers, until the user chooses.
+
+const KEY = "turnwise.theme";
+const system = matchMedia("(prefers-color-scheme: dark)");
+let chosen = null;
+try {
+  chosen = localStorage.getItem(KEY);
+} catch {
+  /* the system's preference applies */
+}
+
+export function currentTheme() {
+  return chosen === "dark" || chosen === "light" ? chosen : system.matches ? "dark" : "light";
+}
+
+function show() {
+  const changed = document.documentElement.dataset.theme !== currentTheme();
+  document.documentElement.dataset.theme = currentTheme();
+  if (changed) dispatchEvent(new Event("turnwise:theme"));
+}
+
+export function switchTheme() {
+  chosen = currentTheme() === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem(KEY, chosen);
+  } catch {
+    /* the choice lasts until the page is closed */
+  }
+  show();
+}
+
+system.addEventListener("change", show);
+show();

@@ -2,17 +2,12 @@
 
 import { get, runPath } from "./api.js";
 import { isBranched, placeWords } from "./branches.js";
-import { turnMessages, turnReward } from "./conversation.js";
-import { button, fill, h, link } from "./dom.js";
+import { ROLES, turnMessages, turnReward } from "./conversation.js";
+import { empty, failed, fill, h, html, icon, link, loading, svg } from "./dom.js";
 import { rewardPill, successMark } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
-import { num, plural, seedText } from "./format.js";
-import { icon } from "./icons.js";
-import { ROLES } from "./message_blocks.js";
+import { num, plural, seedText, visible } from "./format.js";
 import { address, go, withParams } from "./route.js";
-import { empty, failed, loading } from "./states.js";
-import { taskCurve } from "./task_curve.js";
-import { visible } from "./visible.js";
 
 const MOST = 6;
 
@@ -20,7 +15,7 @@ export function taskView(host) {
   let route = null;
   let asked = 0;
   let run = null;
-  const frame = h("div", { class: "seed" }, loading(4, 120));
+  const frame = h(".seed", loading(4, 120));
   fill(host, frame);
 
   const kind = () => route.params.get("kind") ?? "train";
@@ -77,8 +72,8 @@ export function taskView(host) {
   function title() {
     const seed = route.view === "seed" ? route.item : route.item?.match(/^seed-(-?\d+)$/)?.[1];
     return seed
-      ? h("h1", null, "Seed ", h("span", { class: "num", title: seed }, seedText(seed)))
-      : h("h1", null, "One task over training");
+      ? h("h1", "Seed ", h("span.num", { title: seed }, seedText(seed)))
+      : h("h1", "One task over training");
   }
 
   function head(all, chosen) {
@@ -86,13 +81,9 @@ export function taskView(host) {
     const kinds = run.kinds ?? [];
     const evals = kinds.filter((one) => one !== "train");
     const ids = new Set(chosen.map((one) => one.id));
-    return h(
-      "header",
-      { class: "seed-head" },
-      h(
-        "div",
-        { class: "conversation-title" },
-        link(
+    return html`<header class="seed-head">
+      <div class="conversation-title">
+        ${link(
           address({
             run: route.run,
             view: "episodes",
@@ -101,70 +92,63 @@ export function taskView(host) {
           }),
           { class: "button is-plain", "aria-label": "Back to the episodes" },
           icon("left"),
-        ),
-        title(),
-        h(
-          "span",
-          { class: "faint" },
-          `${plural(all.length, "episode")} at ${plural(steps, "step")}`,
-        ),
-        kinds.length > 1
-          ? h(
-              "div",
-              { class: "segments", role: "group", "aria-label": "Kind" },
-              kinds.map((one) =>
-                button(one, {
-                  "aria-pressed": String(one === kind()),
-                  onclick: () => go(withParams(route, { kind: one, show: null, only: null })),
-                }),
-              ),
-            )
-          : null,
-      ),
-      all[0]?.task ? h("p", { class: "task-words soft", dir: "auto" }, visible(all[0].task)) : null,
-      taskCurve(all, ids, (id) => toggle(id, chosen)),
-      h(
-        "div",
-        { class: "seed-choice", role: "group", "aria-label": "Episodes to show" },
-        all.map((one) =>
-          button(
-            rewardPill(one.reward),
-            {
-              class: `seed-pick ${ids.has(one.id) ? "is-on" : ""}`,
-              "aria-pressed": String(ids.has(one.id)),
-              title: one.id,
-              onclick: () => toggle(one.id, chosen),
-            },
-            h(
-              "span",
-              { class: "num" },
-              all.filter((other) => other.step === one.step).length > 1
-                ? `${num(one.step)} #${one.member}`
-                : num(one.step),
-            ),
-          ),
-        ),
-      ),
-      steps < 2 && all.length
-        ? h(
-            "p",
-            { class: "soft hint" },
+        )}
+        ${title()}
+        <span class="faint">
+          ${plural(all.length, "episode")} at ${plural(steps, "step")}
+        </span>
+        ${
+          kinds.length > 1 &&
+          html`<div class="segments" role="group" aria-label="Kind">
+            ${kinds.map(
+              (one) => html`<button aria-pressed=${String(one === kind())}
+                onclick=${() => go(withParams(route, { kind: one, show: null, only: null }))}>
+                ${one}
+              </button>`,
+            )}
+          </div>`
+        }
+      </div>
+      ${all[0]?.task && html`<p class="task-words soft" dir="auto">${visible(all[0].task)}</p>`}
+      ${taskCurve(all, ids, (id) => toggle(id, chosen))}
+      <div class="seed-choice" role="group" aria-label="Episodes to show">
+        ${all.map(
+          (one) => html`<button class="seed-pick ${ids.has(one.id) ? "is-on" : ""}"
+            aria-pressed=${String(ids.has(one.id))} title=${one.id}
+            onclick=${() => toggle(one.id, chosen)}>
+            ${rewardPill(one.reward)}
+            <span class="num">
+              ${
+                all.filter((other) => other.step === one.step).length > 1
+                  ? `${num(one.step)} #${one.member}`
+                  : num(one.step)
+              }
+            </span>
+          </button>`,
+        )}
+      </div>
+      ${
+        steps < 2 &&
+        all.length > 0 &&
+        html`<p class="soft hint">
+          ${
             kind() === "train"
               ? "This task was played at one step of the training so far. "
-              : "This task was played at one evaluation so far. ",
-            kind() === "train" && evals.length
-              ? [
-                  "Evaluations play the same tasks each time: ",
-                  link(
-                    address({ run: route.run, view: "episodes", params: { kind: evals[0] } }),
-                    null,
-                    `${evals[0]} episodes`,
-                  ),
-                ]
-              : null,
-          )
-        : null,
-    );
+              : "This task was played at one evaluation so far. "
+          }
+          ${
+            kind() === "train" &&
+            evals.length > 0 && [
+              "Evaluations play the same tasks each time: ",
+              html`<a
+                href=${address({ run: route.run, view: "episodes", params: { kind: evals[0] } })}>
+                ${evals[0]} episodes
+              </a>`,
+            ]
+          }
+        </p>`
+      }
+    </header>`;
   }
 
   // Draws one row for each turn, so that the same turn is at the same height in every column.
@@ -173,96 +157,77 @@ export function taskView(host) {
     const longest = Math.max(...agents.map((agent) => agent.turns.length));
     const rows = [];
     rows.push(
-      episodes.map((one, place) =>
-        h(
-          "div",
-          { class: "seed-top" },
-          h("strong", { class: "num" }, `step ${num(one.step)}`),
-          rewardPill(agents[place].reward?.total ?? null),
-          successMark(
+      episodes.map(
+        (one, place) => html`<div class="seed-top">
+          <strong class="num">step ${num(one.step)}</strong>
+          ${rewardPill(agents[place].reward?.total ?? null)}
+          ${successMark(
             { status: one.status, success: Boolean(agents[place].turns.at(-1)?.info?.success) },
             run,
-          ),
-          h("span", { class: `chip ${statusClass(one.status)}` }, statusWord(one.status)),
-          link(
-            address({ run: route.run, view: "episodes", item: one.id, params: { kind: kind() } }),
-            { class: "faint" },
-            one.id,
-          ),
-        ),
+          )}
+          <span class="chip ${statusClass(one.status)}">${statusWord(one.status)}</span>
+          <a class="faint"
+            href=${address({ run: route.run, view: "episodes", item: one.id, params: { kind: kind() } })}>
+            ${one.id}
+          </a>
+        </div>`,
       ),
     );
     rows.push(
-      agents.map((agent) =>
-        h(
-          "div",
-          { class: "seed-cell" },
-          turnMessages(agent)
+      agents.map(
+        (agent) => html`<div class="seed-cell">
+          ${turnMessages(agent)
             .prompt.filter((message) => message.role !== "system")
-            .map((message) => say("user", message.content)),
-        ),
+            .map((message) => say("user", message.content))}
+        </div>`,
       ),
     );
     for (let turn = 0; turn < longest; turn += 1) {
       rows.push(
-        agents.map((agent) =>
-          agent.turns[turn] ? cell(agent, turn) : h("div", { class: "seed-cell is-over" }),
-        ),
+        agents.map((agent) => (agent.turns[turn] ? cell(agent, turn) : h(".seed-cell.is-over"))),
       );
     }
-    return h(
-      "div",
-      { class: "seed-scroll" },
-      h("div", { class: "seed-grid", style: { "--columns": String(episodes.length) } }, rows),
-    );
+    return html`<div class="seed-scroll">
+      <div class="seed-grid" style=${{ "--columns": String(episodes.length) }}>${rows}</div>
+    </div>`;
   }
 
   function cell(agent, number) {
     const turn = agent.turns[number];
     const results = turn.calls.map((call) => call.result).join("\n\n");
-    return h(
-      "div",
-      { class: "seed-cell" },
-      isBranched(agent) ? h("div", { class: "faint num" }, placeWords(agent, number)) : null,
-      h(
-        "div",
-        { class: "say", data: { role: "assistant" } },
-        speaker("assistant"),
-        h(
-          "div",
-          { class: "words is-model" },
-          turn.text ? visible(turn.text) : h("span", { class: "faint" }, "nothing"),
-        ),
-        turnReward(agent, turn, number),
-      ),
-      turn.calls.map((call) =>
-        h(
-          "div",
-          { class: "say", data: { role: "tool" } },
-          speaker("tool"),
-          h(
-            "div",
-            { class: "words mono" },
-            visible(
+    return html`<div class="seed-cell">
+      ${isBranched(agent) && html`<div class="faint num">${placeWords(agent, number)}</div>`}
+      <div class="say" data-role="assistant">
+        ${speaker("assistant")}
+        <div class="words is-model">
+          ${turn.text ? visible(turn.text) : html`<span class="faint">nothing</span>`}
+        </div>
+        ${turnReward(agent, turn, number)}
+      </div>
+      ${turn.calls.map(
+        (call) => html`<div class="say" data-role="tool">
+          ${speaker("tool")}
+          <div class="words mono">
+            ${visible(
               `${call.name}(${JSON.stringify(call.arguments)}) → ${typeof call.result === "string" ? call.result : JSON.stringify(call.result)}`,
-            ),
-          ),
-        ),
-      ),
-      turn.observation && turn.observation !== results ? say("user", turn.observation) : null,
-    );
+            )}
+          </div>
+        </div>`,
+      )}
+      ${turn.observation && turn.observation !== results && say("user", turn.observation)}
+    </div>`;
   }
 
   function speaker(role) {
-    return h("span", { class: "role" }, ROLES[role]);
+    return h("span.role", ROLES[role]);
   }
 
   function say(role, text) {
     return h(
-      "div",
-      { class: "say", data: { role } },
+      ".say",
+      { data: { role } },
       speaker(role),
-      h("div", { class: "words" }, visible(typeof text === "string" ? text : JSON.stringify(text))),
+      h(".words", visible(typeof text === "string" ? text : JSON.stringify(text))),
     );
   }
 
@@ -283,4 +248,63 @@ export function taskView(host) {
       asked += 1;
     },
   };
+}
+
+// ---- Draws the reward of one task over training: a dot for each episode, a line through the steps'
+// means.
+
+const WIDTH = 600;
+const HEIGHT = 84;
+const PAD = 6;
+
+export function taskCurve(episodes, chosen, choose) {
+  const known = episodes.filter((one) => typeof one.reward === "number");
+  const steps = [...new Set(known.map((one) => one.step))];
+  if (steps.length < 2) return null;
+  const rewards = known.map((one) => one.reward);
+  const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+  const x = (step) => PAD + ((WIDTH - 2 * PAD) * (step - steps[0])) / (steps.at(-1) - steps[0]);
+  const y = (reward) =>
+    high === low ? HEIGHT / 2 : HEIGHT - PAD - ((HEIGHT - 2 * PAD) * (reward - low)) / (high - low);
+  const means = steps.map((step) => {
+    const own = known.filter((one) => one.step === step);
+    return [step, own.reduce((sum, one) => sum + one.reward, 0) / own.length];
+  });
+  const path = means.map(([step, mean], i) => `${i ? "L" : "M"}${x(step)} ${y(mean)}`).join("");
+  const dots = known.map((one) => {
+    const dot = svg(
+      "circle",
+      {
+        cx: x(one.step),
+        cy: y(one.reward),
+        r: chosen.has(one.id) ? 5 : 3.5,
+        class: chosen.has(one.id) ? "is-on" : "",
+        "data-id": one.id,
+      },
+      svg("title", `step ${one.step}: reward ${num(one.reward)}`),
+    );
+    dot.addEventListener("click", () => choose(one.id));
+    return dot;
+  });
+  const first = means[0][1];
+  const last = means.at(-1)[1];
+  return html`<figure class="task-curve">
+    <div class="task-axis num" aria-hidden="true">
+      <span>${num(high)}</span>${high !== low && html`<span>${num(low)}</span>`}
+    </div>
+    ${svg(
+      "svg",
+      {
+        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+        role: "img",
+        "aria-label": `Reward of this task, step ${steps[0]}: ${num(first)}, step ${steps.at(-1)}: ${num(last)}`,
+      },
+      svg("path", { d: path }),
+      dots,
+    )}
+    <figcaption class="num">
+      <span>step ${num(steps[0])}</span><span>reward of this task, mean of each step</span>
+      <span>step ${num(steps.at(-1))}</span>
+    </figcaption>
+  </figure>`;
 }

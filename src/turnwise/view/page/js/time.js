@@ -1,26 +1,23 @@
 // Where did the time go? This view shows the phases of one step, and a row for each episode.
 
 import { get, runPath } from "./api.js";
-import { button, fill, h, link } from "./dom.js";
+import { cssColor, empty, failed, fill, h, html, icon, link, loading, perFrame } from "./dom.js";
 import { num, percent, plural, seconds } from "./format.js";
-import { icon } from "./icons.js";
+import { timeColor, timeWord } from "./metrics.js";
 import { address, go, withParams } from "./route.js";
-import { empty, failed, loading } from "./states.js";
-import { timeColor, timeWord } from "./time_kinds.js";
-import { Timeline } from "./timeline.js";
 
 export function timeView(host) {
   let route = null;
   let data = null;
   let steps = [];
   let asked = 0;
-  const head = h("header", { class: "time-head" });
+  const head = h("header.time-head");
   const timeline = new Timeline({
     open: (id) => go({ run: route.run, view: "episodes", item: id, params: {} }),
     zoom: (from, to) =>
       go(withParams(route, { t: from === null ? null : `${from.toFixed(4)}-${to.toFixed(4)}` })),
   });
-  const frame = h("div", { class: "time" }, head, timeline.element);
+  const frame = h(".time", head, timeline.element);
   fill(host, loading(8, 30));
 
   async function load() {
@@ -78,76 +75,52 @@ export function timeView(host) {
       .filter(([, share]) => share >= 0.0005);
     fill(
       head,
-      h(
-        "div",
-        { class: "conversation-title" },
-        h("h1", { class: "num" }, `Step ${num(data.step)}`),
-        data.kind === "train" ? null : h("span", { class: "chip is-accent" }, data.kind),
-        step(-1, "left", "Previous step (←)"),
-        step(1, "right", "Next step (→)"),
-        h(
-          "select",
-          {
-            class: "select",
-            "aria-label": "Step",
-            onchange: (event) => go({ ...route, item: event.target.value, params: {} }),
-          },
-          steps.map((one) =>
-            h("option", { value: one, selected: one === Number(route.item) }, `step ${one}`),
-          ),
-        ),
-        h(
-          "span",
-          { class: "soft num" },
-          `${seconds(Math.max(data.seconds, ...data.phases.map((one) => one.end)))}, ${plural(data.episodes.length, "episode")}`,
-        ),
-        route.params.get("t")
-          ? button(
-              "all of the step",
-              { class: "chip is-accent", onclick: () => go(withParams(route, { t: null })) },
-              icon("close"),
-            )
-          : null,
-        h(
-          "span",
-          { class: "conversation-actions" },
-          link(
-            address({ run: route.run, view: "episodes", params: { step: route.item } }),
-            { class: "button" },
-            "Episodes of this step",
-          ),
-        ),
-      ),
-      h(
-        "div",
-        {
-          class: "shares",
-          role: "img",
-          "aria-label": shares
-            .map(([name, share]) => `${timeWord(name)} ${percent(share)}`)
-            .join(", "),
-        },
-        shares.map(([name, share]) =>
-          h("span", {
-            style: { "flex-grow": String(share), background: timeColor(name) },
-            title: `${timeWord(name)} ${percent(share, 1)}`,
-          }),
-        ),
-      ),
-      h(
-        "div",
-        { class: "share-key num" },
-        shares.map(([name, share]) =>
-          h(
-            "span",
-            null,
-            h("i", { style: { background: timeColor(name) } }),
-            timeWord(name),
-            " ",
-            h("strong", null, percent(share, share < 0.1 ? 1 : 0)),
-          ),
-        ),
-      ),
+      html`<div class="conversation-title">
+        <h1 class="num">Step ${num(data.step)}</h1>
+        ${data.kind !== "train" && html`<span class="chip is-accent">${data.kind}</span>`}
+        ${step(-1, "left", "Previous step (←)")}${step(1, "right", "Next step (→)")}
+        <select class="select" aria-label="Step"
+          onchange=${(event) => go({ ...route, item: event.target.value, params: {} })}>
+          ${steps.map(
+            (one) =>
+              html`<option value=${one} selected=${one === Number(route.item)}>step ${one}</option>`,
+          )}
+        </select>
+        <span class="soft num">
+          ${seconds(Math.max(data.seconds, ...data.phases.map((one) => one.end)))}, ${plural(data.episodes.length, "episode")}
+        </span>
+        ${
+          route.params.get("t") &&
+          html`<button class="chip is-accent" onclick=${() => go(withParams(route, { t: null }))}>
+            all of the step${icon("close")}
+          </button>`
+        }
+        <span class="conversation-actions">
+          <a class="button"
+            href=${address({ run: route.run, view: "episodes", params: { step: route.item } })}>
+            Episodes of this step
+          </a>
+        </span>
+      </div>`,
+      html`<div class="shares" role="img"
+        aria-label=${shares.map(([name, share]) => `${timeWord(name)} ${percent(share)}`).join(", ")}>
+        ${shares.map(
+          ([
+            name,
+            share,
+          ]) => html`<span style=${{ "flex-grow": String(share), background: timeColor(name) }}
+            title=${`${timeWord(name)} ${percent(share, 1)}`}
+          />`,
+        )}
+      </div>`,
+      html`<div class="share-key num">
+        ${shares.map(
+          ([name, share]) => html`<span>
+            <i style=${{ background: timeColor(name) }} />${timeWord(name)}${" "}
+            <strong>${percent(share, share < 0.1 ? 1 : 0)}</strong>
+          </span>`,
+        )}
+      </div>`,
     );
   }
 
@@ -192,4 +165,286 @@ export function timeView(host) {
       timeline.destroy();
     },
   };
+}
+
+// ---- The timeline is drawn on a canvas; only the visible rows are drawn, however many there are.
+
+const LEFT = 118;
+const RIGHT = 18;
+const AXIS = 26;
+const PHASE = 30;
+const TOP = AXIS + PHASE + 8;
+
+export class Timeline {
+  constructor(on) {
+    this.on = on;
+    this.canvas = html`<canvas class="timeline-canvas" role="img" aria-label="Timeline of the step" />`;
+    this.space = h(".timeline-space");
+    this.tip = h(".tip.hidden", { role: "tooltip" });
+    this.element = h(".timeline", this.canvas, this.space, this.tip);
+    this.draw = perFrame(() => this.drawNow());
+    this.element.addEventListener("scroll", this.draw, { passive: true });
+    this.resized = new ResizeObserver(this.draw);
+    this.resized.observe(this.element);
+    this.canvas.addEventListener("pointermove", (event) => this.move(event));
+    this.canvas.addEventListener("pointerleave", () => this.leave());
+    this.canvas.addEventListener("pointerdown", (event) => {
+      if (event.button === 0) {
+        this.drag = [event.offsetX, event.offsetX];
+        this.canvas.setPointerCapture(event.pointerId);
+      }
+    });
+    this.canvas.addEventListener("pointerup", (event) => this.drop(event));
+    this.canvas.addEventListener("dblclick", () => this.on.zoom(null, null));
+  }
+
+  show(data, { zoom, episode }) {
+    const isNew = data !== this.data;
+    Object.assign(this, { data, zoom, chosen: episode });
+    this.rows = isNew
+      ? [...data.episodes].sort((a, b) => a.start - b.start || a.end - b.end)
+      : this.rows;
+    this.rowHeight = data.episodes.length > 80 ? 11 : data.episodes.length > 36 ? 13 : 18;
+    this.space.style.height = `${TOP + this.rows.length * this.rowHeight + 24}px`;
+    if (isNew) {
+      const place = this.rows.findIndex((row) => row.id === episode);
+      this.element.scrollTop =
+        place < 0 ? 0 : Math.max(0, TOP + place * this.rowHeight - this.element.clientHeight / 2);
+    }
+    this.draw();
+  }
+
+  range() {
+    const ends = [
+      this.data.seconds ?? 0,
+      ...this.data.phases.map((one) => one.end),
+      ...this.rows.map((one) => one.end),
+    ];
+    return this.zoom ?? [0, Math.max(...ends, 1e-6)];
+  }
+
+  x(time) {
+    const [from, to] = this.range();
+    return LEFT + ((time - from) / (to - from)) * (this.width - LEFT - RIGHT);
+  }
+
+  time(x) {
+    const [from, to] = this.range();
+    return from + ((x - LEFT) / (this.width - LEFT - RIGHT)) * (to - from);
+  }
+
+  drawNow() {
+    if (!this.data) return;
+    const { clientWidth: width, clientHeight: height, scrollTop } = this.element;
+    if (!width || !height) return;
+    this.width = width;
+    const ratio = devicePixelRatio || 1;
+    if (
+      this.canvas.width !== Math.round(width * ratio) ||
+      this.canvas.height !== Math.round(height * ratio)
+    ) {
+      this.canvas.width = Math.round(width * ratio);
+      this.canvas.height = Math.round(height * ratio);
+      this.canvas.style.width = `${width}px`;
+      this.canvas.style.height = `${height}px`;
+    }
+    const pen = this.canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    this.colors = new Map();
+    this.drawGrid(pen, height);
+    this.drawRows(pen, height, scrollTop);
+    this.drawTop(pen, width);
+    this.drawDrag(pen, height);
+  }
+
+  color(name) {
+    if (!this.colors.has(name)) this.colors.set(name, timeColor(name));
+    return this.colors.get(name);
+  }
+
+  ticks() {
+    const [from, to] = this.range();
+    // Ticks are few enough that their labels do not touch.
+    const rough = (to - from) / Math.max(2, Math.min(8, (this.x(to) - this.x(from)) / 62));
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const every = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
+    const found = [];
+    for (let time = Math.ceil(from / every) * every; time <= to; time += every) found.push(time);
+    return found;
+  }
+
+  drawGrid(pen, height) {
+    pen.fillStyle = cssColor("--line");
+    for (const time of this.ticks()) pen.fillRect(Math.round(this.x(time)), AXIS, 1, height);
+  }
+
+  drawTop(pen, width) {
+    pen.fillStyle = cssColor("--card");
+    pen.fillRect(0, 0, width, TOP - 4);
+    pen.font = `11px ${cssColor("--sans")}`;
+    pen.textBaseline = "middle";
+    pen.fillStyle = cssColor("--faint");
+    pen.textAlign = "center";
+    for (const time of this.ticks())
+      pen.fillText(time === 0 ? "0" : seconds(time), this.x(time), AXIS / 2);
+    pen.textAlign = "left";
+    pen.fillText("phases", 20, AXIS + PHASE / 2);
+    pen.fillStyle = cssColor("--line");
+    pen.fillRect(0, TOP - 4, width, 1);
+    for (const phase of this.data.phases)
+      this.bar(
+        pen,
+        phase.start,
+        phase.end,
+        AXIS + 3,
+        PHASE - 6,
+        this.color(phase.name),
+        timeWord(phase.name),
+      );
+  }
+
+  bar(pen, start, end, y, height, color, label = null) {
+    const from = Math.max(LEFT, this.x(start));
+    const to = Math.min(this.width - RIGHT, this.x(end));
+    if (to <= LEFT || from >= this.width - RIGHT || to < from) return;
+    const wide = Math.max(to - from - (to - from > 3 ? 0.5 : 0), 0.7);
+    pen.fillStyle = color;
+    pen.beginPath();
+    pen.roundRect(from, y, wide, height, Math.min(2.5, wide / 2));
+    pen.fill();
+    if (label && wide > pen.measureText(label).width + 14) {
+      pen.fillStyle = cssColor("--on-accent");
+      pen.font = `600 11px ${cssColor("--sans")}`;
+      pen.fillText(label, from + 7, y + height / 2 + 0.5);
+      pen.font = `11px ${cssColor("--sans")}`;
+    }
+  }
+
+  drawRows(pen, height, scrollTop) {
+    const first = Math.max(0, Math.floor((scrollTop - TOP) / this.rowHeight));
+    const last = Math.min(
+      this.rows.length - 1,
+      Math.ceil((scrollTop + height - TOP) / this.rowHeight),
+    );
+    const thick = this.rowHeight - (this.rowHeight > 12 ? 4 : 2);
+    pen.textBaseline = "middle";
+    pen.textAlign = "left";
+    const [faint, base, accent, soft] = ["--faint", "--sunk", "--accent-soft", "--text"].map(
+      cssColor,
+    );
+    const every = this.rowHeight < 13 ? 2 : 1;
+    for (let place = first; place <= last; place += 1) {
+      const row = this.rows[place];
+      const y = TOP + place * this.rowHeight - scrollTop;
+      const isChosen = row.id === this.chosen || row === this.hovered?.row;
+      if (isChosen) {
+        pen.fillStyle = accent;
+        pen.fillRect(0, y, this.width, this.rowHeight);
+      }
+      if (place % every === 0 || isChosen) {
+        pen.font = `${isChosen ? "600 " : ""}${this.rowHeight < 13 ? 10 : 11}px ${cssColor("--sans")}`;
+        pen.fillStyle = isChosen ? soft : faint;
+        pen.fillText(row.id, 20, y + this.rowHeight / 2);
+      }
+      this.bar(pen, row.start, row.end, y + (this.rowHeight - thick) / 2, thick, base);
+      for (const span of row.spans)
+        this.bar(
+          pen,
+          span.start,
+          span.end,
+          y + (this.rowHeight - thick) / 2,
+          thick,
+          this.color(span.kind),
+        );
+    }
+  }
+
+  drawDrag(pen, height) {
+    if (!this.drag || Math.abs(this.drag[1] - this.drag[0]) < 5) return;
+    pen.globalAlpha = 0.14;
+    pen.fillStyle = cssColor("--accent");
+    pen.fillRect(Math.min(...this.drag), AXIS, Math.abs(this.drag[1] - this.drag[0]), height);
+    pen.globalAlpha = 1;
+  }
+
+  at(event) {
+    const time = this.time(event.offsetX);
+    if (event.offsetX < LEFT && event.offsetY < TOP) return null;
+    const slack = Math.abs(this.time(event.offsetX + 1.5) - time);
+    const hit = (spans) =>
+      spans.find((span) => time >= span.start && time <= span.end) ??
+      spans.find((span) => time >= span.start - slack && time <= span.end + slack);
+    if (event.offsetY < TOP - 4) {
+      const phase = hit(this.data.phases);
+      return phase && { phase, key: phase.name };
+    }
+    const row =
+      this.rows[Math.floor((event.offsetY + this.element.scrollTop - TOP) / this.rowHeight)];
+    if (!row) return null;
+    const span = hit(row.spans);
+    return { row, span, key: `${row.id}/${span?.start}` };
+  }
+
+  move(event) {
+    if (!this.data) return;
+    if (this.drag) {
+      this.drag[1] = event.offsetX;
+      this.draw();
+    }
+    const found = this.at(event);
+    if (found?.row !== this.hovered?.row) this.draw();
+    this.hovered = found;
+    this.canvas.style.cursor = found?.row ? "pointer" : "crosshair";
+    this.tip.classList.toggle("hidden", !found);
+    if (!found) return;
+    fill(this.tip, tipWords(found));
+    this.tip.style.left = `${Math.min(event.clientX + 14, innerWidth - 260)}px`;
+    this.tip.style.top = `${Math.min(event.clientY + 14, innerHeight - 110)}px`;
+  }
+
+  leave() {
+    this.hovered = null;
+    this.tip.classList.add("hidden");
+    this.draw();
+  }
+
+  drop(event) {
+    const drag = this.drag;
+    this.drag = null;
+    if (drag && Math.abs(drag[1] - drag[0]) >= 5) {
+      const [from, to] = drag
+        .map((x) => Math.max(0, this.time(Math.min(this.width - RIGHT, Math.max(LEFT, x)))))
+        .sort((a, b) => a - b);
+      if (to - from > 1e-4) this.on.zoom(from, to);
+      this.draw();
+      return;
+    }
+    const found = this.at(event);
+    if (found?.row) this.on.open(found.row.id);
+    else if (found?.phase) this.on.zoom(found.phase.start, found.phase.end);
+  }
+
+  destroy() {
+    this.draw.cancel();
+    this.resized.disconnect();
+  }
+}
+
+function tipWords({ phase, row, span }) {
+  if (phase)
+    return [
+      h("strong", timeWord(phase.name)),
+      h(".soft.num", `${seconds(phase.end - phase.start)}, from ${seconds(phase.start)}`),
+    ];
+  return [
+    h("strong.num", row.id),
+    span
+      ? html`<div class="num">
+        <i class="tip-dot" style=${{ background: timeColor(span.kind) }} />
+        ${timeWord(span.kind)}${span.turn === undefined || span.turn === null || span.turn < 0 ? "" : `, turn ${num(span.turn + 1)}`}: ${seconds(span.end - span.start)}
+      </div>`
+      : null,
+    h(".soft.num", `all of it ${seconds(row.end - row.start)}, from ${seconds(row.start)}`),
+  ];
 }

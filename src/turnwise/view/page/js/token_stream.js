@@ -1,9 +1,9 @@
 // The stream draws tokens as spans, in blocks of turns; blocks that are not visible cost nothing.
 
 import { sharedWords } from "./branches.js";
-import { button, fill, h } from "./dom.js";
-import { plural } from "./format.js";
-import { hasHidden, visible } from "./visible.js";
+import { button, cssColor, fill, h, html, perFrame } from "./dom.js";
+import { hasHidden, num, percent, plural, signed, visible } from "./format.js";
+import { LEVELS } from "./scale.js";
 
 const CHUNK = 400;
 const KEPT_MS = 3000;
@@ -11,12 +11,7 @@ const KEPT_MS = 3000;
 export class TokenStream {
   constructor(on) {
     this.on = on;
-    this.element = h("div", {
-      class: "stream",
-      role: "listbox",
-      "aria-label": "Tokens",
-      tabindex: "0",
-    });
+    this.element = html`<div class="stream" role="listbox" aria-label="Tokens" tabindex="0" />`;
     this.spans = [];
     this.element.addEventListener("pointerover", (event) => this.point(event, on.hover));
     this.grown = new ResizeObserver(() => this.keep());
@@ -46,25 +41,23 @@ export class TokenStream {
 
   segment({ start, end, turn, sampled }, turnNotes) {
     const length = end - start;
-    const gutter = h(
-      "div",
-      { class: "gutter" },
-      h(
-        "strong",
-        null,
-        turn >= 0
-          ? `turn ${turn + 1}`
-          : sampled
-            ? "no turn"
-            : start <= this.data.mask.indexOf(1) || start === 0
-              ? "initial prompt"
-              : this.between,
-      ),
-      this.data.sharing ? h("span", null, sharedWords(this.data.sharing[start])) : null,
-      h("span", { class: "num" }, plural(length, sampled ? "sampled token" : "prompt token")),
-      turn >= 0 ? turnNotes(turn) : null,
-    );
-    const flow = h("div", { class: "flow" }, this.chunks(start, end));
+    const gutter = html`<div class="gutter">
+      <strong>
+        ${
+          turn >= 0
+            ? `turn ${turn + 1}`
+            : sampled
+              ? "no turn"
+              : start <= this.data.mask.indexOf(1) || start === 0
+                ? "initial prompt"
+                : this.between
+        }
+      </strong>
+      ${this.data.sharing && html`<span>${sharedWords(this.data.sharing[start])}</span>`}
+      <span class="num">${plural(length, sampled ? "sampled token" : "prompt token")}</span>
+      ${turn >= 0 && turnNotes(turn)}
+    </div>`;
+    const flow = h(".flow", this.chunks(start, end));
     const folded = sampled
       ? null
       : button(plural(length, "prompt token"), {
@@ -82,7 +75,7 @@ export class TokenStream {
         data: { turn },
       },
       gutter,
-      h("div", { class: "seg-body" }, flow, folded),
+      h(".seg-body", flow, folded),
     );
   }
 
@@ -92,7 +85,7 @@ export class TokenStream {
     let held = 0;
     for (let index = start; index < end; index += 1) {
       if (chunk === null) {
-        chunk = h("div", { class: "chunk" });
+        chunk = h(".chunk");
         chunks.push(chunk);
         held = 0;
       }
@@ -192,15 +185,13 @@ function spell(span, text) {
     if (!part) continue;
     if (/^[ \t\n\r]/.test(part))
       span.append(
-        h(
-          "i",
-          null,
-          part
+        html`<i>
+          ${part
             .replaceAll(" ", "·")
             .replaceAll("\t", "⇥")
             .replaceAll("\r", "␍")
-            .replaceAll("\n", "↵"),
-        ),
+            .replaceAll("\n", "↵")}
+        </i>`,
       );
     else span.append(visible(part));
   }
@@ -215,4 +206,204 @@ export function segments({ count, mask, turn, sharing }) {
     found.push({ start, end, turn: turn[start], sampled: Boolean(mask[start]) });
   }
   return found;
+}
+
+// ---- The overview shows the whole stream as one strip: the sampled tokens, and how strong their
+// colours are.
+
+const HEIGHT = 30;
+
+export class Overview {
+  constructor(choose) {
+    this.canvas = html`<canvas class="overview" height=${HEIGHT} title="The whole stream; click to go there" />`;
+    this.draw = perFrame(() => this.drawNow());
+    this.resized = new ResizeObserver(this.draw);
+    this.resized.observe(this.canvas);
+    const pick = (event) => {
+      if (!this.data || (event.type === "pointermove" && !event.buttons)) return;
+      const box = this.canvas.getBoundingClientRect();
+      const at = Math.floor(((event.clientX - box.left) / box.width) * this.data.count);
+      choose(Math.min(this.data.count - 1, Math.max(0, at)));
+    };
+    this.canvas.addEventListener("pointerdown", pick);
+    this.canvas.addEventListener("pointermove", pick);
+  }
+
+  set(data, scale, values) {
+    Object.assign(this, { data, scale, values });
+    this.draw();
+  }
+
+  select(index) {
+    this.selected = index;
+    this.draw();
+  }
+
+  drawNow() {
+    const { canvas, data, scale, values } = this;
+    const width = canvas.clientWidth;
+    if (!data || !width) return;
+    const ratio = devicePixelRatio || 1;
+    canvas.width = width * ratio;
+    canvas.height = HEIGHT * ratio;
+    const pen = canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    const colors = {
+      plus: cssColor("--plus"),
+      minus: cssColor("--minus"),
+      accent: cssColor("--accent"),
+      prompt: cssColor("--line"),
+    };
+    const perPixel = data.count / width;
+    for (let x = 0; x < width; x += 1) {
+      const from = Math.floor(x * perPixel);
+      const to = Math.max(from + 1, Math.floor((x + 1) * perPixel));
+      let sampled = false;
+      let level = 0;
+      for (let at = from; at < to && at < data.count; at += 1) {
+        if (!data.mask[at]) continue;
+        sampled = true;
+        const own = values ? scale.level(values[at]) : 0;
+        if (Math.abs(own) > Math.abs(level)) level = own;
+      }
+      pen.fillStyle = sampled ? colors.accent : colors.prompt;
+      pen.fillRect(x, HEIGHT - 5, 1, sampled ? 5 : 2);
+      if (!sampled || !level) continue;
+      pen.fillStyle = scale.choice.oneSided
+        ? colors.accent
+        : level > 0
+          ? colors.plus
+          : colors.minus;
+      const tall = (Math.abs(level) / LEVELS) * (HEIGHT - 9);
+      pen.fillRect(x, HEIGHT - 7 - tall, 1, tall);
+    }
+    if (this.selected !== null && this.selected !== undefined) {
+      const x = ((this.selected + 0.5) / data.count) * width;
+      pen.fillStyle = cssColor("--text");
+      pen.fillRect(x - 0.75, 0, 1.5, HEIGHT);
+    }
+  }
+
+  destroy() {
+    this.draw.cancel();
+    this.resized.disconnect();
+  }
+}
+
+// ---- The panel next to the tokens shows the numbers of one token, and the sums of each turn.
+
+const TITLES = {
+  sampler_log_probs: "log-prob, sampler",
+  log_probs: "log-prob, learner",
+  gap: "gap",
+  advantages: "advantage",
+  values: "value",
+  returns: "return",
+};
+const ORDER = ["sampler_log_probs", "log_probs", "gap", "advantages", "values", "returns"];
+
+export function drawInspector(place, { data, columns, index, isHover, choice }) {
+  if (index === null || index === undefined) return;
+  const text = data.tokens ? data.tokens[index] : null;
+  const sampled = Boolean(data.mask[index]);
+  const turn = data.turn[index];
+  const names = [
+    ...ORDER.filter((name) => columns[name]),
+    ...Object.keys(columns).filter((name) => !ORDER.includes(name)),
+  ];
+  const sampler = columns.sampler_log_probs?.[index];
+  const gap = columns.gap?.[index];
+  const fact = (label, value, extra = "") =>
+    h("div", { class: `fact ${extra}` }, h("dt", label), h("dd.num", value));
+  fill(
+    place,
+    html`<div class="token-big">
+      <span class="mono token-text ${sampled ? "s" : ""}">
+        ${text === null ? "no text" : hasHidden(text) ? visible(text) : spelled(text)}
+      </span>
+      <span class="chip ${sampled ? "is-accent" : ""}">
+        ${sampled ? "sampled token" : "prompt token"}
+      </span>
+    </div>`,
+    html`<dl>
+      ${fact("position", `${num(data.at?.[index] ?? index)} of ${num((data.whole ?? data).count)}`)}
+      ${fact("id", String(data.ids[index]))}
+      ${fact("turn", turn >= 0 ? num(turn + 1) : "none")}
+      ${data.sharing && fact("branch", num(data.branch[index] + 1))}
+      ${data.sharing?.[index].length > 1 && fact("shared by", sharedWords(data.sharing[index]))}
+      ${fact("mask", sampled ? "1, trained on" : "0, not trained on")}
+      ${names.map((name) =>
+        fact(
+          TITLES[name] ?? name.replaceAll("_", " "),
+          value(name, columns[name][index]),
+          name === choice?.name ? "is-chosen" : "",
+        ),
+      )}
+      ${typeof sampler === "number" && fact("probability", percent(Math.exp(sampler), 2))}
+      ${typeof gap === "number" && fact("ratio", num(Math.exp(gap), 5))}
+    </dl>`,
+  );
+  place.dataset.token = String(index);
+  place.classList.toggle("is-hover", isHover);
+}
+
+function value(name, number) {
+  if (number === null || number === undefined) return "–";
+  return ["advantages", "gap"].includes(name) ? signed(number, 4) : num(number, 4);
+}
+
+function spelled(text) {
+  return (
+    text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍") ||
+    "part of a character"
+  );
+}
+
+// Draws for each turn its number of tokens, sum and mean of the chosen column, and its reward.
+export function drawSums(place, { data, columns, choice, agent, go }) {
+  const name = choice.name === "mask" ? "sampler_log_probs" : choice.name;
+  const values = columns[name];
+  const turns = new Map();
+  data.turn.forEach((turn, index) => {
+    if (!data.mask[index]) return;
+    const one = turns.get(turn) ?? { count: 0, sum: 0, known: 0 };
+    one.count += 1;
+    if (values && values[index] !== null) {
+      one.sum += values[index];
+      one.known += 1;
+    }
+    turns.set(turn, one);
+  });
+  const rewards = agent?.reward?.turns ?? agent?.reward?.per_turn ?? null;
+  const rewardOf = (turn) => rewards?.[turn] ?? agent?.turns[turn]?.reward ?? null;
+  const rows = [...turns].map(
+    ([turn, one]) => html`<tr>
+      <td>
+        ${
+          turn < 0
+            ? "none"
+            : html`<button class="link-button num" title="Go to this turn" onclick=${() => go(turn)}>
+              ${turn + 1}
+            </button>`
+        }
+      </td>
+      <td>${num(one.count)}</td><td>${one.known ? num(one.sum) : "–"}</td>
+      <td>${one.known ? num(one.sum / one.known) : "–"}</td>
+      <td class=${rewardOf(turn) > 0 ? "plus" : rewardOf(turn) < 0 ? "minus" : ""}>
+        ${num(rewardOf(turn))}
+      </td>
+    </tr>`,
+  );
+  fill(
+    place,
+    html`<table class="sums num">
+      <caption>By turn: ${TITLES[name] ?? name.replaceAll("_", " ")}</caption>
+      <thead>
+        <tr>
+          ${["turn", "tokens", "sum", "mean", "reward"].map((title) => html`<th>${title}</th>`)}
+        </tr>
+      </thead>
+      <tbody>${rows}</tbody>
+    </table>`,
+  );
 }

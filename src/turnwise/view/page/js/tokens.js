@@ -11,15 +11,13 @@ import {
   stepBranch,
 } from "./branches.js";
 import { turnReward } from "./conversation.js";
-import { button, fill, h, later } from "./dom.js";
-import { icon } from "./icons.js";
-import { Overview } from "./overview.js";
-import { go, withParams } from "./route.js";
+import { empty, failed, fill, h, html, icon, later, link, loading } from "./dom.js";
+import { rewardPill } from "./episode_rows.js";
+import { statusClass, statusWord } from "./filters.js";
+import { num } from "./format.js";
+import { address, go, withParams } from "./route.js";
 import { audit, choices, readColumns, Scale } from "./scale.js";
-import { empty, failed, loading } from "./states.js";
-import { drawInspector, drawSums } from "./token_facts.js";
-import { TokenStream } from "./token_stream.js";
-import { tokensHead } from "./tokens_head.js";
+import { drawInspector, drawSums, Overview, TokenStream } from "./token_stream.js";
 
 export function tokensView(host) {
   let route = null;
@@ -31,11 +29,11 @@ export function tokensView(host) {
   let options = [];
   let choice = null;
   let selected = null;
-  const head = h("header", { class: "tokens-head" });
-  const tools = h("div", { class: "tokens-tools" });
-  const facts = h("div", { class: "token-facts" });
-  const sums = h("div", { class: "token-sums" });
-  const checks = h("ul", { class: "checks" });
+  const head = h("header.tokens-head");
+  const tools = h(".tokens-tools");
+  const facts = h(".token-facts");
+  const sums = h(".token-sums");
+  const checks = h("ul.checks");
   const stream = new TokenStream({
     hover: (index) => showFacts(index ?? selected, index !== null),
     select,
@@ -44,18 +42,14 @@ export function tokensView(host) {
     select(index);
     stream.bringUp(index);
   });
-  const scroll = h("div", { class: "stream-scroll" }, stream.element);
-  const frame = h(
-    "div",
-    { class: "tokens" },
-    head,
-    h(
-      "div",
-      { class: "tokens-main" },
-      h("div", { class: "stream-pane" }, tools, overview.canvas, scroll),
-      h("aside", { class: "token-side", "aria-label": "Numbers" }, facts, sums, checks),
-    ),
-  );
+  const scroll = h(".stream-scroll", stream.element);
+  const frame = html`<div class="tokens">
+    ${head}
+    <div class="tokens-main">
+      <div class="stream-pane">${tools}${overview.canvas}${scroll}</div>
+      <aside class="token-side" aria-label="Numbers">${facts}${sums}${checks}</aside>
+    </div>
+  </div>`;
   fill(host, loading(6, 60));
 
   const agentNumber = () => Number(route.params.get("agent") ?? 0) || 0;
@@ -130,14 +124,11 @@ export function tokensView(host) {
     );
     fill(
       checks,
-      data.note ? h("li", { class: "is-note" }, icon("alert"), data.note) : null,
-      audit(whole, readColumns(whole)).map((check) =>
-        h(
-          "li",
-          { class: check.isWell ? "is-well" : "is-ill" },
-          icon(check.isWell ? "check" : "alert"),
-          check.text,
-        ),
+      data.note && h("li.is-note", icon("alert"), data.note),
+      audit(whole, readColumns(whole)).map(
+        (check) => html`<li class=${check.isWell ? "is-well" : "is-ill"}>
+          ${icon(check.isWell ? "check" : "alert")}${check.text}
+        </li>`,
       ),
     );
     scroll.scrollTop = 0;
@@ -181,41 +172,32 @@ export function tokensView(host) {
     const ramp = choice.oneSided ? "is-one" : "is-two";
     fill(
       tools,
-      h(
-        "div",
-        { class: "segments", role: "group", "aria-label": "Colour by" },
-        options.map((one) =>
-          button(one.title, {
-            "aria-pressed": String(one === choice),
-            title: one.help,
-            data: { color: one.name },
-            onclick: () => change({ color: one.name }),
-          }),
-        ),
-      ),
-      values
-        ? h(
-            "div",
-            { class: "ramp-box", title: choice.help },
+      html`<div class="segments" role="group" aria-label="Colour by">
+        ${options.map(
+          (one) => html`<button aria-pressed=${String(one === choice)} title=${one.help}
+            data-color=${one.name} onclick=${() => change({ color: one.name })}>
+            ${one.title}
+          </button>`,
+        )}
+      </div>`,
+      values &&
+        html`<div class="ramp-box" title=${choice.help}>
+          ${
             scale.most
               ? [
-                  h("span", { class: "num" }, scale.labels()[0]),
-                  h("span", { class: `ramp ${ramp}` }),
-                  h("span", { class: "num" }, scale.labels().at(-1)),
+                  html`<span class="num">${scale.labels()[0]}</span>`,
+                  html`<span class="ramp ${ramp}" />`,
+                  html`<span class="num">${scale.labels().at(-1)}</span>`,
                 ]
-              : h("span", { class: "faint" }, "all 0"),
-          )
-        : null,
-      h(
-        "label",
-        { class: "fold-choice" },
-        h("input", {
-          type: "checkbox",
-          checked: fold,
-          onchange: (event) => change({ fold: event.target.checked ? "1" : null }),
-        }),
-        "fold prompt tokens",
-      ),
+              : html`<span class="faint">all 0</span>`
+          }
+        </div>`,
+      html`<label class="fold-choice">
+        <input type="checkbox" checked=${fold}
+          onchange=${(event) => change({ fold: event.target.checked ? "1" : null })}
+        />
+        fold prompt tokens
+      </label>`,
     );
   }
 
@@ -314,4 +296,58 @@ export function tokensView(host) {
       stream.destroy();
     },
   };
+}
+
+// ---- The head of the tokens view names the episode, counts its tokens, and links to other views of it.
+
+export function tokensHead({ episode, whole, route, agentNumber, params, change }) {
+  const move = (
+    id,
+    name,
+    label,
+  ) => html`<a class="button is-plain" href=${id ? address({ ...route, item: id, params }) : "#"}
+    title=${label} aria-label=${label} aria-disabled=${id ? null : "true"}>
+    ${icon(name)}
+  </a>`;
+  const agent = episode.agents[agentNumber];
+  const sampled = whole.mask.reduce((sum, one) => sum + (one ? 1 : 0), 0);
+  return html`<div class="conversation-title">
+    <h1 class="num">${episode.id}</h1>${rewardPill(agent?.reward?.total ?? null)}
+    <span class="chip ${statusClass(episode.status)}">${statusWord(episode.status)}</span>
+    ${
+      episode.agents.length > 1 &&
+      html`<div class="segments">
+        ${episode.agents.map(
+          (one, place) => html`<button aria-pressed=${String(place === agentNumber)}
+            onclick=${() => change({ agent: place || null, token: null, branch: null, turn: null }, {})}>
+            ${one.name}
+          </button>`,
+        )}
+      </div>`
+    }
+    <span class="mask-key">
+      <span class="tok s">sampled tokens</span><span class="num">${num(sampled)}</span>
+      <span class="faint">trained on</span><span class="tok">prompt tokens</span>
+      <span class="num">${num(whole.count - sampled)}</span>
+      <span class="faint">not trained on</span>
+    </span>
+    <span class="conversation-actions">
+      ${move(episode.previous, "up", "Previous episode (k)")}
+      ${move(episode.next, "down", "Next episode (j)")}
+      ${link(
+        address({
+          run: route.run,
+          view: "episodes",
+          item: episode.id,
+          params: { agent: route.params.get("agent"), branch: route.params.get("branch") },
+        }),
+        { class: "button" },
+        "Conversation",
+      )}
+      <a class="button" href=${exportAddress(route.run, episode.id)} download=""
+        data-action="export">
+        ${icon("save")}Export
+      </a>
+    </span>
+  </div>`;
 }
