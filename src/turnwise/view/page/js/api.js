@@ -3,33 +3,27 @@
 const answers = new Map();
 const MOST_KEPT = 60;
 
-class Refused extends Error {}
-
-export async function get(path, params = null, { fresh = false, signal = null } = {}) {
-  const query =
-    params === null
-      ? ""
-      : new URLSearchParams(
-          Object.entries(params).filter(([, v]) => v !== null && v !== undefined && v !== ""),
-        ).toString();
-  const address = `/api${path}${query && `?${query}`}`;
-  if (!fresh && answers.has(address)) return answers.get(address);
+async function request(address, options) {
   let response;
   try {
-    response = await fetch(address, { signal });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refused("The server does not respond. Is `turnwise view` still running?");
-  }
-  let data = null;
-  try {
-    data = await response.json();
+    response = await fetch(address, options);
   } catch {
-    /* reported below */
+    throw new Error("The server does not respond. Is `turnwise view` still running?");
   }
-  if (!response.ok || data === null) {
-    throw new Refused(data?.error ?? `The server returned ${response.status} for ${address}.`);
-  }
+  const data = await response.json().catch(() => null);
+  if (!response.ok || data === null)
+    throw new Error(data?.error ?? `The server returned ${response.status} for ${address}.`);
+  return data;
+}
+
+export async function get(path, params = null, { fresh = false } = {}) {
+  const given = Object.entries(params ?? {}).filter(
+    ([, value]) => value !== null && value !== undefined && value !== "",
+  );
+  const query = new URLSearchParams(given).toString();
+  const address = `/api${path}${query && `?${query}`}`;
+  if (!fresh && answers.has(address)) return answers.get(address);
+  const data = await request(address);
   keep(address, data);
   return data;
 }
@@ -37,18 +31,11 @@ export async function get(path, params = null, { fresh = false, signal = null } 
 // Saves a user's notes on a run, the only thing that the page ever writes. The token shows that the
 // viewer served this page; see view/security.py.
 export async function saveNotes(run, changes, token) {
-  let response;
-  try {
-    response = await fetch(`/api${runPath(run, "notes")}`, {
-      method: "PATCH",
-      headers: { "content-type": "application/json", "x-turnwise-token": token ?? "" },
-      body: JSON.stringify(changes),
-    });
-  } catch {
-    throw new Refused("The server does not respond. Is `turnwise view` still running?");
-  }
-  const data = await response.json().catch(() => null);
-  if (!response.ok) throw new Refused(data?.error ?? `The server returned ${response.status}.`);
+  const data = await request(`/api${runPath(run, "notes")}`, {
+    method: "PATCH",
+    headers: { "content-type": "application/json", "x-turnwise-token": token ?? "" },
+    body: JSON.stringify(changes),
+  });
   forget(run);
   return data;
 }

@@ -219,20 +219,12 @@ function nearest(plot, left) {
 
 /* global uPlot */
 
-const SHARES = new Set([
-  "success",
-  "truncated",
-  "cut_turns",
-  "invalid_actions",
-  "errors",
-  "clip_fraction",
-  "tool_failures",
-  "malformed_calls",
-  "zero_variance",
-  "idle/learner",
-  "idle/engine",
-  "idle/episodes",
-]);
+const SHARES = new Set(
+  (
+    "success truncated cut_turns invalid_actions errors clip_fraction tool_failures " +
+    "malformed_calls zero_variance idle/learner idle/engine idle/episodes"
+  ).split(" "),
+);
 
 export function isShare(spec) {
   return Boolean(spec.phases) || SHARES.has(spec.name);

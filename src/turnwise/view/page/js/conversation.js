@@ -12,10 +12,10 @@ import {
   placeWords,
   sharedWords,
 } from "./branches.js";
-import { button, fill, h, html, icon, link } from "./dom.js";
+import { arrow, fill, h, html, icon, segments } from "./dom.js";
 import { succeeded } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
-import { marked, num, plural, seconds, seedText, signed, visible } from "./format.js";
+import { marked, num, plural, seconds, seedText, signed, visible, written } from "./format.js";
 import { address, go, withParams } from "./route.js";
 
 export function drawConversation(place, episode, route, run = null) {
@@ -55,7 +55,7 @@ function branchBlocks(agent, word, episode, route) {
     forkChoice(agent, route, null, chosen),
     path.map((number, place) => {
       const before = path[place - 1];
-      const results = (agent.turns[before]?.calls ?? []).map((call) => resultText(call.result));
+      const results = (agent.turns[before]?.calls ?? []).map((call) => written(call.result));
       return [
         withoutResults(asked[number], results).map((one) =>
           messageBlock(one, word, userWord(one, agent)),
@@ -93,19 +93,19 @@ function rowOf(task) {
 }
 
 function problem(error) {
-  const text = typeof error === "string" ? error : JSON.stringify(error, null, 1);
-  return h(".problem", { role: "note" }, icon("alert"), h("pre.words.mono", visible(text)));
+  return html`<div class="problem" role="note">
+    ${icon("alert")}<pre class="words mono">${visible(written(error, 1))}</pre>
+  </div>`;
 }
 
 function agentChoice(episode, number, route) {
-  return html`<div class="segments agents" role="group" aria-label="Agents">
-    ${episode.agents.map(
-      (agent, place) => html`<button aria-pressed=${String(place === number)}
-        onclick=${() => go(withParams(route, { agent: place || null }))}>
-        ${agent.reward ? `${agent.name} · ${num(agent.reward.total)}` : agent.name}
-      </button>`,
-    )}
-  </div>`;
+  const options = episode.agents.map(({ name, reward }, place) => [
+    reward ? `${name} · ${num(reward.total)}` : name,
+    () => go(withParams(route, { agent: place || null })),
+  ]);
+  const choice = segments("Agents", options, number);
+  choice.classList.add("agents");
+  return choice;
 }
 
 // The last assistant messages are those of the turns, unless the record says which; the messages
@@ -147,7 +147,7 @@ function withoutResults(messages, results) {
 // In a branch the messages after a turn are those before the next one of the same branch.
 function turnBlock(agent, turn, number, word, episode, route, branch = null) {
   const replies = branch ? [] : (turnMessages(agent).replies[number] ?? []);
-  const results = turn.calls.map((call) => resultText(call.result));
+  const results = turn.calls.map((call) => written(call.result));
   const said = replies.map(contentText).join("\n\n");
   const others = withoutResults(replies, results);
   const unread =
@@ -155,6 +155,12 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
     turn.observation &&
     turn.observation !== said &&
     !others.some((one) => contentText(one) === turn.observation);
+  const params = {
+    token: turn.tokens[0],
+    agent: route.params.get("agent"),
+    branch: branch ? route.params.get("branch") : turn.branch + 1,
+  };
+  const tokens = { run: route.run, view: "tokens", item: episode.id, params };
   return html`<section class="turn" data-turn=${number}>
     <article class="message" data-role="assistant">
       <header>
@@ -176,20 +182,7 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
           <span class="faint" title=${spentOn(turn.seconds)}>
             ${plural(turn.tokens[1] - turn.tokens[0], "token")}
           </span>
-          ${link(
-            address({
-              run: route.run,
-              view: "tokens",
-              item: episode.id,
-              params: {
-                token: turn.tokens[0],
-                agent: route.params.get("agent"),
-                branch: branch ? route.params.get("branch") : turn.branch + 1,
-              },
-            }),
-            { class: "faint", title: "These tokens" },
-            icon("tokens"),
-          )}
+          <a class="faint" title="These tokens" href=${address(tokens)}>${icon("tokens")}</a>
           ${turnReward(agent, turn, number)}
         </span>
       </header>
@@ -255,11 +248,12 @@ export function conversationHead(episode, agent, route, run) {
   const last = agent?.turns.at(-1)?.info?.success;
   const success = succeeded({ status: episode.status, success: Boolean(last) }, run);
   const fact = (label, value) => h("div", h("dt", label), h("dd.num", value));
-  const move = (id, name, label) => html`<a class="button is-plain"
-    href=${id ? address({ ...withParams(route, OF_ONE), ...at, view: "episodes", item: id }) : "#"}
-    title=${label} aria-label=${label} aria-disabled=${id ? null : "true"}>
-    ${icon(name)}
-  </a>`;
+  const other = (id) =>
+    id && address({ ...withParams(route, OF_ONE), ...at, view: "episodes", item: id });
+  const { agent: number, branch } = Object.fromEntries(route.params);
+  const inTokens = { ...at, view: "tokens", item: episode.id, params: { agent: number, branch } };
+  const sameTask = { kind: episode.kind, show: episode.id };
+  const inTime = { episode: episode.id, kind: episode.kind === "train" ? null : episode.kind };
   return html`<header class="conversation-head">
     <div class="conversation-title">
       <a class="button is-plain back"
@@ -270,30 +264,15 @@ export function conversationHead(episode, agent, route, run) {
       <h1 class="num">${episode.id}</h1>
       <span class="chip ${statusClass(episode.status)}">${statusWord(episode.status)}</span>
       <span class="conversation-actions">
-        ${move(episode.previous, "up", "Previous episode of the step")}
-        ${move(episode.next, "down", "Next episode of the step")}
-        ${link(
-          address({
-            ...at,
-            view: "tokens",
-            item: episode.id,
-            params: { agent: route.params.get("agent"), branch: route.params.get("branch") },
-          }),
-          { class: "button", title: "Tokens that were trained on (Enter)" },
-          icon("tokens"),
-          "Tokens",
-        )}
-        ${link(
-          address({
-            ...at,
-            view: "task",
-            item: episode.task_key,
-            params: { kind: episode.kind, show: episode.id },
-          }),
-          { class: "button", title: "This task at other steps (s)", data: { action: "task" } },
-          icon("columns"),
-          "Same task",
-        )}
+        ${arrow(other(episode.previous), "up", "Previous episode of the step")}
+        ${arrow(other(episode.next), "down", "Next episode of the step")}
+        <a class="button" href=${address(inTokens)} title="Tokens that were trained on (Enter)">
+          ${icon("tokens")}Tokens
+        </a>
+        <a class="button" title="This task at other steps (s)" data-action="task"
+          href=${address({ ...at, view: "task", item: episode.task_key, params: sameTask })}>
+          ${icon("columns")}Same task
+        </a>
         <a class="button" href=${exportAddress(route.run, episode.id)}
           title="Export as one HTML file (e)" download="" data-action="export">
           ${icon("save")}Export
@@ -313,16 +292,10 @@ export function conversationHead(episode, agent, route, run) {
       ${Object.entries(agent?.reward?.parts ?? {}).map(([name, value]) => fact(name, num(value)))}
       ${fact(
         "step",
-        link(
-          address({
-            ...at,
-            view: "time",
-            item: episode.step,
-            params: { episode: episode.id, kind: episode.kind === "train" ? null : episode.kind },
-          }),
-          { title: "Timing of this step" },
-          num(episode.step),
-        ),
+        html`<a title="Timing of this step"
+          href=${address({ ...at, view: "time", item: episode.step, params: inTime })}>
+          ${num(episode.step)}
+        </a>`,
       )}
       ${episode.part && fact("environment", episode.part)}
       ${fact("seed", html`<span title=${String(episode.seed)}>${seedText(episode.seed)}</span>`)}
@@ -370,10 +343,7 @@ export function userWord(message, agent) {
 }
 
 export function contentText(message) {
-  if (typeof message.content === "string") return message.content;
-  return message.content === null || message.content === undefined
-    ? ""
-    : JSON.stringify(message.content, null, 1);
+  return written(message.content, 1);
 }
 
 export function body(text, word, kind = "") {
@@ -382,22 +352,14 @@ export function body(text, word, kind = "") {
   if (text.length <= LONG || (word && text.toLowerCase().includes(word.toLowerCase())))
     return full();
   const short = h("div", { class: `words is-cut ${kind}` }, visible(text.slice(0, LONG)));
-  const more = button(`Show all ${num(text.length)} characters`, {
-    class: "button is-plain",
-    onclick: () => {
-      short.replaceWith(full());
-      more.remove();
-    },
-  });
+  const show = () => {
+    short.replaceWith(full());
+    more.remove();
+  };
+  const more = html`<button class="button is-plain" onclick=${show}>
+    Show all ${num(text.length)} characters
+  </button>`;
   return [short, more];
-}
-
-export function resultText(result) {
-  return typeof result === "string"
-    ? result
-    : result === null || result === undefined
-      ? ""
-      : JSON.stringify(result);
 }
 
 export function callBlock(call, word, none) {
@@ -426,17 +388,17 @@ export function callBlock(call, word, none) {
             ${args.map(([name, value]) => [
               html`<dt class="mono">${visible(name)}</dt>`,
               html`<dd class="mono words">
-                ${marked(typeof value === "string" ? value : JSON.stringify(value), word)}
+                ${marked(written(value), word)}
               </dd>`,
             ])}
           </dl>`
-          : html`<div class="mono words args">${marked(resultText(call.arguments), word)}</div>`
+          : html`<div class="mono words args">${marked(written(call.arguments), word)}</div>`
     }
     ${
       !(call.result === null || call.result === undefined) &&
       html`<div class="result">
         <span class="result-arrow" aria-label="result">${failed ? "✗" : "→"}</span>
-        ${body(resultText(call.result), word, "mono")}
+        ${body(written(call.result), word, "mono")}
       </div>`
     }
   </div>`;
@@ -447,7 +409,7 @@ export function returned(result, word) {
   if (result === null || result === undefined) return null;
   const isCommand = typeof result === "object" && "exit_code" in result && "output" in result;
   const { exit_code: code, output, ...rest } = isCommand ? result : {};
-  const text = isCommand ? output : resultText(result);
+  const text = isCommand ? output : written(result);
   return html`<article class="message returned" data-role="system">
     <header>
       <span class="role">${isCommand ? "command" : "returned by the agent"}</span>
@@ -457,7 +419,7 @@ export function returned(result, word) {
       }
       ${
         !(rest.reward === null || rest.reward === undefined) &&
-        html`<span class="faint num">reward file: ${resultText(rest.reward)}</span>`
+        html`<span class="faint num">reward file: ${written(rest.reward)}</span>`
       }
     </header>
     ${body(text, word, "mono")}

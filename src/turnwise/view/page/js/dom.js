@@ -61,12 +61,24 @@ export function fill(element, ...children) {
   return element;
 }
 
-export function link(href, props, ...children) {
-  return h("a", { href, ...props }, ...children);
+// Draws buttons of which one is chosen; `options` are [title, choose] or [title, choose, more].
+export function segments(label, options, chosen) {
+  return html`<div class="segments" role="group" aria-label=${label}>
+    ${options.map(
+      ([title, choose, more], place) => html`<button aria-pressed=${String(place === chosen)}
+        onclick=${choose} ...${more}>
+        ${title}
+      </button>`,
+    )}
+  </div>`;
 }
 
-export function button(label, props, ...children) {
-  return h("button", { type: "button", ...props }, label, ...children);
+// Draws a link to the next or previous of something; it leads nowhere without an address.
+export function arrow(href, name, label) {
+  return html`<a class="button is-plain" href=${href ?? "#"} title=${label} aria-label=${label}
+    aria-disabled=${href ? null : "true"}>
+    ${icon(name)}
+  </a>`;
 }
 
 // Returns a function that does the work once, after its last call for so many milliseconds.

@@ -3,7 +3,7 @@
 import { exportAddress, get, runPath } from "./api.js";
 import { stepBranch } from "./branches.js";
 import { drawConversation, OF_ONE } from "./conversation.js";
-import { button, empty, failed, fill, h, html, loading } from "./dom.js";
+import { empty, failed, fill, h, html, loading } from "./dom.js";
 import { CARD, card, LINE, line, tableHead, VirtualList } from "./episode_rows.js";
 import { Filters, isFiltered, query } from "./filters.js";
 import { num, plural } from "./format.js";
@@ -17,7 +17,7 @@ export function episodesView(host, app) {
   let asked = 0;
   let listed = null;
   const count = h("span.num");
-  const fresh = button("", { class: "fresh hidden", onclick: () => reload() });
+  const fresh = html`<button class="fresh hidden" onclick=${() => reload()} />`;
   // Another filter opens the first episode that it finds: the open one may not be among them.
   const filters = new Filters((changes, replace) => {
     const item = Object.keys(changes).every((name) => name === "sort") ? route.item : null;

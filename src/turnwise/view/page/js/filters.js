@@ -1,41 +1,21 @@
 // The filters narrow the list of episodes. Every choice is part of the address.
 
-import { button, fill, h, html, icon, later } from "./dom.js";
+import { fill, h, html, icon, later } from "./dom.js";
 import { num } from "./format.js";
 
+const RANGES = ["reward", "turns", "tokens", "step"];
+const CHOICES = ["text", "in", "kind", "part", "status", "success", "min_branches"];
 const FILTERS = [
-  "kind",
-  "status",
-  "success",
-  "part",
-  "task",
-  "tool",
-  "min_reward",
-  "max_reward",
-  "min_turns",
-  "max_turns",
-  "min_tokens",
-  "max_tokens",
-  "min_branches",
-  "max_branches",
-  "step",
-  "min_step",
-  "max_step",
-  "seed",
-  "text",
-  "in",
+  ...CHOICES,
+  ...["task", "tool", "step", "seed", "max_branches"],
+  ...RANGES.flatMap((name) => [`min_${name}`, `max_${name}`]),
 ];
 const SCOPES = [
   ["", "in anything"],
   ["task", "in the task"],
   ["answer", "in the answer"],
 ];
-const RANGES = [
-  ["reward", "any"],
-  ["turns", "1"],
-  ["tokens", "1"],
-  ["step", "1"],
-];
+const SUCCESSES = { yes: "success", no: "no success" };
 const SORTS = [
   ["-step", "newest first"],
   ["step", "oldest first"],
@@ -71,26 +51,21 @@ export function statusClass(status) {
   return status.includes("error") || status === "failed" ? "is-bad" : "";
 }
 
+export function numFailed(statuses) {
+  const errors = Object.entries(statuses ?? {}).filter(([status]) => status.endsWith("_error"));
+  return errors.reduce((sum, [, count]) => sum + count, 0);
+}
+
 function statuses(run) {
-  const counts = Object.entries(run?.statuses ?? {});
-  const errors = counts.filter(([status]) => status.endsWith("_error"));
-  const failed = errors.reduce((sum, [, count]) => sum + count, 0);
-  return [
-    ...counts.map(([status, count]) => [status, `${statusWord(status)} (${num(count)})`]),
-    ...(errors.length ? [["error", `any error (${num(failed)})`]] : []),
-  ];
+  const failed = numFailed(run?.statuses);
+  const all = counted(run?.statuses, statusWord);
+  return failed ? [...all, ["error", `any error (${num(failed)})`]] : all;
 }
 
-function parts(run) {
-  return Object.entries(run?.parts ?? {}).map(([part, count]) => [part, `${part} (${num(count)})`]);
-}
-
-function successes(run) {
-  const { yes = 0, no = 0 } = run?.successes ?? {};
-  return [
-    ["yes", `success (${num(yes)})`],
-    ["no", `no success (${num(no)})`],
-  ];
+// Returns the options of a select: each value with its number of episodes.
+function counted(counts, word = (name) => name) {
+  const known = Object.entries(counts ?? {});
+  return known.map(([name, count]) => [name, `${word(name)} (${num(count)})`]);
 }
 
 export class Filters {
@@ -138,6 +113,10 @@ export class Filters {
     this.change({ [name]: value === "" ? null : value }, replace);
   }
 
+  clear() {
+    this.change(Object.fromEntries(FILTERS.map((name) => [name, null])));
+  }
+
   draw(params, run) {
     this.params = params;
     this.run = run;
@@ -156,10 +135,14 @@ export class Filters {
         (run?.kinds ?? []).map((kind) => [kind, kind]),
       ),
       (Object.keys(run?.parts ?? {}).length || params.get("part")) &&
-        this.select("part", "all environments", parts(run), "environment"),
+        this.select("part", "all environments", counted(run?.parts), "environment"),
       this.select("status", "any status", statuses(run)),
       (Object.keys(run?.successes ?? {}).length || params.get("success")) &&
-        this.select("success", "any success", successes(run)),
+        this.select(
+          "success",
+          "any success",
+          counted({ yes: 0, no: 0, ...run?.successes }, (name) => SUCCESSES[name]),
+        ),
       (run?.branched || params.get("min_branches")) &&
         this.select(
           "min_branches",
@@ -190,20 +173,13 @@ export class Filters {
   }
 
   ranges(run) {
-    const tools = Object.entries(run?.tools ?? {}).map(([tool, count]) => [
-      tool,
-      `${tool} (${num(count)})`,
-    ]);
-    const number = (
-      name,
-      placeholder,
-    ) => html`<input class="field num" type="number" step="any" name=${name}
-      placeholder=${placeholder} aria-label=${name.replace("_", " ")}
-      value=${this.params.get(name) ?? ""}
-      onchange=${(event) => this.set(name, event.target.value)}
+    const tools = counted(run?.tools);
+    const number = (name, hint) => html`<input class="field num" type="number" step="any"
+      name=${name} placeholder=${hint} aria-label=${name.replace("_", " ")}
+      value=${this.params.get(name) ?? ""} onchange=${(event) => this.set(name, event.target.value)}
     />`;
     return [
-      RANGES.map(([name]) =>
+      RANGES.map((name) =>
         h(".range", h("span", name), number(`min_${name}`, "from"), number(`max_${name}`, "to")),
       ),
       h(".range", h("span", "seed"), number("seed", "any")),
@@ -214,13 +190,8 @@ export class Filters {
   }
 
   drawChips() {
-    const active = FILTERS.filter(
-      (name) =>
-        !["text", "in", "kind", "part", "status", "success", "min_branches"].includes(name) &&
-        this.params.get(name),
-    );
+    const active = FILTERS.filter((name) => !CHOICES.includes(name) && this.params.get(name));
     const label = (name) => name.replace(/^min_(.*)/, "$1 ≥").replace(/^max_(.*)/, "$1 ≤");
-    const any = isFiltered(this.params);
     fill(
       this.chips,
       active.map(
@@ -229,11 +200,8 @@ export class Filters {
           ${label(name)} ${this.params.get(name)}${icon("close")}
         </button>`,
       ),
-      any &&
-        button("clear all", {
-          class: "chip",
-          onclick: () => this.change(Object.fromEntries(FILTERS.map((name) => [name, null]))),
-        }),
+      isFiltered(this.params) &&
+        html`<button class="chip" onclick=${() => this.clear()}>clear all</button>`,
     );
   }
 }

@@ -48,6 +48,12 @@ export function plural(number, one, many = `${one}s`) {
   return `${num(number)} ${number === 1 ? one : many}`;
 }
 
+// Returns a value of a tool, an environment or a setting as text: structures as JSON.
+export function written(value, indent = 0) {
+  if (value === null || value === undefined) return "";
+  return typeof value === "string" ? value : JSON.stringify(value, null, indent);
+}
+
 export function words(name) {
   return name.replaceAll("_", " ").replaceAll("/", " / ");
 }
@@ -61,41 +67,14 @@ export function seedText(seed) {
 // hide or reorder are shown by name.
 
 const NAMES = new Map(
-  Object.entries({
-    0: "NUL",
-    7: "BEL",
-    8: "BS",
-    9: "TAB",
-    10: "LF",
-    11: "VT",
-    12: "FF",
-    13: "CR",
-    27: "ESC",
-    127: "DEL",
-    0x85: "NEL",
-    0xad: "SHY",
-    0x61c: "ALM",
-    0x180e: "MVS",
-    0x200b: "ZWSP",
-    0x200c: "ZWNJ",
-    0x200d: "ZWJ",
-    0x200e: "LRM",
-    0x200f: "RLM",
-    0x2028: "LSEP",
-    0x2029: "PSEP",
-    0x202a: "LRE",
-    0x202b: "RLE",
-    0x202c: "PDF",
-    0x202d: "LRO",
-    0x202e: "RLO",
-    0x2060: "WJ",
-    0x2066: "LRI",
-    0x2067: "RLI",
-    0x2068: "FSI",
-    0x2069: "PDI",
-    0xfeff: "BOM",
-    0xfffd: "no text",
-  }).map(([code, name]) => [Number(code), name]),
+  (
+    "0 NUL, 7 BEL, 8 BS, 9 TAB, a LF, b VT, c FF, d CR, 1b ESC, 7f DEL, 85 NEL, ad SHY, 61c ALM, " +
+    "180e MVS, 200b ZWSP, 200c ZWNJ, 200d ZWJ, 200e LRM, 200f RLM, 2028 LSEP, 2029 PSEP, 202a LRE, " +
+    "202b RLE, 202c PDF, 202d LRO, 202e RLO, 2060 WJ, 2066 LRI, 2067 RLI, 2068 FSI, 2069 PDI, " +
+    "feff BOM, fffd no text"
+  )
+    .split(", ")
+    .map((one) => [Number.parseInt(one, 16), one.slice(one.indexOf(" ") + 1)]),
 );
 
 // Matches an escape sequence of a terminal as one piece, or a character without a visible shape.

@@ -2,22 +2,17 @@
 
 import { get, runPath } from "./api.js";
 import { Chart, positions } from "./charts.js";
-import { drawComparison } from "./compare.js";
-import {
-  cssColor,
-  empty,
-  failed,
-  fill,
-  h,
-  html,
-  later,
-  link,
-  loading,
-  perFrame,
-  svg,
-} from "./dom.js";
+import { cssColor, empty, failed, fill, h, html, later, loading, perFrame, svg } from "./dom.js";
 import { ago, num, plural } from "./format.js";
-import { drawBar, drawDoctor, drawHead, drawMore, makeBar, readState } from "./learn_parts.js";
+import {
+  drawBar,
+  drawComparison,
+  drawDoctor,
+  drawHead,
+  drawMore,
+  makeBar,
+  readState,
+} from "./learn_parts.js";
 import { chartGroups, metricsOf } from "./metrics.js";
 import { address, go, runsAddress, withParams } from "./route.js";
 import { currentTheme } from "./shell.js";
@@ -256,7 +251,9 @@ export function drawRail(rail, app, { keys, colors, toggle }) {
   const listed = app.runs.filter((run) => !run.notes.archived || keys.includes(run.key));
   fill(
     rail,
-    h("h2", plural(listed.length, "run"), link(runsAddress(), { class: "rail-all" }, "All runs")),
+    html`<h2>
+      ${plural(listed.length, "run")}<a class="rail-all" href=${runsAddress()}>All runs</a>
+    </h2>`,
     listed.map((run, number) => row(run, number, { app, keys, colors, toggle })),
   );
   rail.scrollTop = scroll;

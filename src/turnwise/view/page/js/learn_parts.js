@@ -2,10 +2,12 @@
 
 import { runExportAddress } from "./api.js";
 import { AXES, axisOf, KINDS, kindOf } from "./charts.js";
-import { fill, h, html, icon, lineMark, link } from "./dom.js";
-import { num, percent, plural, seconds, visible, words } from "./format.js";
+import { fill, h, html, icon, lineMark } from "./dom.js";
+import { num, percent, plural, seconds, visible, words, written } from "./format.js";
 import { notesLine } from "./notes.js";
 import { address } from "./route.js";
+import { RESULTS } from "./runs.js";
+import { stepsWords } from "./shell.js";
 
 export function drawHead(head, run, state, app) {
   const last = run.last ?? {};
@@ -14,16 +16,19 @@ export function drawHead(head, run, state, app) {
   const left =
     steps && state?.is_live && last["time/step"] ? (steps - run.step) * last["time/step"] : null;
   const { headline: main, best_checkpoint: best } = run;
-  const tile = (
-    label,
-    value,
-    note,
-    extra,
-    name,
-  ) => html`<div class="tile ${name ? "is-wide" : ""}" data-tile=${name ?? label}>
-    <span class="tile-label">${label}</span><strong class="num">${value}</strong>
-    <span class="tile-note num">${note ?? ""}</span>${extra ?? null}
-  </div>`;
+  const tile = (label, value, note, { extra = null, name = null } = {}) => {
+    return html`<div class="tile ${name ? "is-wide" : ""}" data-tile=${name ?? label}>
+      <span class="tile-label">${label}</span><strong class="num">${value}</strong>
+      <span class="tile-note num">${note}</span>${extra}
+    </div>`;
+  };
+  const bestStep = best && `step ${num(best.step)}`;
+  const earned = last.success === undefined ? "reward" : `reward, success ${percent(last.success)}`;
+  const width = `${100 * (done ?? 0)}%`;
+  const extra = done !== null && html`<span class="progress"><span style=${{ width }} /></span>`;
+  const turns = last.turns === undefined ? "" : `${num(last.turns, 2)} turns each`;
+  const rate = last["time/tokens_per_second"];
+  const speed = rate === undefined ? "" : `a step, ${num(rate, 3)} tokens/s`;
   fill(
     head,
     html`<div class="head-title">
@@ -39,48 +44,22 @@ export function drawHead(head, run, state, app) {
     </div>`,
     state && notesLine(app, state),
     html`<div class="tiles">
-      ${main && tile(main.metric, main.number, main.about, null, "headline")}
-      ${
-        best &&
-        tile("best checkpoint", `step ${num(best.step)}`, best.about, null, "best-checkpoint")
-      }
-      ${tile(
-        "last training step",
-        num(last.reward),
-        last.success === undefined ? "reward" : `reward, success ${percent(last.success)}`,
-      )}
-      ${tile(
-        "step",
-        steps ? `${num(run.step)} of ${num(steps)}` : num(run.step),
-        left === null ? "" : `about ${seconds(left)} left`,
-        done === null
-          ? null
-          : html`<span class="progress"><span style=${{ width: `${100 * done}%` }} /></span>`,
-      )}
-      ${tile(
-        "episodes",
-        num(run.num_episodes),
-        last.turns === undefined ? "" : `${num(last.turns, 2)} turns each`,
-      )}
-      ${tile(
-        "speed",
-        last["time/step"] === undefined ? "–" : seconds(last["time/step"]),
-        last["time/tokens_per_second"] === undefined
-          ? ""
-          : `a step, ${num(last["time/tokens_per_second"], 3)} tokens/s`,
-      )}
+      ${main && tile(main.metric, main.number, main.about, { name: "headline" })}
+      ${best && tile("best checkpoint", bestStep, best.about, { name: "best-checkpoint" })}
+      ${tile("last training step", num(last.reward), earned)}
+      ${tile("step", stepsWords(run), left === null ? "" : `about ${seconds(left)} left`, { extra })}
+      ${tile("episodes", num(run.num_episodes), turns)}
+      ${tile("speed", seconds(last["time/step"]), speed)}
     </div>`,
   );
 }
 
 // Lists what cannot be read of a run, with the reasons; the rest is shown as usual.
 function unreadable(problems) {
-  return h(
-    ".problem",
-    { role: "note" },
-    icon("alert"),
-    h("pre.words.mono", `Some files of this run cannot be read.\n${problems.join("\n")}`),
-  );
+  const text = `Some files of this run cannot be read.\n${problems.join("\n")}`;
+  return html`<div class="problem" role="note">
+    ${icon("alert")}<pre class="words mono">${text}</pre>
+  </div>`;
 }
 
 export function drawDoctor(place, { key, findings, problems }, pinned, choose, isOneOfMany) {
@@ -100,10 +79,7 @@ export function drawDoctor(place, { key, findings, problems }, pinned, choose, i
           The doctor has ${plural(findings.length, "finding")}${isOneOfMany ? ` for ${key}` : ""}
         </strong>
         <span class="faint">
-          ${findings
-            .map((one) => one.name)
-            .filter((name, i, all) => all.indexOf(name) === i)
-            .join(", ")}
+          ${[...new Set(findings.map((one) => one.name))].join(", ")}
         </span>
       </summary>
       <ol>
@@ -149,7 +125,7 @@ function settings(config) {
     <dl>
       ${fields.map(([name, value]) => [
         html`<dt>${words(name)}</dt>`,
-        html`<dd class="mono">${visible(written(value))}</dd>`,
+        html`<dd class="mono">${visible(value === null ? "null" : written(value))}</dd>`,
       ])}
     </dl>
   </section>`;
@@ -157,10 +133,6 @@ function settings(config) {
     ${sections.map(([name, fields]) => list(name, Object.entries(fields)))}
     ${others.length > 0 && list("outside of sections", others)}
   </div>`;
-}
-
-function written(value) {
-  return typeof value === "string" ? value : JSON.stringify(value);
 }
 
 // ---- The bar above the curves has the smoothing, the axes, the legend and the chosen step.
@@ -217,43 +189,27 @@ function drawLegend(legend, { state, shown, colors, change }) {
   const focused = legend.contains(document.activeElement)
     ? document.activeElement.dataset.item
     : null;
-  const entry = (
-    className,
-    name,
-    title,
-    mark,
-    isHidden,
-    toggle,
-  ) => html`<button class="legend-item ${className}" data-item=${`${className} ${name}`}
-    aria-pressed=${String(!isHidden)}
-    title=${isHidden ? `Show ${title}` : `Hide ${title}`} onclick=${toggle}>
-    ${mark}<span>${title}</span>
-  </button>`;
+  const entry = (className, name, title, mark, isHidden, toggle) => {
+    return html`<button class="legend-item ${className}" data-item=${`${className} ${name}`}
+      aria-pressed=${String(!isHidden)} title=${`${isHidden ? "Show" : "Hide"} ${title}`}
+      onclick=${toggle}>
+      ${mark}<span>${title}</span>
+    </button>`;
+  };
+  const { hiddenRuns, hiddenKinds } = state;
+  const runEntry = ({ key }) =>
+    entry("legend-run", key, key, lineMark(colors.get(key), null), hiddenRuns.has(key), () =>
+      change({ hide_runs: toggled(hiddenRuns, key) }),
+    );
+  const kindEntry = ({ name, title, dash }) =>
+    entry("legend-kind", name, title, lineMark("currentColor", dash), hiddenKinds.has(name), () =>
+      change({ hide: toggled(hiddenKinds, name) }),
+    );
   fill(
     legend,
-    !(shown.length < 2) &&
-      shown.map((run) =>
-        entry(
-          "legend-run",
-          run.key,
-          run.key,
-          lineMark(colors.get(run.key), null),
-          state.hiddenRuns.has(run.key),
-          () => change({ hide_runs: toggled(state.hiddenRuns, run.key) }),
-        ),
-      ),
+    shown.length > 1 && shown.map(runEntry),
     shown.length > 1 && kinds.length > 1 && h("span.legend-gap"),
-    !(kinds.length < 2) &&
-      kinds.map((kind) =>
-        entry(
-          "legend-kind",
-          kind.name,
-          kind.title,
-          lineMark("currentColor", kind.dash),
-          state.hiddenKinds.has(kind.name),
-          () => change({ hide: toggled(state.hiddenKinds, kind.name) }),
-        ),
-      ),
+    kinds.length > 1 && kinds.map(kindEntry),
     notDrawn(shown, state),
   );
   if (focused) legend.querySelector(`[data-item="${CSS.escape(focused)}"]`)?.focus();
@@ -283,7 +239,7 @@ function drawPin(place, { state, run, zoom, pin }) {
           html`<a class="button" href=${address({ run, view: "episodes", params: { step } })}>
             Episodes
           </a>`,
-          link(address({ run, view: "time", item: step }), { class: "button" }, "Time"),
+          html`<a class="button" href=${address({ run, view: "time", item: step })}>Time</a>`,
           html`<button class="icon-button" aria-label="Clear the step" onclick=${() => pin(null)}>
             ${icon("close")}
           </button>`,
@@ -320,4 +276,123 @@ export function toggled(set, name) {
   const next = new Set(set);
   if (!next.delete(name)) next.add(name);
   return [...next].join(",");
+}
+
+// ---- The comparison shows several runs side by side: their results, the settings that differ, changed
+// code.
+
+const COMPARED = ["status", "step", "headline", "best", "reward", "success"];
+const GROUPS = {
+  code: "Code and data",
+  setting: "Settings",
+  start: "Started with",
+};
+
+export function drawComparison(place, { compared, runs, colors, showsAll, change, remove, main }) {
+  const isOpen = place.querySelector("details")?.open ?? true;
+  const { scrollTop = 0, scrollLeft = 0 } = place.querySelector(".compare-scroll") ?? {};
+  const numDiffering = compared.rows.filter((row) => row.differs).length;
+  fill(
+    place,
+    h(".head-title", h("h1", `Comparing ${plural(runs.length, "run")}`)),
+    html`<details class="card fold compare" open=${isOpen}>
+      <summary>Results and settings${summary(numDiffering)}</summary>
+      <div class="compare-scroll">
+        <table class="table">
+          ${heads(runs, colors, remove, main)}${results(runs)}
+          ${Object.entries(GROUPS).map(([group, title]) =>
+            section(
+              title,
+              compared.rows.filter((row) => row.group === group && (showsAll || row.differs)),
+              runs.length,
+            ),
+          )}
+        </table>
+      </div>
+      <div class="compare-end">
+        <button class="button"
+          onclick=${() => change({ settings: showsAll ? null : "all" }, { replace: true })}>
+          ${showsAll ? "Only differences" : `All ${compared.rows.length} settings`}
+        </button>
+        ${
+          compared.without_settings.length > 0 &&
+          html`<span class="faint">
+            The settings cannot be read of: ${compared.without_settings.join(", ")}
+          </span>`
+        }
+      </div>
+    </details>`,
+  );
+  Object.assign(place.querySelector(".compare-scroll"), { scrollTop, scrollLeft });
+}
+
+function summary(number) {
+  return h("span.faint", number ? plural(number, "difference") : "all settings are the same");
+}
+
+function heads(runs, colors, remove, main) {
+  return html`<thead>
+    <tr>
+      <th />
+      ${runs.map(
+        (run) => html`<th>
+          <span class="compare-run">
+            <i style=${{ background: colors.get(run.key) }} />
+            <a href=${address({ run: run.key, view: "learn" })} title=${run.path}>
+              ${run.key}
+            </a>
+            ${
+              run.key !== main &&
+              html`<button class="icon-button" title=${`Compare without ${run.key}`}
+                aria-label=${`Compare without ${run.key}`} onclick=${() => remove(run.key)}>
+                ${icon("close")}
+              </button>`
+            }
+          </span>
+        </th>`,
+      )}
+    </tr>
+  </thead>`;
+}
+
+function results(runs) {
+  return html`<tbody>
+    ${RESULTS.filter((column) => COMPARED.includes(column.name)).map(
+      (column) => html`<tr data-result=${column.name}>
+        <th scope="row" title=${column.help ?? ""}>${column.title}</th>
+        ${runs.map(
+          (run) => html`<td class="num">
+            ${visible(String(column.text(run)))}
+            ${column.detail?.(run) && html`<span class="result-detail">${visible(column.detail(run))}</span>`}
+          </td>`,
+        )}
+      </tr>`,
+    )}
+  </tbody>`;
+}
+
+// Lets long names break after a dot or an underscore, and nowhere else.
+function breakable(name) {
+  return name.split(/(?<=[._])/).map((part) => [visible(part), h("wbr")]);
+}
+
+function section(title, rows, numRuns) {
+  if (!rows.length) return null;
+  return html`<tbody>
+    <tr class="compare-group"><th scope="rowgroup" colspan=${numRuns + 1}>${title}</th></tr>
+    ${rows.map(
+      (row) => html`<tr class=${row.differs ? "" : "is-same"} data-setting=${row.name}
+        data-group=${row.group}>
+        <th scope="row">
+          ${breakable(row.name)}
+          ${row.note && html`<span class="chip is-warn">${row.note}</span>`}
+        </th>
+        ${row.values.map(
+          (value) => html`<td class="mono">
+            ${value === null ? html`<span class="faint">–</span>` : visible(value)}
+          </td>`,
+        )}
+      </tr>`,
+    )}
+  </tbody>`;
 }

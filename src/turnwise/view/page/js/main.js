@@ -1,7 +1,7 @@
 // The page shows the view that the address names, handles keys, and updates when a run changes.
 
 import { forget, get, listen } from "./api.js";
-import { empty, failed, fill } from "./dom.js";
+import { empty, failed, fill, html } from "./dom.js";
 import { episodesView } from "./episodes.js";
 import { learnView } from "./learn.js";
 import { go, parse, remember, runsAddress, TABS, tabAddress } from "./route.js";
@@ -61,7 +61,7 @@ function show() {
       empty(
         `Waiting for the first run in ${app.places.join(" and ")}`,
         "It appears here automatically. To start one, in another terminal:",
-        code("turnwise train"),
+        html`<code>turnwise train</code>`,
       ),
     );
   if (run() === null && !isTable)
@@ -80,12 +80,6 @@ function show() {
   drawTop(top, app);
   drawFailure(failure, app);
   view.show(route);
-}
-
-function code(text) {
-  const element = document.createElement("code");
-  element.textContent = text;
-  return element;
 }
 
 // Returns the newest run that is not archived; none if all are.

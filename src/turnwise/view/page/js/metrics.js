@@ -45,42 +45,19 @@ export function smooth(values, weight) {
 }
 
 // These curves answer these questions. A name with `*` stands for every metric with that prefix.
-const GROUPS = [
-  ["Does it succeed?", ["reward", "success", "reward/*", "reward_per_turn"]],
-  [
-    "How long are the episodes?",
-    [
-      "turns",
-      "tokens_per_episode",
-      "tokens_per_turn",
-      "truncated",
-      "cut_turns",
-      "invalid_actions",
-      "errors",
-    ],
-  ],
-  [
-    "How does the policy move?",
-    ["entropy", "kl", "kl_ref", "clip_fraction", "gap_max", "gap_kl", "zero_variance", "grad_norm"],
-  ],
-  ["Does the critic help?", ["explained_variance", "value_loss"]],
-  ["How are the tools used?", ["tool_calls", "tool_failures", "malformed_calls", "tool_calls/*"]],
-  [
-    "How old are the samples, and what waits?",
-    [
-      "staleness",
-      "staleness/mean",
-      "weights_behind",
-      "idle/learner",
-      "idle/engine",
-      "idle/episodes",
-    ],
-  ],
-  [
-    "Where does the time go?",
-    ["time", "time/step", "time/episodes_per_second", "time/tokens_per_second", "time/memory_gib"],
-  ],
-];
+const GROUPS = {
+  "Does it succeed?": "reward success reward/* reward_per_turn",
+  "How long are the episodes?":
+    "turns tokens_per_episode tokens_per_turn truncated cut_turns invalid_actions errors",
+  "How does the policy move?":
+    "entropy kl kl_ref clip_fraction gap_max gap_kl zero_variance grad_norm",
+  "Does the critic help?": "explained_variance value_loss",
+  "How are the tools used?": "tool_calls tool_failures malformed_calls tool_calls/*",
+  "How old are the samples, and what waits?":
+    "staleness staleness/mean weights_behind idle/learner idle/engine idle/episodes",
+  "Where does the time go?":
+    "time time/step time/episodes_per_second time/tokens_per_second time/memory_gib",
+};
 
 export const TITLES = {
   reward: "reward",
@@ -122,14 +99,7 @@ export const TITLES = {
 // The evaluations of a metric are drawn in its chart; those of an environment in a mix are named
 // "eval/maze/greedy/reward", its training is "maze/reward".
 const EVALUATIONS = ["greedy", "sampled"];
-const OF_EACH_ENVIRONMENT = [
-  "reward",
-  "success",
-  "turns",
-  "tokens_per_episode",
-  "truncated",
-  "errors",
-];
+const OF_EACH_ENVIRONMENT = "reward success turns tokens_per_episode truncated errors".split(" ");
 
 function evaluationsOf(name, environments) {
   const environment = environments.find((one) => name.startsWith(`${one}/`));
@@ -139,18 +109,8 @@ function evaluationsOf(name, environments) {
   );
 }
 
-const TIME_PHASES = [
-  "generate",
-  "environment",
-  "tools",
-  "reward",
-  "idle",
-  "log_probs",
-  "update",
-  "checkpoint",
-  "log",
-  "evaluate",
-];
+const TIME_PHASES =
+  "generate environment tools reward idle log_probs update checkpoint log evaluate".split(" ");
 const NO_CURVE = new Set(["step", "epoch"]);
 
 // Returns the charts by question, and those that are only shown when asked for. The server names
@@ -178,9 +138,9 @@ export function chartGroups(runs) {
       .filter((name) => left.has(name))
       .map((name) => ({ ...take(name), title: TITLES[name.slice(environment.length + 1)] })),
   }));
-  const groups = GROUPS.map(([title, wanted]) => {
+  const groups = Object.entries(GROUPS).map(([title, wanted]) => {
     const charts = [];
-    for (const pattern of wanted) {
+    for (const pattern of wanted.split(" ")) {
       if (pattern === "time") {
         const found = TIME_PHASES.map((phase) => `time/${phase}`).filter((name) =>
           left.delete(name),
@@ -213,47 +173,29 @@ export function chartGroups(runs) {
 
 // ---- Each kind of work in a step has a word and a colour.
 
-const WORDS = {
-  generate: "generating",
-  environment: "environment",
-  agent: "agent",
-  tool: "tools",
-  tools: "tools",
-  reward: "reward",
-  wait: "waiting",
-  idle: "idle",
-  update: "update",
-  log_probs: "log-probs",
-  rollout: "playing",
-  play: "playing",
-  checkpoint: "checkpoint",
-  log: "writing",
-  evaluate: "evaluation",
+const TIMES = {
+  generate: ["generating", "generate"],
+  engine: ["engine", "generate"],
+  rollout: ["playing", "generate"],
+  play: ["playing", "generate"],
+  environment: ["environment", "environment"],
+  agent: ["agent", "environment"],
+  tool: ["tools", "tool"],
+  tools: ["tools", "tool"],
+  reward: ["reward", "reward"],
+  wait: ["waiting", "wait"],
+  idle: ["idle", "wait"],
+  update: ["update", "update"],
+  log_probs: ["log-probs", "update-2"],
+  checkpoint: ["checkpoint", "other"],
+  log: ["writing", "other-2"],
+  evaluate: ["evaluation", "evaluate"],
 };
 
 export function timeWord(name) {
-  return WORDS[name] ?? name.replaceAll("_", " ");
+  return TIMES[name]?.[0] ?? name.replaceAll("_", " ");
 }
 
-const COLORS = {
-  generate: "generate",
-  engine: "generate",
-  rollout: "generate",
-  play: "generate",
-  environment: "environment",
-  agent: "environment",
-  tool: "tool",
-  tools: "tool",
-  reward: "reward",
-  wait: "wait",
-  idle: "wait",
-  update: "update",
-  log_probs: "update-2",
-  checkpoint: "other",
-  log: "other-2",
-  evaluate: "evaluate",
-};
-
 export function timeColor(name) {
-  return cssColor(`--time-${COLORS[name] ?? "other"}`);
+  return cssColor(`--time-${TIMES[name]?.[1] ?? "other"}`);
 }

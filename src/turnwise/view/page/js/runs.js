@@ -1,10 +1,10 @@
 // The table of all runs can be sorted and filtered; runs get notes there and are chosen to compare.
 
-import { button, empty, fill, h, html, icon, later, link } from "./dom.js";
+import { empty, fill, h, html, icon, later } from "./dom.js";
 import { ago, num, percent, plural, visible } from "./format.js";
 import { changeNotes, editButton, tagChips } from "./notes.js";
 import { address, go, withParams } from "./route.js";
-import { hasFailed, stateWord } from "./shell.js";
+import { hasFailed, stateWord, stepsWords } from "./shell.js";
 
 const PAGE = 200;
 const MOST_COMPARED = 24;
@@ -44,6 +44,11 @@ export function runsView(host, app) {
     keepPlace(place, () => drawTable(current, found, showsArchived));
   }
 
+  function showMore() {
+    numRows += PAGE;
+    draw();
+  }
+
   function drawTable(current, found, showsArchived) {
     if (!found.length) fill(place, nothing(current, showsArchived));
     else
@@ -51,13 +56,9 @@ export function runsView(host, app) {
         place,
         h("table.table", heads(), h("tbody", found.slice(0, numRows).map(row))),
         found.length > numRows &&
-          button(`Show ${num(Math.min(PAGE, found.length - numRows))} more runs`, {
-            class: "button",
-            onclick: () => {
-              numRows += PAGE;
-              draw();
-            },
-          }),
+          html`<button class="button" onclick=${showMore}>
+            Show ${num(Math.min(PAGE, found.length - numRows))} more runs
+          </button>`,
       );
   }
 
@@ -89,10 +90,6 @@ export function runsView(host, app) {
     drawActions();
   }
 
-  const chosen = () =>
-    list("runs")
-      .map((key) => app.run(key))
-      .filter(Boolean);
   const without = (all, one) => all.filter((other) => other !== one);
 
   function chooseTag(tag) {
@@ -101,38 +98,30 @@ export function runsView(host, app) {
   }
 
   function drawActions() {
-    const runs = chosen();
+    const runs = list("runs").flatMap((key) => app.run(key) ?? []);
     if (!runs.length) {
       fill(actions, h("span.faint.hint", "Select runs to compare them"));
       return;
     }
     const keys = runs.map((run) => run.key);
-    const compare = address({
-      run: keys[0],
-      view: "learn",
-      params: { with: keys.slice(1).join(",") },
-    });
+    const others = keys.slice(1).join(",");
+    const compare = address({ run: keys[0], view: "learn", params: { with: others } });
     const isPossible = keys.length > 1 && keys.length <= MOST_COMPARED;
+    const tooMany = `At most ${MOST_COMPARED} runs can be compared`;
     const areArchived = runs.every((run) => run.notes.archived);
+    const archive = async () => {
+      await changeNotes(app, runs, { archived: !areArchived });
+      change({ runs: null });
+    };
     fill(
       actions,
       isPossible
-        ? link(compare, { class: "button is-strong" }, `Compare ${plural(keys.length, "run")}`)
-        : html`<span class="faint">
-          ${
-            keys.length > 1
-              ? `At most ${MOST_COMPARED} runs can be compared`
-              : "Select another run to compare"
-          }
-        </span>`,
+        ? html`<a class="button is-strong" href=${compare}>Compare ${plural(keys.length, "run")}</a>`
+        : h("span.faint", keys.length > 1 ? tooMany : "Select another run to compare"),
       app.writeToken &&
-        button(areArchived ? "Unarchive" : "Archive", {
-          class: "button",
-          onclick: async () => {
-            await changeNotes(app, runs, { archived: !areArchived });
-            change({ runs: null });
-          },
-        }),
+        html`<button class="button" onclick=${archive}>
+          ${areArchived ? "Unarchive" : "Archive"}
+        </button>`,
       html`<button class="icon-button" aria-label="Clear the selection"
         title="Clear the selection" onclick=${() => change({ runs: null })}>
         ${icon("close")}
@@ -179,31 +168,31 @@ export function runsView(host, app) {
   function cell(run, column) {
     const content = {
       name: () => [
-        link(address({ run: run.key, view: "learn" }), { title: run.path }, run.key),
-        run.notes.archived ? h("span.chip", "archived") : null,
-        run.notes.note
-          ? h("span.note-text", { title: run.notes.note }, visible(run.notes.note))
-          : null,
+        html`<a href=${address({ run: run.key })} title=${run.path}>${run.key}</a>`,
+        run.notes.archived && h("span.chip", "archived"),
+        run.notes.note && h("span.note-text", { title: run.notes.note }, visible(run.notes.note)),
       ],
       status: () => [
         h("span", { class: `dot ${run.is_live ? "is-live" : hasFailed(run) ? "is-failed" : ""}` }),
         html`<span title=${[column.text(run), ...run.problems].join("\n")}>
           ${visible(column.text(run))}
         </span>`,
-        run.problems.length && run.status
-          ? h("span.chip.is-warn", { title: run.problems.join("\n") }, "partly unreadable")
-          : null,
+        run.problems.length > 0 &&
+          run.status &&
+          h("span.chip.is-warn", { title: run.problems.join("\n") }, "partly unreadable"),
       ],
-      tags: () => [
-        tagChips(run.notes.tags, chooseTag),
-        editButton(app, run, "Edit tags, note and archive"),
-      ],
+      tags: () => [tagChips(run.notes.tags, chooseTag), editButton(app, run)],
     }[column.name];
     return html`<td
       class="cell-${column.name} column-${column.name} ${column.isNumber ? "is-number num" : ""}"
       title=${column.detail?.(run) ?? null}>
       ${content ? content() : visible(String(column.text(run)))}
     </td>`;
+  }
+
+  function clear() {
+    search.value = "";
+    change({ q: null, tag: null });
   }
 
   function nothing(current, showsArchived) {
@@ -218,13 +207,7 @@ export function runsView(host, app) {
     return empty(
       "No runs match these filters",
       showsArchived ? "" : "Archived runs are searched only if they are shown.",
-      button("Clear the filters", {
-        class: "button",
-        onclick: () => {
-          search.value = "";
-          change({ q: null, tag: null });
-        },
-      }),
+      html`<button class="button" onclick=${clear}>Clear the filters</button>`,
     );
   }
 
@@ -261,70 +244,59 @@ function keepPlace(place, draw) {
 
 // ---- The columns of the table of runs: the value that a column is sorted by, and its text.
 
-const number = (name, title, help, value, text) => ({
+// `text` is the value as a number, unless a column has its own.
+const NUMBERS = {
+  step: { title: "Step", help: "Trained steps", value: (run) => run.step, text: stepsWords },
+  headline: {
+    title: "Headline",
+    help: "The last greedy evaluation; without one, the episodes of the last training step",
+    value: (run) => run.headline?.value,
+    text: (run) => (run.headline ? `${run.headline.metric} ${run.headline.number}` : "–"),
+    detail: (run) => run.headline?.about,
+  },
+  best: {
+    title: "Best checkpoint",
+    help: "The best checkpoint; sorted by its metric",
+    value: (run) => run.best_checkpoint?.value,
+    text: (run) => (run.best_checkpoint ? `step ${num(run.best_checkpoint.step)}` : "–"),
+    detail: (run) => run.best_checkpoint?.about,
+  },
+  reward: {
+    title: "Training reward",
+    help: "Mean reward of the last training step's episodes",
+    value: (run) => run.last?.reward,
+  },
+  success: {
+    title: "Training success",
+    help: "Fraction of the last training step's episodes that succeeded",
+    value: (run) => run.last?.success,
+    text: (run) => percent(run.last?.success),
+  },
+  episodes: {
+    title: "Episodes",
+    help: "Episodes in the run's folder",
+    value: (run) => run.num_episodes,
+  },
+};
+const when = (name, title) => ({
   name,
   title,
-  help,
-  value,
-  text: text ?? ((run) => num(value(run))),
+  value: (run) => run[name],
+  text: (run) => (run[name] ? ago(run[name]) : "–"),
   isNumber: true,
 });
 
 export const RESULTS = [
   { name: "status", title: "Status", value: stateWord, text: stateWord },
-  number(
-    "step",
-    "Step",
-    "Trained steps",
-    (run) => run.step,
-    (run) => (run.total_steps ? `${num(run.step)} of ${num(run.total_steps)}` : num(run.step)),
-  ),
-  {
-    ...number(
-      "headline",
-      "Headline",
-      "The last greedy evaluation; without one, the episodes of the last training step",
-      (run) => run.headline?.value,
-      (run) => (run.headline ? `${run.headline.metric} ${run.headline.number}` : "–"),
-    ),
-    detail: (run) => run.headline?.about,
-  },
-  {
-    ...number(
-      "best",
-      "Best checkpoint",
-      "The best checkpoint; sorted by its metric",
-      (run) => run.best_checkpoint?.value,
-      (run) => (run.best_checkpoint ? `step ${num(run.best_checkpoint.step)}` : "–"),
-    ),
-    detail: (run) => run.best_checkpoint?.about,
-  },
-  number(
-    "reward",
-    "Training reward",
-    "Mean reward of the last training step's episodes",
-    (run) => run.last?.reward,
-  ),
-  number(
-    "success",
-    "Training success",
-    "Fraction of the last training step's episodes that succeeded",
-    (run) => run.last?.success,
-    (run) => percent(run.last?.success),
-  ),
-  number("episodes", "Episodes", "Episodes in the run's folder", (run) => run.num_episodes),
+  ...Object.entries(NUMBERS).map(([name, column]) => ({
+    name,
+    text: (run) => num(column.value(run)),
+    isNumber: true,
+    ...column,
+  })),
 ];
-
-const when = (name, title, value) => ({
-  name,
-  title,
-  value,
-  text: (run) => (value(run) ? ago(value(run)) : "–"),
-  isNumber: true,
-});
-
-export const COLUMNS = [
-  { name: "name", title: "Run", value: (run) => run.key, text: (run) => run.key },
+const COLUMNS = [
+  { name: "name", title: "Run", value: (run) => run.key },
   { name: "tags", title: "Tags", value: (run) => run.notes.tags.join(", ") },
   {
     name: "environment",
@@ -333,8 +305,8 @@ export const COLUMNS = [
     text: (run) => run.environment || "–",
   },
   ...RESULTS,
-  when("updated", "Last change", (run) => run.updated),
-  when("started", "Started", (run) => run.started),
+  when("updated", "Last change"),
+  when("started", "Started"),
 ];
 
 // Sorts runs; those without a value come last in both directions.

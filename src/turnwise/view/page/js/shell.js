@@ -1,7 +1,8 @@
 // The bar at the top shows which run and which view is open, and whether the run is live.
 
 import { get, runPath } from "./api.js";
-import { fill, h, html, icon, link } from "./dom.js";
+import { fill, h, html, icon } from "./dom.js";
+import { numFailed } from "./filters.js";
 import { num, plural, visible } from "./format.js";
 import { address, runsAddress, TABS, tabAddress } from "./route.js";
 
@@ -63,17 +64,15 @@ function live(app, run) {
     </span>`;
   }
   if (!run) return null;
-  const steps = run.total_steps
-    ? `step ${num(run.step)} of ${num(run.total_steps)}`
-    : `step ${num(run.step)}`;
-  if (run.is_live)
-    return html`<span class="live" data-state="live">
-      <span class="dot is-live" />live<span class="long num">· ${steps}</span>
-    </span>`;
-  return html`<span class="live" data-state="still">
-    <span class="dot ${hasFailed(run) ? "is-failed" : ""}" />${stateWord(run)}
-    <span class="long num">· ${steps}</span>
+  const steps = `step ${stepsWords(run)}`;
+  const dot = run.is_live ? "is-live" : hasFailed(run) ? "is-failed" : "";
+  return html`<span class="live" data-state=${run.is_live ? "live" : "still"}>
+    <span class="dot ${dot}" />${stateWord(run)}<span class="long num">· ${steps}</span>
   </span>`;
+}
+
+export function stepsWords(run, between = " of ") {
+  return run.total_steps ? num(run.step) + between + num(run.total_steps) : num(run.step);
 }
 
 function runChoice(app, run) {
@@ -127,9 +126,7 @@ function menuItem(app, one, close) {
       ${one.key}
       <small>${one.problems?.length ? "partly unreadable" : (one.environment ?? "")}</small>
     </span>
-    <span class="num faint">
-      ${one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step)}
-    </span>
+    <span class="num faint">${stepsWords(one, "/")}</span>
   </a>`;
 }
 
@@ -153,89 +150,68 @@ export function hasFailed(run) {
 
 // ---- The help dialog lists the keys and explains the views.
 
-const KEYS = [
-  [
-    "Everywhere",
-    [
-      ["r", "all runs"],
-      ["1 – 4", "learn, episodes, tokens, time"],
-      ["/", "search the conversations"],
-      ["t", "dark or light"],
-      ["?", "this help"],
-      ["Esc", "close, or leave a field"],
-    ],
-  ],
-  [
-    "Episodes",
-    [
-      ["j k", "next, previous episode"],
-      ["Enter", "tokens of the episode"],
-      ["b", "next branch, of an agent that has some"],
-      ["s", "this task at other steps"],
-      ["e", "export as one HTML file"],
-    ],
-  ],
-  [
-    "Tokens",
-    [
-      ["← →", "previous, next token"],
-      ["↑ ↓", "the line above, below"],
-      ["[ ]", "previous, next turn"],
-      ["b", "next branch"],
-      ["c", "colour by the next column"],
-      ["f", "fold prompt tokens"],
-      ["j k", "next, previous episode"],
-    ],
-  ],
-  [
-    "Curves and time",
-    [
-      ["drag", "zoom in"],
-      ["double click", "zoom out"],
-      ["click", "choose a step, or an episode"],
-      ["← →", "previous, next step"],
-    ],
-  ],
-];
+const KEYS = {
+  Everywhere: {
+    r: "all runs",
+    "1 – 4": "learn, episodes, tokens, time",
+    "/": "search the conversations",
+    t: "dark or light",
+    "?": "this help",
+    Esc: "close, or leave a field",
+  },
+  Episodes: {
+    "j k": "next, previous episode",
+    Enter: "tokens of the episode",
+    b: "next branch, of an agent that has some",
+    s: "this task at other steps",
+    e: "export as one HTML file",
+  },
+  Tokens: {
+    "← →": "previous, next token",
+    "↑ ↓": "the line above, below",
+    "[ ]": "previous, next turn",
+    b: "next branch",
+    c: "colour by the next column",
+    f: "fold prompt tokens",
+    "j k": "next, previous episode",
+  },
+  "Curves and time": {
+    drag: "zoom in",
+    "double click": "zoom out",
+    click: "choose a step, or an episode",
+    "← →": "previous, next step",
+  },
+};
+
+function keyNames(key) {
+  const isWord = (one) => /^[a-z]{2,}$/.test(one) || one === "–";
+  return key.split(" ").map((one) => (isWord(one) ? ` ${one} ` : html`<kbd>${one}</kbd>`));
+}
 
 export function showHelp() {
-  const dialog = h("dialog.help", { "aria-label": "Keys" });
-  dialog.append(
-    html`<div class="help-body">
+  const sections = Object.entries(KEYS).map(([title, keys]) => {
+    const rows = Object.entries(keys);
+    return html`<section>
+      <h3>${title}</h3>
+      <dl>${rows.map(([key, what]) => html`<dt>${keyNames(key)}</dt><dd>${what}</dd>`)}</dl>
+    </section>`;
+  });
+  const dialog = html`<dialog class="help" aria-label="Keys" onclose=${() => dialog.remove()}
+    onclick=${(event) => event.target === dialog && dialog.close()}>
+    <div class="help-body">
       <header>
         <h2>Keys</h2>
         <button class="icon-button" aria-label="Close" onclick=${() => dialog.close()}>
           ${icon("close")}
         </button>
       </header>
-      <div class="help-columns">
-        ${KEYS.map(
-          ([title, keys]) => html`<section>
-            <h3>${title}</h3>
-            <dl>
-              ${keys.map(([key, what]) => [
-                html`<dt>
-                  ${key
-                    .split(" ")
-                    .map((one) =>
-                      /^[a-z]{2,}$/.test(one) || one === "–" ? ` ${one} ` : html`<kbd>${one}</kbd>`,
-                    )}
-                </dt>`,
-                html`<dd>${what}</dd>`,
-              ])}
-            </dl>
-          </section>`,
-        )}
-      </div>
+      <div class="help-columns">${sections}</div>
       <p class="faint" style=${{ "margin-top": "18px" }}>
-        The URL contains the current view: copy it to share the view. The viewer never changes a run; your tags and notes are saved in its folder, in notes.json.
+        The URL contains the current view: copy it to share the view. The viewer never changes a
+        run; your tags and notes are saved in its folder, in notes.json.
       </p>
-    </div>`,
-  );
-  dialog.addEventListener("close", () => dialog.remove());
-  dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close();
-  });
+    </div>
+  </dialog>`;
   dialog.addEventListener("keydown", (event) => {
     if (event.key === "?") {
       event.preventDefault();
@@ -263,10 +239,7 @@ export async function drawFailure(place, app) {
   draw(place, run, 0);
   const { statuses = {} } = await get(runPath(run.key)).catch(() => ({}));
   if (place.dataset.wanted !== wanted) return;
-  const failed = Object.entries(statuses)
-    .filter(([status]) => status.endsWith("_error"))
-    .reduce((sum, [, count]) => sum + count, 0);
-  draw(place, run, failed);
+  draw(place, run, numFailed(statuses));
 }
 
 function draw(place, run, failed) {
@@ -286,11 +259,10 @@ function draw(place, run, failed) {
       }
     </div>`,
     failed > 0 &&
-      link(
-        address({ run: run.key, view: "episodes", params: { status: "error" } }),
-        { class: "button", data: { action: "failed" } },
-        plural(failed, "failed episode"),
-      ),
+      html`<a class="button" data-action="failed"
+        href=${address({ run: run.key, view: "episodes", params: { status: "error" } })}>
+        ${plural(failed, "failed episode")}
+      </a>`,
   );
 }
 
@@ -298,32 +270,32 @@ function draw(place, run, failed) {
 
 const KEY = "turnwise.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
-let chosen = null;
+let isChosen = false;
 try {
-  chosen = localStorage.getItem(KEY);
+  isChosen = localStorage.getItem(KEY) !== null;
 } catch {
   /* the system's preference applies */
 }
 
 export function currentTheme() {
-  return chosen === "dark" || chosen === "light" ? chosen : system.matches ? "dark" : "light";
+  return document.documentElement.dataset.theme; // theme_early.js has set it
 }
 
-function show() {
-  const changed = document.documentElement.dataset.theme !== currentTheme();
-  document.documentElement.dataset.theme = currentTheme();
-  if (changed) dispatchEvent(new Event("turnwise:theme"));
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  dispatchEvent(new Event("turnwise:theme"));
 }
 
 export function switchTheme() {
-  chosen = currentTheme() === "dark" ? "light" : "dark";
+  isChosen = true;
+  setTheme(currentTheme() === "dark" ? "light" : "dark");
   try {
-    localStorage.setItem(KEY, chosen);
+    localStorage.setItem(KEY, currentTheme());
   } catch {
     /* the choice lasts until the page is closed */
   }
-  show();
 }
 
-system.addEventListener("change", show);
-show();
+system.addEventListener("change", () => {
+  if (!isChosen) setTheme(system.matches ? "dark" : "light");
+});

@@ -3,10 +3,10 @@
 import { get, runPath } from "./api.js";
 import { isBranched, placeWords } from "./branches.js";
 import { ROLES, turnMessages, turnReward } from "./conversation.js";
-import { empty, failed, fill, h, html, icon, link, loading, svg } from "./dom.js";
+import { empty, failed, fill, h, html, icon, loading, segments, svg } from "./dom.js";
 import { rewardPill, successMark } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
-import { num, plural, seedText, visible } from "./format.js";
+import { num, plural, seedText, visible, written } from "./format.js";
 import { address, go, withParams } from "./route.js";
 
 const MOST = 6;
@@ -76,38 +76,39 @@ export function taskView(host) {
       : h("h1", "One task over training");
   }
 
+  const episodeAddress = (item, of = kind()) =>
+    address({ run: route.run, view: "episodes", item, params: { kind: of } });
+
   function head(all, chosen) {
     const steps = new Set(all.map((one) => one.step)).size;
     const kinds = run.kinds ?? [];
+    const choices = kinds.map((one) => [
+      one,
+      () => go(withParams(route, { kind: one, show: null, only: null })),
+    ]);
     const evals = kinds.filter((one) => one !== "train");
+    const isAlone = (one) => all.filter((other) => other.step === one.step).length === 1;
     const ids = new Set(chosen.map((one) => one.id));
+    const isTrained = kind() === "train";
+    const once = [
+      `This task was played at one ${isTrained ? "step of the training" : "evaluation"} so far. `,
+    ];
+    if (isTrained && evals.length)
+      once.push(
+        "Evaluations play the same tasks each time: ",
+        html`<a href=${episodeAddress(null, evals[0])}>${evals[0]} episodes</a>`,
+      );
     return html`<header class="seed-head">
       <div class="conversation-title">
-        ${link(
-          address({
-            run: route.run,
-            view: "episodes",
-            item: chosen[0]?.id ?? null,
-            params: { kind: kind() },
-          }),
-          { class: "button is-plain", "aria-label": "Back to the episodes" },
-          icon("left"),
-        )}
+        <a class="button is-plain" aria-label="Back to the episodes"
+          href=${episodeAddress(chosen[0]?.id ?? null)}>
+          ${icon("left")}
+        </a>
         ${title()}
         <span class="faint">
           ${plural(all.length, "episode")} at ${plural(steps, "step")}
         </span>
-        ${
-          kinds.length > 1 &&
-          html`<div class="segments" role="group" aria-label="Kind">
-            ${kinds.map(
-              (one) => html`<button aria-pressed=${String(one === kind())}
-                onclick=${() => go(withParams(route, { kind: one, show: null, only: null }))}>
-                ${one}
-              </button>`,
-            )}
-          </div>`
-        }
+        ${kinds.length > 1 && segments("Kind", choices, kinds.indexOf(kind()))}
       </div>
       ${all[0]?.task && html`<p class="task-words soft" dir="auto">${visible(all[0].task)}</p>`}
       ${taskCurve(all, ids, (id) => toggle(id, chosen))}
@@ -117,37 +118,11 @@ export function taskView(host) {
             aria-pressed=${String(ids.has(one.id))} title=${one.id}
             onclick=${() => toggle(one.id, chosen)}>
             ${rewardPill(one.reward)}
-            <span class="num">
-              ${
-                all.filter((other) => other.step === one.step).length > 1
-                  ? `${num(one.step)} #${one.member}`
-                  : num(one.step)
-              }
-            </span>
+            <span class="num">${num(one.step)}${isAlone(one) ? "" : ` #${one.member}`}</span>
           </button>`,
         )}
       </div>
-      ${
-        steps < 2 &&
-        all.length > 0 &&
-        html`<p class="soft hint">
-          ${
-            kind() === "train"
-              ? "This task was played at one step of the training so far. "
-              : "This task was played at one evaluation so far. "
-          }
-          ${
-            kind() === "train" &&
-            evals.length > 0 && [
-              "Evaluations play the same tasks each time: ",
-              html`<a
-                href=${address({ run: route.run, view: "episodes", params: { kind: evals[0] } })}>
-                ${evals[0]} episodes
-              </a>`,
-            ]
-          }
-        </p>`
-      }
+      ${steps < 2 && all.length > 0 && html`<p class="soft hint">${once}</p>`}
     </header>`;
   }
 
@@ -166,10 +141,7 @@ export function taskView(host) {
             run,
           )}
           <span class="chip ${statusClass(one.status)}">${statusWord(one.status)}</span>
-          <a class="faint"
-            href=${address({ run: route.run, view: "episodes", item: one.id, params: { kind: kind() } })}>
-            ${one.id}
-          </a>
+          <a class="faint" href=${episodeAddress(one.id)}>${one.id}</a>
         </div>`,
       ),
     );
@@ -208,9 +180,7 @@ export function taskView(host) {
         (call) => html`<div class="say" data-role="tool">
           ${speaker("tool")}
           <div class="words mono">
-            ${visible(
-              `${call.name}(${JSON.stringify(call.arguments)}) → ${typeof call.result === "string" ? call.result : JSON.stringify(call.result)}`,
-            )}
+            ${visible(`${call.name}(${JSON.stringify(call.arguments)}) → ${written(call.result)}`)}
           </div>
         </div>`,
       )}
@@ -223,12 +193,9 @@ export function taskView(host) {
   }
 
   function say(role, text) {
-    return h(
-      ".say",
-      { data: { role } },
-      speaker(role),
-      h(".words", visible(typeof text === "string" ? text : JSON.stringify(text))),
-    );
+    return html`<div class="say" data-role=${role}>
+      ${speaker(role)}<div class="words">${visible(written(text))}</div>
+    </div>`;
   }
 
   return {

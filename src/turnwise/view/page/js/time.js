@@ -1,7 +1,7 @@
 // Where did the time go? This view shows the phases of one step, and a row for each episode.
 
 import { get, runPath } from "./api.js";
-import { cssColor, empty, failed, fill, h, html, icon, link, loading, perFrame } from "./dom.js";
+import { arrow, cssColor, empty, failed, fill, h, html, icon, loading, perFrame } from "./dom.js";
 import { num, percent, plural, seconds } from "./format.js";
 import { timeColor, timeWord } from "./metrics.js";
 import { address, go, withParams } from "./route.js";
@@ -42,30 +42,16 @@ export function timeView(host) {
   function draw() {
     if (frame.parentNode !== host) fill(host, frame);
     drawHead();
-    const bounds = route.params
-      .get("t")
-      ?.match(/^([\d.]+)-([\d.]+)$/)
-      ?.slice(1)
-      .map(Number);
+    const match = route.params.get("t")?.match(/^([\d.]+)-([\d.]+)$/);
+    const bounds = match?.slice(1).map(Number);
     const zoom = bounds && bounds[1] > bounds[0] ? bounds : null;
     timeline.show(data, { zoom, episode: route.params.get("episode") });
   }
 
   function drawHead() {
     const at = steps.indexOf(Number(route.item));
-    const step = (by, name, label) =>
-      link(
-        steps[at + by] === undefined
-          ? "#"
-          : address({ ...route, item: steps[at + by], params: {} }),
-        {
-          class: "button is-plain",
-          "aria-label": label,
-          title: label,
-          "aria-disabled": steps[at + by] === undefined ? "true" : null,
-        },
-        icon(name),
-      );
+    const step = (by) =>
+      steps[at + by] === undefined ? null : address({ ...route, item: steps[at + by], params: {} });
     const spent = Object.entries(data.shares ?? {})
       .filter(([, took]) => took > 0)
       .sort((a, b) => b[1] - a[1]);
@@ -78,7 +64,7 @@ export function timeView(host) {
       html`<div class="conversation-title">
         <h1 class="num">Step ${num(data.step)}</h1>
         ${data.kind !== "train" && html`<span class="chip is-accent">${data.kind}</span>`}
-        ${step(-1, "left", "Previous step (←)")}${step(1, "right", "Next step (→)")}
+        ${arrow(step(-1), "left", "Previous step (←)")}${arrow(step(1), "right", "Next step (→)")}
         <select class="select" aria-label="Step"
           onchange=${(event) => go({ ...route, item: event.target.value, params: {} })}>
           ${steps.map(
@@ -104,14 +90,10 @@ export function timeView(host) {
       </div>`,
       html`<div class="shares" role="img"
         aria-label=${shares.map(([name, share]) => `${timeWord(name)} ${percent(share)}`).join(", ")}>
-        ${shares.map(
-          ([
-            name,
-            share,
-          ]) => html`<span style=${{ "flex-grow": String(share), background: timeColor(name) }}
-            title=${`${timeWord(name)} ${percent(share, 1)}`}
-          />`,
-        )}
+        ${shares.map(([name, share]) => {
+          const style = { "flex-grow": String(share), background: timeColor(name) };
+          return html`<span style=${style} title=${`${timeWord(name)} ${percent(share, 1)}`} />`;
+        })}
       </div>`,
       html`<div class="share-key num">
         ${shares.map(
@@ -126,14 +108,10 @@ export function timeView(host) {
 
   return {
     show(next) {
-      const same =
-        route &&
-        data &&
-        route.run === next.run &&
-        route.item === next.item &&
-        route.params.get("kind") === next.params.get("kind");
+      const shown = (one) => `${one.run}/${one.item}/${one.params.get("kind")}`;
+      const isSame = route && data && shown(route) === shown(next);
       route = next;
-      if (same) draw();
+      if (isSame) draw();
       else load();
     },
     // A finished step does not change; only the list of steps grows.

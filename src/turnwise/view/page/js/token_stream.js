@@ -1,9 +1,8 @@
 // The stream draws tokens as spans, in blocks of turns; blocks that are not visible cost nothing.
 
 import { sharedWords } from "./branches.js";
-import { button, cssColor, fill, h, html, perFrame } from "./dom.js";
+import { cssColor, fill, h, html, perFrame } from "./dom.js";
 import { hasHidden, num, percent, plural, signed, visible } from "./format.js";
-import { LEVELS } from "./scale.js";
 
 const CHUNK = 400;
 const KEPT_MS = 3000;
@@ -58,25 +57,20 @@ export class TokenStream {
       ${turn >= 0 && turnNotes(turn)}
     </div>`;
     const flow = h(".flow", this.chunks(start, end));
-    const folded = sampled
-      ? null
-      : button(plural(length, "prompt token"), {
-          class: "fold-button",
-          tabindex: "-1",
-          onclick: (event) => {
-            event.stopPropagation();
-            event.currentTarget.closest(".seg").classList.add("is-open");
-          },
-        });
-    return h(
-      "section",
-      {
-        class: `seg ${sampled ? "is-sampled" : "is-prompt"} ${this.data.sharing?.[start].length > 1 ? "is-shared" : ""}`,
-        data: { turn },
-      },
-      gutter,
-      h(".seg-body", flow, folded),
-    );
+    const unfold = (event) => {
+      event.stopPropagation();
+      event.currentTarget.closest(".seg").classList.add("is-open");
+    };
+    const folded =
+      !sampled &&
+      html`<button class="fold-button" tabindex="-1" onclick=${unfold}>
+        ${plural(length, "prompt token")}
+      </button>`;
+    const kind = sampled ? "is-sampled" : "is-prompt";
+    const shared = this.data.sharing?.[start].length > 1 ? "is-shared" : "";
+    return html`<section class="seg ${kind} ${shared}" data-turn=${turn}>
+      ${gutter}<div class="seg-body">${flow}${folded}</div>
+    </section>`;
   }
 
   chunks(start, end) {
@@ -179,25 +173,15 @@ function height(chunk) {
   return 26 * Math.max(numLines, Math.ceil(chunk.textContent.length / 90));
 }
 
+const SPACES = { " ": "·", "\t": "⇥", "\r": "␍", "\n": "↵" };
+const spelled = (text) => text.replace(/[ \t\n\r]/g, (space) => SPACES[space]);
+
 function spell(span, text) {
-  const parts = text.split(/([ \t\n\r]+)/);
-  for (const part of parts) {
-    if (!part) continue;
-    if (/^[ \t\n\r]/.test(part))
-      span.append(
-        html`<i>
-          ${part
-            .replaceAll(" ", "·")
-            .replaceAll("\t", "⇥")
-            .replaceAll("\r", "␍")
-            .replaceAll("\n", "↵")}
-        </i>`,
-      );
-    else span.append(visible(part));
-  }
+  for (const part of text.split(/([ \t\n\r]+)/).filter(Boolean))
+    span.append(/^[ \t\n\r]/.test(part) ? html`<i>${spelled(part)}</i>` : visible(part));
 }
 
-export function segments({ count, mask, turn, sharing }) {
+function segments({ count, mask, turn, sharing }) {
   const found = [];
   const isSame = (a, b) =>
     turn[a] === turn[b] && mask[a] === mask[b] && sharing?.[a].length === sharing?.[b].length;
@@ -248,12 +232,7 @@ export class Overview {
     canvas.height = HEIGHT * ratio;
     const pen = canvas.getContext("2d");
     pen.scale(ratio, ratio);
-    const colors = {
-      plus: cssColor("--plus"),
-      minus: cssColor("--minus"),
-      accent: cssColor("--accent"),
-      prompt: cssColor("--line"),
-    };
+    const [plus, minus, accent, line] = ["--plus", "--minus", "--accent", "--line"].map(cssColor);
     const perPixel = data.count / width;
     for (let x = 0; x < width; x += 1) {
       const from = Math.floor(x * perPixel);
@@ -266,14 +245,10 @@ export class Overview {
         const own = values ? scale.level(values[at]) : 0;
         if (Math.abs(own) > Math.abs(level)) level = own;
       }
-      pen.fillStyle = sampled ? colors.accent : colors.prompt;
+      pen.fillStyle = sampled ? accent : line;
       pen.fillRect(x, HEIGHT - 5, 1, sampled ? 5 : 2);
       if (!sampled || !level) continue;
-      pen.fillStyle = scale.choice.oneSided
-        ? colors.accent
-        : level > 0
-          ? colors.plus
-          : colors.minus;
+      pen.fillStyle = scale.choice.oneSided ? accent : level > 0 ? plus : minus;
       const tall = (Math.abs(level) / LEVELS) * (HEIGHT - 9);
       pen.fillRect(x, HEIGHT - 7 - tall, 1, tall);
     }
@@ -300,7 +275,8 @@ const TITLES = {
   values: "value",
   returns: "return",
 };
-const ORDER = ["sampler_log_probs", "log_probs", "gap", "advantages", "values", "returns"];
+const ORDER = Object.keys(TITLES);
+const PART = "part of a character";
 
 export function drawInspector(place, { data, columns, index, isHover, choice }) {
   if (index === null || index === undefined) return;
@@ -319,7 +295,7 @@ export function drawInspector(place, { data, columns, index, isHover, choice }) 
     place,
     html`<div class="token-big">
       <span class="mono token-text ${sampled ? "s" : ""}">
-        ${text === null ? "no text" : hasHidden(text) ? visible(text) : spelled(text)}
+        ${text === null ? "no text" : hasHidden(text) ? visible(text) : spelled(text) || PART}
       </span>
       <span class="chip ${sampled ? "is-accent" : ""}">
         ${sampled ? "sampled token" : "prompt token"}
@@ -352,13 +328,6 @@ function value(name, number) {
   return ["advantages", "gap"].includes(name) ? signed(number, 4) : num(number, 4);
 }
 
-function spelled(text) {
-  return (
-    text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍") ||
-    "part of a character"
-  );
-}
-
 // Draws for each turn its number of tokens, sum and mean of the chosen column, and its reward.
 export function drawSums(place, { data, columns, choice, agent, go }) {
   const name = choice.name === "mask" ? "sampler_log_probs" : choice.name;
@@ -376,16 +345,14 @@ export function drawSums(place, { data, columns, choice, agent, go }) {
   });
   const rewards = agent?.reward?.turns ?? agent?.reward?.per_turn ?? null;
   const rewardOf = (turn) => rewards?.[turn] ?? agent?.turns[turn]?.reward ?? null;
+  const turnLink = (turn) => html`<button class="link-button num" title="Go to this turn"
+    onclick=${() => go(turn)}>
+    ${turn + 1}
+  </button>`;
   const rows = [...turns].map(
     ([turn, one]) => html`<tr>
       <td>
-        ${
-          turn < 0
-            ? "none"
-            : html`<button class="link-button num" title="Go to this turn" onclick=${() => go(turn)}>
-              ${turn + 1}
-            </button>`
-        }
+        ${turn < 0 ? "none" : turnLink(turn)}
       </td>
       <td>${num(one.count)}</td><td>${one.known ? num(one.sum) : "–"}</td>
       <td>${one.known ? num(one.sum / one.known) : "–"}</td>
@@ -406,4 +373,105 @@ export function drawSums(place, { data, columns, choice, agent, go }) {
       <tbody>${rows}</tbody>
     </table>`,
   );
+}
+
+// ---- This module maps numbers of tokens to colours: it lists the columns, and scales each of them.
+
+export const LEVELS = 10;
+
+const KNOWN = [
+  {
+    name: "advantages",
+    title: "Advantage",
+    help: "how much better than expected: what the update pushes by",
+  },
+  {
+    name: "sampler_log_probs",
+    title: "Log-prob",
+    help: "at the moment of sampling",
+    oneSided: true,
+  },
+  { name: "gap", title: "Gap", help: "learner's log-prob minus the sampler's: should be about 0" },
+  { name: "values", title: "Value", help: "the critic's estimate of the return" },
+  { name: "returns", title: "Return", help: "the target of the critic" },
+];
+const IN_OTHERS = new Set(["log_probs"]);
+
+export function readColumns(data) {
+  const columns = { ...data.columns };
+  const { sampler_log_probs: sampled, log_probs: learned } = columns;
+  if (sampled && learned)
+    columns.gap = learned.map((value, i) =>
+      value === null || sampled[i] === null ? null : value - sampled[i],
+    );
+  return columns;
+}
+
+export function choices(columns) {
+  const known = KNOWN.filter((one) => columns[one.name]?.some((value) => value !== null));
+  const rest = Object.keys(columns).filter(
+    (name) => !IN_OTHERS.has(name) && !KNOWN.some((one) => one.name === name),
+  );
+  return [
+    ...known,
+    ...rest.map((name) => ({ name, title: name.replaceAll("_", " "), help: "" })),
+    { name: "mask", title: "Mask only", help: "sampled tokens and prompt tokens" },
+  ];
+}
+
+// The strongest colour is for unusual values: beyond the usual range, and not far below the
+// largest, so that one odd token among many ordinary ones stands out.
+export class Scale {
+  constructor(choice, values) {
+    this.choice = choice;
+    const sizes = (values ?? []).filter((value) => value !== null).map(Math.abs);
+    sizes.sort((a, b) => a - b);
+    const usual = sizes[Math.floor((sizes.length - 1) * 0.98)] ?? 0;
+    this.most = Math.max(usual, (sizes.at(-1) ?? 0) / 3);
+  }
+
+  level(value) {
+    if (value === null || value === undefined || !this.most) return 0;
+    const strength = Math.min(1, Math.abs(value) / this.most);
+    return Math.round(LEVELS * strength) * (value < 0 && !this.choice.oneSided ? -1 : 1);
+  }
+
+  className(value) {
+    const level = this.level(value);
+    if (!level) return "";
+    const sign = this.choice.oneSided ? "is-one" : level > 0 ? "is-plus" : "is-minus";
+    return `${sign} l${Math.abs(level)}`;
+  }
+
+  labels() {
+    if (this.choice.oneSided) return ["0", num(-this.most, 2)];
+    return [num(-this.most, 2), "0", `+${num(this.most, 2)}`];
+  }
+}
+
+export function audit(data, columns) {
+  const { mask, turn } = data;
+  const count = (test) => mask.reduce((sum, _, i) => sum + (test(i) ? 1 : 0), 0);
+  const checks = [];
+  const say = (isWell, text) => checks.push({ isWell, text });
+  const outside = count((i) => mask[i] && turn[i] < 0);
+  const within = count((i) => !mask[i] && turn[i] >= 0);
+  if (outside) say(false, `${num(outside)} sampled tokens belong to no turn`);
+  if (within) say(false, `${num(within)} tokens of turns are not marked as sampled`);
+  if (!outside && !within) say(true, "The mask covers exactly the tokens of turns");
+  if (columns.advantages) {
+    const without = count((i) => mask[i] && columns.advantages[i] === null);
+    const extra = count(
+      (i) => !mask[i] && columns.advantages[i] !== null && columns.advantages[i] !== 0,
+    );
+    if (without) say(false, `${num(without)} sampled tokens have no advantage`);
+    if (extra)
+      say(false, `${plural(extra, "prompt token")} ${extra === 1 ? "has" : "have"} an advantage`);
+    if (!without && !extra) say(true, "Exactly the sampled tokens have an advantage");
+  }
+  if (columns.gap) {
+    const widest = columns.gap.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
+    say(widest < 0.05, `Sampler and learner differ by at most ${num(widest, 2)}`);
+  }
+  return checks;
 }

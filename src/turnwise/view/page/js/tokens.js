@@ -11,13 +11,21 @@ import {
   stepBranch,
 } from "./branches.js";
 import { turnReward } from "./conversation.js";
-import { empty, failed, fill, h, html, icon, later, link, loading } from "./dom.js";
+import { arrow, empty, failed, fill, h, html, icon, later, loading, segments } from "./dom.js";
 import { rewardPill } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
 import { num } from "./format.js";
 import { address, go, withParams } from "./route.js";
-import { audit, choices, readColumns, Scale } from "./scale.js";
-import { drawInspector, drawSums, Overview, TokenStream } from "./token_stream.js";
+import {
+  audit,
+  choices,
+  drawInspector,
+  drawSums,
+  Overview,
+  readColumns,
+  Scale,
+  TokenStream,
+} from "./token_stream.js";
 
 export function tokensView(host) {
   let route = null;
@@ -169,29 +177,20 @@ export function tokensView(host) {
 
   function drawTools(scale, values) {
     const fold = route.params.get("fold") === "1";
-    const ramp = choice.oneSided ? "is-one" : "is-two";
+    const colors = options.map(({ name, title, help }) => [
+      title,
+      () => change({ color: name }),
+      { title: help, data: { color: name } },
+    ]);
+    const ramp = scale.most
+      ? html`<span class="num">${scale.labels()[0]}</span>
+      <span class="ramp ${choice.oneSided ? "is-one" : "is-two"}" />
+      <span class="num">${scale.labels().at(-1)}</span>`
+      : html`<span class="faint">all 0</span>`;
     fill(
       tools,
-      html`<div class="segments" role="group" aria-label="Colour by">
-        ${options.map(
-          (one) => html`<button aria-pressed=${String(one === choice)} title=${one.help}
-            data-color=${one.name} onclick=${() => change({ color: one.name })}>
-            ${one.title}
-          </button>`,
-        )}
-      </div>`,
-      values &&
-        html`<div class="ramp-box" title=${choice.help}>
-          ${
-            scale.most
-              ? [
-                  html`<span class="num">${scale.labels()[0]}</span>`,
-                  html`<span class="ramp ${ramp}" />`,
-                  html`<span class="num">${scale.labels().at(-1)}</span>`,
-                ]
-              : html`<span class="faint">all 0</span>`
-          }
-        </div>`,
+      segments("Colour by", colors, options.indexOf(choice)),
+      values && html`<div class="ramp-box" title=${choice.help}>${ramp}</div>`,
       html`<label class="fold-choice">
         <input type="checkbox" checked=${fold}
           onchange=${(event) => change({ fold: event.target.checked ? "1" : null })}
@@ -301,30 +300,19 @@ export function tokensView(host) {
 // ---- The head of the tokens view names the episode, counts its tokens, and links to other views of it.
 
 export function tokensHead({ episode, whole, route, agentNumber, params, change }) {
-  const move = (
-    id,
-    name,
-    label,
-  ) => html`<a class="button is-plain" href=${id ? address({ ...route, item: id, params }) : "#"}
-    title=${label} aria-label=${label} aria-disabled=${id ? null : "true"}>
-    ${icon(name)}
-  </a>`;
+  const other = (id) => id && address({ ...route, item: id, params });
+  const { agent: number, branch } = Object.fromEntries(route.params);
+  const place = { run: route.run, view: "episodes", item: episode.id };
+  const agents = episode.agents.map((one, at) => [
+    one.name,
+    () => change({ agent: at || null, token: null, branch: null, turn: null }, {}),
+  ]);
   const agent = episode.agents[agentNumber];
   const sampled = whole.mask.reduce((sum, one) => sum + (one ? 1 : 0), 0);
   return html`<div class="conversation-title">
     <h1 class="num">${episode.id}</h1>${rewardPill(agent?.reward?.total ?? null)}
     <span class="chip ${statusClass(episode.status)}">${statusWord(episode.status)}</span>
-    ${
-      episode.agents.length > 1 &&
-      html`<div class="segments">
-        ${episode.agents.map(
-          (one, place) => html`<button aria-pressed=${String(place === agentNumber)}
-            onclick=${() => change({ agent: place || null, token: null, branch: null, turn: null }, {})}>
-            ${one.name}
-          </button>`,
-        )}
-      </div>`
-    }
+    ${agents.length > 1 && segments("Agents", agents, agentNumber)}
     <span class="mask-key">
       <span class="tok s">sampled tokens</span><span class="num">${num(sampled)}</span>
       <span class="faint">trained on</span><span class="tok">prompt tokens</span>
@@ -332,18 +320,11 @@ export function tokensHead({ episode, whole, route, agentNumber, params, change 
       <span class="faint">not trained on</span>
     </span>
     <span class="conversation-actions">
-      ${move(episode.previous, "up", "Previous episode (k)")}
-      ${move(episode.next, "down", "Next episode (j)")}
-      ${link(
-        address({
-          run: route.run,
-          view: "episodes",
-          item: episode.id,
-          params: { agent: route.params.get("agent"), branch: route.params.get("branch") },
-        }),
-        { class: "button" },
-        "Conversation",
-      )}
+      ${arrow(other(episode.previous), "up", "Previous episode (k)")}
+      ${arrow(other(episode.next), "down", "Next episode (j)")}
+      <a class="button" href=${address({ ...place, params: { agent: number, branch } })}>
+        Conversation
+      </a>
       <a class="button" href=${exportAddress(route.run, episode.id)} download=""
         data-action="export">
         ${icon("save")}Export
