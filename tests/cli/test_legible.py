@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.legible import LegibleFormatter, legible
-from turnwise.progress.display import LegibleConsole
+from turnwise.progress.lines import LegibleConsole
 
 # Clears the screen, writes into the clipboard, goes back in the line; one of them in eight bits,
 # and one that turns the order of writing round.

@@ -254,12 +254,12 @@ def test_a_run_goes_on_when_nobody_reads_it_any_more():
 
 
 def test_a_pipe_gets_lines_and_a_terminal_the_picture(monkeypatch):
-    assert isinstance(make_reporter(), LineReporter)
+    assert type(make_reporter()) is LineReporter
     assert isinstance(make_reporter(as_json=True), JsonReporter)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as CI and notebooks do for a pipe
-    assert isinstance(make_reporter(), LineReporter)
+    assert type(make_reporter()) is LineReporter
     monkeypatch.setattr("sys.stdout", Terminal())
     assert isinstance(make_reporter(), LiveReporter)
-    assert isinstance(make_reporter(plain=True), LineReporter)
+    assert type(make_reporter(plain=True)) is LineReporter
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(make_reporter(), LineReporter)
+    assert type(make_reporter()) is LineReporter

@@ -45,7 +45,7 @@ def make_importable(name: str, folder: Path | None = None) -> None:
 
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     """Return a console of at most 100 columns; lines to a file or a pipe are not wrapped."""
-    from turnwise.progress.display import LegibleConsole
+    from turnwise.progress.lines import LegibleConsole
 
     console = LegibleConsole(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 100) if console.is_terminal else 10_000

@@ -7,14 +7,12 @@ import os
 import sys
 import threading
 
-from turnwise.progress.display import LegibleConsole, PrintedDisplay
-from turnwise.progress.lines import JsonReporter, LineReporter
+from turnwise.progress.lines import JsonReporter, LegibleConsole, LineReporter
 
 
-def make_reporter(*, plain: bool = False, as_json: bool = False) -> PrintedDisplay:
+def make_reporter(*, plain: bool = False, as_json: bool = False) -> LineReporter:
     """Return a display for the standard output; leaving its context restores the terminal."""
-    from turnwise.progress.live import LiveReporter
-    from turnwise.progress.notebook import NotebookReporter, is_notebook
+    from turnwise.progress.live import LiveReporter, NotebookReporter, is_notebook
 
     if as_json:
         return JsonReporter()

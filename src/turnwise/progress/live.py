@@ -1,4 +1,4 @@
-"""The live display of a run in a terminal, redrawn in place by rich.
+"""The picture of a run: redrawn in place in a terminal by rich, updated in the cell of a notebook.
 
 While it is shown, no other thread writes to the terminal: messages and other output (an
 environment's `print`, a library's warning, a log record) are queued, and printed above the display
@@ -7,10 +7,13 @@ with the next refresh. So a signal handler may report, too.
 
 from __future__ import annotations
 
+import importlib
+import io
 import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from html import escape
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Self
@@ -23,9 +26,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.progress.display import PrintedDisplay
-from turnwise.progress.lines import LastingStream, as_block
-from turnwise.progress.run_state import RunInfo, RunState, brief, clock_time
+from turnwise.progress.lines import LastingStream, LegibleConsole, LineReporter, as_block
+from turnwise.progress.run_state import RunInfo, RunState, brief, clock_time, one_line
 from turnwise.runs.headline import policy_movement
 
 MOST_COLUMNS = 100
@@ -51,15 +53,17 @@ class RunView:
         self._spinner = Spinner("dots", style="cyan")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        state = self.state
+        state, run = self.state, self.state.run
         # Smaller than the terminal: a full last column would wrap.
         width = max(min(options.max_width - 1, MOST_COLUMNS), 20)
         title = Text.assemble(
-            (state.environment, "bold"), " - " if options.ascii_only else " · ", state.model
+            (one_line(run.environment), "bold"),
+            " - " if options.ascii_only else " · ",
+            one_line(run.model),
         )
-        yield _row(width, title, "", Text(state.folder, "dim"))
+        yield _row(width, title, "", Text(one_line(str(run.folder)), "dim"))
         names = ("reward", "success") if state.reports_success else ("reward",)
-        curves = {name: points for name in names if (points := state.points(name))}
+        curves = {name: values for name in names if (values := state.values(name))}
         if console.height >= LEAST_ROWS and curves:
             yield Text()
             room = width // len(curves) - 2
@@ -74,10 +78,14 @@ class RunView:
             times += " elapsed"
             if (left := state.seconds_left) is not None:
                 times += f", {clock_time(left)} left"
-        steps = Text(f"step {state.step_number:,}/{state.num_steps:,}", "bold")
-        bar = ProgressBar(max(state.num_steps, 1), state.step_number)
+        steps = Text(f"step {state.step_number:,}/{run.num_steps:,}", "bold")
+        bar = ProgressBar(max(run.num_steps, 1), state.step_number)
         yield _row(width, steps, bar, Text(times, "dim"))
-        yield _row(width, self._now(), "", Text(self._held_out(), "dim"))
+        kind = names[-1]
+        evaluations = {way: state.values(f"eval/{way}/{kind}") for way in ("greedy", "sampled")}
+        known = [f"{brief(values[-1])} {way}" for way, values in evaluations.items() if values]
+        held_out = f"{kind} on {one_line(run.evaluated_on)} {', '.join(known)}" if known else ""
+        yield _row(width, self._now(), "", Text(held_out, "dim"))
 
     def _metrics(self, width: int) -> Table:
         """Return the latest values below their names."""
@@ -106,14 +114,6 @@ class RunView:
         self._spinner.update(text=words)
         return self._spinner
 
-    def _held_out(self) -> str:
-        name = "success" if self.state.reports_success else "reward"
-        values = []
-        for way in ("greedy", "sampled"):
-            if (value := self.state.latest(f"eval/{way}/{name}")) is not None:
-                values.append(f"{brief(value)} {way}")
-        return f"{name} on {self.state.evaluated_on} {', '.join(values)}" if values else ""
-
 
 def _row(width: int, left: RenderableType, middle: RenderableType, right: Text) -> Table:
     """Return a line with two ends, and something between them that takes what they leave."""
@@ -126,9 +126,8 @@ def _row(width: int, left: RenderableType, middle: RenderableType, right: Text) 
     return table
 
 
-def _curve(name: str, points: Sequence[tuple[float, float]], width: int, blocks: str) -> Text:
+def _curve(name: str, values: Sequence[float], width: int, blocks: str) -> Text:
     """Return a curve as columns of blocks, one for each step, or the mean of several steps."""
-    values = [value for _, value in points]
     low, high = min(values), max(values)
     num_columns = min(len(values), width - 8)
     bounds = [round(column * len(values) / num_columns) for column in range(num_columns + 1)]
@@ -148,31 +147,32 @@ def _curve(name: str, points: Sequence[tuple[float, float]], width: int, blocks:
 class _QueueLive(Live):
     """Prints what waits in a queue above the display with each refresh."""
 
-    queue: deque[Text]
-
-    def refresh(self) -> None:
-        while self.queue:
-            self.console.print(self.queue.popleft())
-        super().refresh()
-
-
-class LiveReporter(PrintedDisplay):
-    """Records events; the refreshing thread of rich draws them."""
-
-    def __init__(self, console: Console) -> None:
-        self.state = RunState()
-        self.console = console
-        # Fixed now: `sys.stdout` is replaced below by the stream that prints above the display.
-        self.console.file = LastingStream(console.file)  # type: ignore[assignment]
-        self._above: deque[Text] = deque()
-        self._live = _QueueLive(
+    def __init__(self, queue: deque[Text], console: Console) -> None:
+        super().__init__(
             Spinner("dots", "setting up"),
             console=console,
             redirect_stdout=False,
             redirect_stderr=False,
             transient=True,  # a display without a run is removed
         )
-        self._live.queue = self._above
+        self._queue = queue
+
+    def refresh(self) -> None:
+        while self._queue:
+            self.console.print(self._queue.popleft())
+        super().refresh()
+
+
+class LiveReporter(LineReporter):
+    """Records events; the refreshing thread of rich draws them."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+        # Fixed now: `sys.stdout` is replaced below by the stream that prints above the display.
+        self.console.file = LastingStream(console.file)  # type: ignore[assignment]
+        self._above: deque[Text] = deque()
+        self._live = _QueueLive(self._above, console)
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -258,3 +258,85 @@ class QueuedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+# ---- notebooks ----
+
+SECONDS_BETWEEN_UPDATES = 0.5
+NUM_LINES = 20
+_STYLE = "margin:0;line-height:1.2;white-space:pre"
+
+
+def is_notebook() -> bool:
+    """Whether the code runs in the kernel of a notebook (Jupyter, VS Code, Colab)."""
+    ipython = sys.modules.get("IPython")  # imported by every kernel
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookReporter(LineReporter):
+    """Shows the picture of a terminal and the messages as HTML, and lines where there is no HTML.
+
+    What is said is recorded, which is safe in a signal handler; the next update shows it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self._lines: deque[str] = deque(maxlen=NUM_LINES)
+        self._messages: deque[str] = deque(maxlen=NUM_LINES)
+        self._handle: Any = None
+        self._shown = -SECONDS_BETWEEN_UPDATES
+        self._lock = threading.Lock()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._update()
+
+    def begin(self, run: RunInfo) -> None:
+        self.state.begin(run)
+        self._update()
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        self._messages.append(self._lines[-1])
+        if self.state.outcome is not None:
+            self._update()
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.state.progress(what, done, total)
+        if self.state.clock() - self._shown >= SECONDS_BETWEEN_UPDATES:
+            self._update()
+
+    def end(self, outcome: str) -> None:
+        super().end(outcome)
+        self._update()
+
+    def _write(self, text: str) -> None:
+        self._lines.append(text)
+
+    def _update(self) -> None:
+        """Show the current state. Episodes report from a thread of their own."""
+        has_begun = self.state.run.num_steps > 0
+        if not (has_begun or self._lines) or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._shown = self.state.clock()
+            opening = self.state.opening if has_begun else []
+            # Without scripts, and all text is escaped.
+            console = LegibleConsole(record=True, file=io.StringIO(), width=MOST_COLUMNS, height=30)
+            if has_begun:
+                console.print(RunView(self.state))
+            code = f'<pre style="{_STYLE}">{{code}}</pre>'
+            picture = console.export_html(code_format=code, inline_styles=True)
+            said = escape("\n".join(self._messages))
+            bundle = {
+                "text/plain": "\n".join([*opening, *self._lines]),
+                "text/html": f'{picture}<pre style="{_STYLE}-wrap">{said}</pre>',
+            }
+            if self._handle is None:
+                show: Any = importlib.import_module("IPython.display").display
+                self._handle = show(bundle, raw=True, display_id=True)
+            else:
+                self._handle.update(bundle, raw=True)
+        finally:
+            self._lock.release()

@@ -37,12 +37,7 @@ class RunState:
     """Collects what a reporter receives about a run."""
 
     clock: Callable[[], float] = time.monotonic
-    environment: str = ""
-    model: str = ""
-    folder: str = ""
-    num_steps: int = 0
-    """Steps of the whole run, including those before a resume."""
-    evaluated_on: str = "held-out seeds"
+    run: RunInfo = RunInfo(Path(), "", "", 0)
     history: list[Mapping[str, float]] = field(default_factory=list)
     """The metrics of every step so far."""
     now: tuple[str, int, int] | None = None
@@ -54,18 +49,12 @@ class RunState:
         self._started = self.clock()
         self._ended: float | None = None
         self._step_ends: deque[float] = deque(maxlen=NUM_STEPS_OF_PACE + 1)
-        self._first_step = 0
 
     def begin(self, run: RunInfo) -> None:
         self._started = self.clock()
         self._ended = self.outcome = None
-        self.environment = one_line(run.environment)
-        self.model = one_line(run.model)
-        self.folder = one_line(str(run.folder))
-        self.num_steps = run.num_steps
-        self.evaluated_on = one_line(run.evaluated_on)
+        self.run = run
         self.history = list(run.history)
-        self._first_step = run.first_step
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self.history.append(dict(metrics))
@@ -84,8 +73,9 @@ class RunState:
     @property
     def opening(self) -> list[str]:
         """The lines at the beginning of the run."""
-        what = f"training {self.model} on {self.environment}, {count(self.num_steps, 'step')}"
-        return [f"run folder {self.folder}", what]
+        run = self.run
+        what = f"training {run.model} on {run.environment}, {count(run.num_steps, 'step')}"
+        return [one_line(f"run folder {run.folder}"), one_line(what)]
 
     @property
     def ending(self) -> str:
@@ -100,34 +90,30 @@ class RunState:
     @property
     def step_number(self) -> int:
         """The number of the last finished step."""
-        return int(self.history[-1]["step"]) if self.history else self._first_step
+        return int(self.history[-1]["step"]) if self.history else self.run.first_step
 
     @property
     def seconds_left(self) -> float | None:
         """The estimated remaining seconds; None before the first step is finished."""
         if not self._step_ends:
             return None
-        if len(self._step_ends) == 1:
-            pace = self.history[-1].get("time/step")
-            if pace is None:
-                return None
-        else:
-            pace = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
+        num_timed = len(self._step_ends) - 1
+        pace = self.history[-1].get("time/step")
+        if num_timed:
+            pace = (self._step_ends[-1] - self._step_ends[0]) / num_timed
+        if pace is None:
+            return None
         since = self.clock() - self._step_ends[-1]
-        return max((self.num_steps - self.step_number) * pace - since, 0.0)
+        return max((self.run.num_steps - self.step_number) * pace - since, 0.0)
 
     @property
     def reports_success(self) -> bool:
         """Whether the environment reports success."""
         return reports_success(self.history)
 
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """Return (step, value) of a metric for every step that has one."""
-        return [(m["step"], m[name]) for m in self.history if name in m]
-
-    def latest(self, name: str) -> float | None:
-        """Return the value of a metric where it was last reported."""
-        return next((m[name] for m in reversed(self.history) if name in m), None)
+    def values(self, name: str) -> list[float]:
+        """Return a metric of every step that has it."""
+        return [metrics[name] for metrics in self.history if name in metrics]
 
 
 def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
@@ -135,12 +121,9 @@ def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
 
     What everybody reads comes first, what tells an expert how training goes last.
     """
-    parts = [f"step {metrics['step']:.0f}/{state.num_steps}"]
-    names = ["reward", "success"]
-    if not state.reports_success:
-        names.remove("success")
-    kinds = ["success", "reward"] if "success" in names else ["reward"]
-    names += [f"eval/{way}/{kind}" for way in ("greedy", "sampled") for kind in kinds]
+    parts = [f"step {metrics['step']:.0f}/{state.run.num_steps}"]
+    kinds = ["success", "reward"] if state.reports_success else ["reward"]
+    names = [*reversed(kinds), *(f"eval/{w}/{k}" for w in ("greedy", "sampled") for k in kinds)]
     parts += [f"{name} {brief(metrics[name])}" for name in names if name in metrics]
     if (speed := metrics.get("time/episodes_per_second")) is not None:
         parts.append(f"{brief(speed)} episodes/s")
@@ -172,13 +155,10 @@ def brief(value: float) -> str:
         return "0"
     if size >= 1e7:
         return f"{value:.1e}"
-    if size >= 100:
-        return f"{value:,.0f}"
-    if size >= 10:
-        return f"{value:.1f}"
-    if size >= 0.1:
-        return f"{value:.2f}"
-    return f"{value:.3f}" if size >= 0.001 else f"{value:.0e}"
+    for least, digits in ((100, 0), (10, 1), (0.1, 2), (0.001, 3)):
+        if size >= least:
+            return f"{value:,.{digits}f}"
+    return f"{value:.0e}"
 
 
 def clock_time(seconds: float) -> str:

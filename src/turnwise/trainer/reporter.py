@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import sys
 from collections.abc import Mapping
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
 from turnwise.errors import ConfigError
 from turnwise.progress import is_worker, make_reporter
-from turnwise.progress.display import PROGRESS
-from turnwise.progress.lines import as_block
-from turnwise.progress.run_state import RunInfo as RunInfo, RunState, step_text
+from turnwise.progress.lines import LogReporter as LogReporter, as_block
+from turnwise.progress.run_state import RunInfo as RunInfo
 
 if TYPE_CHECKING:
     from turnwise.trainer.trainer import Trainer
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 Metrics: TypeAlias = dict[str, float]
 """The metrics of one step by name, such as `eval/greedy/reward`."""
 
-_LOG = logging.getLogger("turnwise")
 CALLBACK_EVENTS = ("on_step", "on_evaluation", "on_save")
 
 
@@ -41,31 +38,6 @@ class Reporter(Protocol):
 
     def end(self, outcome: str) -> None:
         """`finished`, `interrupted`, or `stopped: ` and why."""
-
-
-class LogReporter:
-    """Writes lines to the log, one per step."""
-
-    def __init__(self) -> None:
-        self._state = RunState()
-
-    def begin(self, run: RunInfo) -> None:
-        self._state.begin(run)
-        for line in self._state.opening:
-            self.say(line)
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self._state.step(metrics)
-        self.say(step_text(self._state, metrics))
-
-    def say(self, text: str) -> None:
-        _LOG.info("%s", text, extra=PROGRESS)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Not logged: there would be too many lines."""
-
-    def end(self, outcome: str) -> None:
-        self.say(outcome)
 
 
 class Reporters:
