@@ -52,7 +52,7 @@ class TestRuns:
         assert later["series"]["reward"] == found["series"]["reward"][1:]
 
     def test_one_that_is_not_there(self, client):
-        for path in ("", "/metrics", "/episodes", "/episodes/train-1-0", "/seeds/1"):
+        for path in ("", "/metrics", "/episodes", "/episodes/train-1-0"):
             assert "there is no run 'none'" in client.error(f"/api/runs/none{path}", 404)
 
 
@@ -106,9 +106,9 @@ class TestEpisodes:
         assert client.error(f"{REAL}/episodes/{name}", 404)
 
     def test_the_same_seed_over_the_steps(self, client):
-        found = client.get(f"{TALK}/seeds/7")["episodes"]
+        found = client.get(f"{TALK}/episodes", seed=7, sort="step")["episodes"]
         assert [e["id"] for e in found] == ["train-3-0", "eval-greedy-3-0"]
-        (only,) = client.get(f"{TALK}/seeds/7", kind="eval-greedy")["episodes"]
+        (only,) = client.get(f"{TALK}/episodes", seed=7, kind="eval-greedy")["episodes"]
         assert only["answer"] == "Test"
 
 

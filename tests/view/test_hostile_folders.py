@@ -37,7 +37,7 @@ def make_run(folder):
 
 PAGES = (
     *("", "/metrics", "/episodes", "/episodes?text=lamp", "/episodes/train-1-0"),
-    *("/episodes/train-1-0/tokens", "/seeds/1", "/steps/1/timeline"),
+    *("/episodes/train-1-0/tokens", "/episodes?seed=1", "/steps/1/timeline"),
 )
 
 

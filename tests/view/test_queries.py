@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from turnwise import ConfigError
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.types import EpisodeStatus
-from turnwise.view.episodes import EpisodeQuery, same_task, snippet
+from turnwise.view.episodes import EpisodeQuery, snippet
 from view.runs_to_view import WORDS, crowd, said, write_run
 from view.serving import open_library
 
@@ -230,7 +230,7 @@ class TestTasks:
         keys = {one["id"]: one["task_key"] for one in ask()}
         assert keys["train-1-0"] == keys["train-2-0"] != keys["train-1-1"]
         assert keys["train-2-1"] == "seed-12"  # without a row the seed is the task
-        found = same_task(ask.run.episodes, keys["train-1-0"], "train")
+        found = ask(task=keys["train-1-0"], kind="train", sort="step")
         assert [one["id"] for one in found] == ["train-1-0", "train-2-0"]
         assert self.ids(ask(task=keys["train-1-1"])) == {"train-1-1"}
 

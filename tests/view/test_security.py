@@ -183,8 +183,8 @@ class TestWhatMayBeAsked:
         talk = "/api/runs/talk"
         for path in (
             f"{talk}/steps/999999999999999999999/timeline",
-            f"{talk}/seeds/{'9' * 60}",
-            f"{talk}/seeds/x",
+            f"{talk}/episodes?seed={'9' * 60}",
+            f"{talk}/episodes?seed=x",
             f"{talk}/metrics?since=x",
             f"{talk}/episodes/train-1-0/tokens?agent=-1",
             f"{talk}/episodes/train-1-0/tokens?agent={'1' * 30}",

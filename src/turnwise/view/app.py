@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from turnwise.bounded_files import parse_json
 from turnwise.errors import ConfigError
 from turnwise.view.compare import compare
-from turnwise.view.episodes import EpisodeQuery, neighbours, same_seed, same_task
+from turnwise.view.episodes import EpisodeQuery, neighbours
 from turnwise.view.export import export_episode
 from turnwise.view.library import Library, Watcher
 from turnwise.view.notes import NotesNotSaved
@@ -139,14 +139,6 @@ class Viewer:
         _, _, episode = run.episode(request.path_params["id"])
         return tokens_payload(episode, _number(request, "agent"), run.token_texts)
 
-    def seed(self, request: Request) -> dict[str, Any]:
-        episodes, kind = self._run(request).episodes, request.query_params.get("kind")
-        return {"episodes": same_seed(episodes, request.path_params["seed"], kind)}
-
-    def task(self, request: Request) -> dict[str, Any]:
-        episodes, kind = self._run(request).episodes, request.query_params.get("kind")
-        return {"episodes": same_task(episodes, request.path_params["key"], kind)}
-
     def timeline(self, request: Request) -> dict[str, Any]:
         run, step = self._run(request), int(request.path_params["step"])
         kind = request.query_params.get("kind") or "train"
@@ -208,8 +200,6 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         "/api/runs/{run}/episodes": viewer.episodes,
         "/api/runs/{run}/episodes/{id}": viewer.episode,
         "/api/runs/{run}/episodes/{id}/tokens": viewer.tokens,
-        "/api/runs/{run}/seeds/{seed}": viewer.seed,
-        "/api/runs/{run}/tasks/{key}": viewer.task,
         "/api/runs/{run}/steps/{step:int}/timeline": viewer.timeline,
         "/export/{run}/{id}.html": viewer.export,
         "/export/{run}.html": viewer.export_run,

@@ -292,7 +292,7 @@ class EpisodeQuery:
             elif name == "limit":
                 query.limit = _integer(name, value, 1, _MOST)
             elif name == "offset":
-                query.offset = _integer(name, value, 0, _MAX_INTEGER)
+                query.offset = _integer(name, value, 0, _MAX_INTEGER - 1)
             elif name in ("seed", "step"):
                 query.conditions.append(pc.field(name) == _clamped(name, value))
             else:
@@ -345,24 +345,6 @@ def list_episodes(rows: pa.Table) -> list[dict[str, Any]]:
         {**row, "id": f"{row['kind']}-{row['step']}-{row['index']}", "seed": str(row["seed"])}
         for row in rows.to_pylist()
     ]
-
-
-def same_seed(episodes: EpisodeList, seed: str, kind: str | None) -> list[dict[str, Any]]:
-    """Return the episodes of one seed of the environment, in the order of training."""
-    return _over_steps(episodes, pc.field("seed") == _clamped("seed", seed), kind)
-
-
-def same_task(episodes: EpisodeList, key: str, kind: str | None) -> list[dict[str, Any]]:
-    """Return the episodes of one task (`task_key`), in the order of training."""
-    return _over_steps(episodes, pc.field("task_key") == key, kind)
-
-
-def _over_steps(
-    episodes: EpisodeList, condition: pc.Expression, kind: str | None
-) -> list[dict[str, Any]]:
-    rows = episodes.table.filter(condition & (pc.field("kind") == kind) if kind else condition)
-    keys = [("step", "ascending"), ("kind", "descending"), ("index", "ascending")]
-    return list_episodes(rows.take(pc.sort_indices(rows, keys)[:_MOST]))
 
 
 def neighbours(
@@ -431,16 +413,17 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> str:
 
 
 def _integer(name: str, value: str, least: int, most: int) -> int:
-    number = int(value) if re.fullmatch(r"[-+]?[0-9]{1,40}", value) else None
-    if number is None or not least <= number <= most:
-        raise ConfigError(f"{name} got {value[:80]!r}, expected a number from {least} to {most}")
+    number = _clamped(name, value)
+    if not least <= number <= most:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected {least} to {most}")
     return number
 
 
 def _clamped(name: str, value: str) -> int:
     """Return a whole number, of which nothing beyond 64 bits is stored."""
-    number = _integer(name, value, -(10**40), 10**40)
-    return max(-_MAX_INTEGER, min(number, _MAX_INTEGER))
+    if not re.fullmatch(r"[-+]?[0-9]{1,40}", value):
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a whole number")
+    return max(-_MAX_INTEGER, min(int(value), _MAX_INTEGER))
 
 
 def _number(name: str, value: str) -> float:

@@ -231,8 +231,8 @@ function moreOf(turn) {
 }
 
 function endingWords(episode) {
-  const status = statusWord(episode.status);
-  return `The episode ended: ${status}${episode.seconds?.total ? ` after ${seconds(episode.seconds.total)}` : ""}.`;
+  const took = episode.seconds?.total ? ` after ${seconds(episode.seconds.total)}` : "";
+  return `The episode ended: ${statusWord(episode.status)}${took}.`;
 }
 
 // ---- The head of a conversation names the episode and its reward, and links to other views of it.

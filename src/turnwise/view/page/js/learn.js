@@ -15,7 +15,7 @@ import {
 } from "./learn_parts.js";
 import { chartGroups, metricsOf } from "./metrics.js";
 import { address, go, runsAddress, withParams } from "./route.js";
-import { currentTheme } from "./shell.js";
+import { currentTheme, stepsWords } from "./shell.js";
 
 const NUM_COLORS = 8;
 
@@ -285,7 +285,7 @@ function row(run, number, { app, keys, colors, toggle }) {
         ${run.is_live && html`<span class="dot is-live" />`}<span>${run.key}</span>
       </span>
       <span class="rail-facts num">
-        ${run.environment ?? ""} · ${run.total_steps ? `${num(run.step)}/${num(run.total_steps)}` : num(run.step)} · ${run.is_live ? "live" : ago(run.updated)}
+        ${run.environment ?? ""} · ${stepsWords(run, "/")} · ${run.is_live ? "live" : ago(run.updated)}
       </span>
     </a>
     <span class="rail-side">

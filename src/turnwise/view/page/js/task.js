@@ -24,7 +24,12 @@ export function taskView(host) {
     const mine = ++asked;
     try {
       const [found, about] = await Promise.all([
-        get(runPath(route.run, `${route.view}s`, route.item ?? ""), { kind: kind() }),
+        get(runPath(route.run, "episodes"), {
+          [route.view]: route.item ?? "none",
+          kind: kind(),
+          sort: "step",
+          limit: 500,
+        }),
         get(runPath(route.run)),
       ]);
       run = about;

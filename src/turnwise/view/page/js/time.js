@@ -73,7 +73,8 @@ export function timeView(host) {
           )}
         </select>
         <span class="soft num">
-          ${seconds(Math.max(data.seconds, ...data.phases.map((one) => one.end)))}, ${plural(data.episodes.length, "episode")}
+          ${seconds(Math.max(data.seconds, ...data.phases.map((one) => one.end)))},
+          ${` ${plural(data.episodes.length, "episode")}`}
         </span>
         ${
           route.params.get("t") &&
@@ -420,7 +421,8 @@ function tipWords({ phase, row, span }) {
     span
       ? html`<div class="num">
         <i class="tip-dot" style=${{ background: timeColor(span.kind) }} />
-        ${timeWord(span.kind)}${span.turn === undefined || span.turn === null || span.turn < 0 ? "" : `, turn ${num(span.turn + 1)}`}: ${seconds(span.end - span.start)}
+        ${timeWord(span.kind)}${span.turn >= 0 ? `, turn ${num(span.turn + 1)}` : ""}:
+        ${` ${seconds(span.end - span.start)}`}
       </div>`
       : null,
     h(".soft.num", `all of it ${seconds(row.end - row.start)}, from ${seconds(row.start)}`),
