@@ -22,17 +22,17 @@ LINES = {
     "inference": 6637,
     "learner": 5804,
     "models": 1501,
-    "progress": 808,
+    "progress": 749,
     "reward": 1287,
     "runs": 4701,
     "scale": 3877,
     "tools": 4563,
     "trainer": 6176,
     "user_code": 788,
-    "view": 2623,
+    "view": 2594,
 }
 FILES = 391
-JAVASCRIPT = 6921
+JAVASCRIPT = 5822
 TESTS = 61600
 
 
