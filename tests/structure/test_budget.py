@@ -27,8 +27,8 @@ LINES = {
     "runs": 4701,
     "scale": 3877,
     "tools": 4563,
-    "trainer": 6176,
-    "user_code": 788,
+    "trainer": 5740,
+    "user_code": 719,
     "view": 2594,
 }
 FILES = 391

@@ -1,7 +1,6 @@
 """How many turns an episode has: the environment's own limit, or an explicit one."""
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -82,14 +81,6 @@ def test_a_limit_below_the_environments_own_is_reported_once(environment):
     ]
 
 
-def test_tools_and_agents_are_bounded_without_a_limit():
-    limits = EpisodeLimits()
-    assert limits.turn_limit(None) == 64
-    assert limits.turn_limit(1, has_tools=True) == 64
-    assert limits.turn_limit(100, has_tools=True) == 100
-    assert dataclasses.replace(limits, max_turns=3).turn_limit(100, has_tools=True) == 3
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -152,8 +143,3 @@ def test_the_horizon_is_that_of_the_environment_that_is_played(tmp_path):
     # Calls of tools are turns too, of which there may be 64.
     assert horizon_of(tmp_path / "b", Sized, "environment.params.size=3") == 64 * 3
     assert horizon_of(tmp_path / "c", Sized, "environment.params.size=9") == 81 * 3
-
-
-def test_without_its_aggregation_there_is_no_horizon(tmp_path):
-    with small_trainer(tmp_path, Several) as trainer:
-        assert trainer.components.learner.options.horizon is None

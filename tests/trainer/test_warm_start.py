@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.runs import Listener
-from trainer.worlds import LETTERS, Echo, Memory, Several, small_model, small_trainer
+from trainer.worlds import LETTERS, Echo, Memory, Several, small_trainer
 from turnwise import BaseEnvironment, ChatFormat, ConfigError, ScriptedEngine
 from turnwise.episode.collector import EpisodeCollector
 from turnwise.episode.types import EpisodeTask
@@ -97,18 +97,6 @@ class TestPlayers:
             )
         assert metrics["learning_rate"] == pytest.approx(3e-3 / 4)
         assert (trainer.run_folder / "checkpoints" / "step-00000000").is_dir()
-
-    def test_players_have_the_rows_of_a_dataset(self, tmp_path):
-        class Asked(Echo):
-            def reset(self):
-                super().reset()
-                self.letter = self.task["letter"]
-                return self.letter
-
-        rows = [{"prompt": "Say it.", "letter": "x"}]
-        with small_trainer(tmp_path, Asked, *QUICK, dataset=rows) as trainer:
-            (metrics,) = trainer.fit()
-        assert metrics["errors"] == 0
 
     def test_a_reward_function_is_not_asked(self, tmp_path):
         asked = []
@@ -203,8 +191,3 @@ class TestFiles:
         trainer = small_trainer(tmp_path, Echo, *QUICK, "training.warm_start=exprt")
         with pytest.raises(ConfigError, match="got 'exprt', expected 'expert', 'random', or"):
             trainer.fit()
-
-
-def test_the_small_model_is_the_same_each_time():
-    left, right = small_model()[0].state_dict(), small_model()[0].state_dict()
-    assert all(torch.equal(left[name], right[name]) for name in left)
