@@ -109,7 +109,7 @@ def test_another_agent_does_the_runs_tasks_with_its_model(turnwise):
         (["play", "runs/echo"], "the agent echo, which has no environment. turnwise eval plays"),
         (["check-env", "runs/echo"], "the agent agents.py:echo, which has no environment"),
         (["train", "agnet=agents.py:echo"], "for example agent=agents.py:echo"),
-        (["eval", "tiny", "--agent", "agents.py"], "Write agents.py:name for a function of that"),
+        (["eval", "tiny", "--agent", "agents.py"], "Write agents.py:name for a function of"),
         (["train", "agent=agents.py:ecko"], "Did you mean 'echo'?"),
         (["train", "run.yaml", "tools=[calculator]"], "agent and tools are both given"),
     ],
