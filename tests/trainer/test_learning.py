@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trainer.worlds import Echo, Memory, small_config, small_model, small_trainer
-from turnwise import Trainer
+from turnwise import ConfigError, Trainer
+from turnwise.learner import PPOBatch
 
 # Starts in a step; all play 64 episodes, those that compare the episodes of a group 8 of each.
 BATCHES = {"gae": 64, "turn_gae": 64, "reinforce_plus_plus": 64, "grpo": 8, "rloo": 8}
@@ -129,3 +130,48 @@ def test_without_rewards_a_policy_that_is_its_reference_stays_what_it_is(tmp_pat
     assert [metrics["grad_norm"] for metrics in history] == [0.0, 0.0]
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(weight, before[name], rtol=0, atol=0)
+
+
+def test_the_reference_of_a_kl_term_may_be_another_model(tmp_path):
+    other, tokenizer = small_model()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.1)
+    other.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    settings = (
+        f"model.reference={tmp_path / 'other'}",
+        "training.kl_loss_coef=0.1",
+        "training.adv_estimator=grpo",
+        "training.batch_size=4",
+        "training.num_epochs=1",
+        "training.steps_per_epoch=1",
+        "training.warm_start=random",
+        "training.warm_start_steps=1",
+    )
+    ids = torch.randint(4, 200, (1, 12), generator=torch.Generator().manual_seed(0))
+    sampled = torch.arange(12)[None] > 3
+    with small_trainer(tmp_path, Memory, *settings) as trainer:
+        (metrics,) = trainer.fit()
+        learner = trainer.components.learner
+        log_probs = learner.reference_log_probs(PPOBatch(ids, sampled, sampled | True))
+    expected = other(ids).logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    assert torch.allclose(log_probs[:, 4:], expected[:, 3:], atol=1e-5)
+    assert metrics["kl_ref"] > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (("model.reference=tiny",), "no KL term"),
+        (("model.reference=tiny", "training.kl_loss_coef=0.1"), "other tokens"),
+    ],
+)
+def test_a_reference_that_cannot_be_compared_is_refused(tmp_path, settings, problem):
+    model, tokenizer = small_model()
+    tokenizer.add_tokens(["<another>"])
+    with (
+        pytest.raises(ConfigError, match=problem),
+        small_trainer(tmp_path, Memory, *settings, model=model, tokenizer=tokenizer) as trainer,
+    ):
+        trainer.fit()

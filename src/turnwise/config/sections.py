@@ -18,6 +18,11 @@ class ModelConfig(Section):
         "tiny", "A built-in model (tiny, smollm2-135m) or a Hugging Face model id."
     )
     local_path: str | None = setting(None, "A folder with the model; overrides model_name.")
+    reference: str | None = setting(
+        None,
+        "The model that a KL term compares with, a name or folder; null: the model itself at the "
+        "start, or after the warm start.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "Precision of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
     )

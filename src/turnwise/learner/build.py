@@ -14,7 +14,9 @@ from turnwise.learner.lora import add_configured_lora, has_adapters
 from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
+from turnwise.models import load_model
 from turnwise.models.empty import placeholder_weights
+from turnwise.user_code import require_model_code
 
 
 def make_learner(
@@ -22,25 +24,43 @@ def make_learner(
     model: Any,
     *,
     algorithm: Algorithm | None = None,
-    reference: Any = None,
     total_steps: int | None = None,
     make: Callable[..., Learner] = Learner,
 ) -> Learner:
     """Return a learner that trains this model in place, with the options of the settings.
 
     `algorithm` defaults to the one that the settings name. Call this before an engine is made on
-    the same modules: it may add adapters to them. Without `reference` a copy of the model becomes
-    the reference, if a KL term needs one. `make` has the signature of `Learner`.
+    the same modules: it may add adapters to them. If a KL term needs a reference, it is the model
+    of `model.reference`, or a copy of this one. `make` has the signature of `Learner`.
     """
     training = config.training
     algorithm = algorithm or Algorithm.of(training)
     add_first_adapters(config, model)
-    needs_reference = training.use_kl_in_reward or training.kl_loss_coef > 0
-    if needs_reference and reference is None and not has_adapters(model):
-        reference = copy.deepcopy(model)
+    reference = None
+    if training.use_kl_in_reward or training.kl_loss_coef > 0:
+        if config.model.reference is not None:
+            reference = load_reference(config, model.device)
+        elif not has_adapters(model):
+            reference = copy.deepcopy(model)
     options = LearnerOptions.from_config(config, total_steps, algorithm.policy_loss)
     policy = make_policy(config, model, algorithm)
-    return make(policy, options, reference=reference if needs_reference else None)
+    learner = make(policy, options, reference=reference)
+    learner.keeps_reference = config.model.reference is not None
+    return learner
+
+
+def load_reference(config: ConfigStore, device: torch.device) -> Any:
+    """Load the model of `model.reference`, in the precision of the policy."""
+    name, settings = config.model.reference, config.model
+    assert name is not None
+    if settings.trust_remote_code:
+        require_model_code(name)
+    return load_model(
+        name,
+        dtype=settings.dtype,
+        device=device,
+        trust_remote_code=settings.trust_remote_code,
+    ).model
 
 
 def make_policy(config: ConfigStore, model: Any, algorithm: Algorithm) -> PolicyValueModel:

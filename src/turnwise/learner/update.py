@@ -107,6 +107,8 @@ class Learner(BaseLearner):
         self._reference: PolicyValueModel | None = None
         self._has_own_reference = False
         """Whether the reference is not the initial model, and so part of a checkpoint."""
+        self.keeps_reference = False
+        """Whether the reference is a model of its own, which `restart` leaves as it is."""
         if reference is not None:
             for parameter in reference.parameters():
                 parameter.requires_grad_(False)
@@ -365,7 +367,7 @@ class Learner(BaseLearner):
         """Reset optimiser and schedule, and make the current weights the reference of a KL term."""
         self.optimizer.forget()
         self.num_updates = 0
-        if self._reference is not None:
+        if self._reference is not None and not self.keeps_reference:
             self._reference.policy.load_state_dict(self.model.policy.state_dict())
             self._has_own_reference = True
 

@@ -30,6 +30,7 @@ NAMES: dict[str, Kind] = {
     "eval_dataset.path": "rows",
     "model.model_name": "model",
     "model.local_path": "model",
+    "model.reference": "model",
     "logging.sinks": "code",
     "training.adv_estimator": "code",
     "training.policy_loss": "code",

@@ -21,6 +21,7 @@ _IMITATION = "the warm start comes before the first step, and is over"
 FIXED: Mapping[str, str] = {
     "model.model_name": _MODEL,
     "model.local_path": _MODEL,
+    "model.reference": "a KL term has kept the model close to it",
     "model.dtype": "the optimiser's state is kept for this precision",
     "model.load_in_4bit": "the adapters in the checkpoints have learned with these weights",
     "training.adv_estimator": "it decides whether there is a value head in the checkpoints",

@@ -40,6 +40,7 @@ from turnwise.trainer.agents import (
 from turnwise.trainer.curriculum import Curriculum, check_curriculum, evaluation_tasks
 from turnwise.trainer.rollout import Rows, TaskSource
 from turnwise.trainer.state import (
+    check_reference,
     load_configured_model,
     load_configured_model_in_parts,
     load_configured_tokenizer,
@@ -247,6 +248,7 @@ class UserComponents:
                 )
         tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         check_tokenizer(tokenizer)
+        check_reference(config, tokenizer)
         return model, tokenizer
 
     def episode_options(

@@ -187,6 +187,23 @@ def load_configured_tokenizer(config: ConfigStore) -> Any:
     return load_tokenizer(path, trust_remote_code=is_trusted)
 
 
+def check_reference(config: ConfigStore, tokenizer: Any) -> None:
+    """Raise if no KL term uses `model.reference`, or it has other tokens than the model."""
+    name, training = config.model.reference, config.training
+    if name is None:
+        return
+    if not training.use_kl_in_reward and training.kl_loss_coef == 0:
+        raise ConfigError(
+            f"model.reference is {name}, and no KL term compares with it. Set "
+            "training.kl_loss_coef or training.use_kl_in_reward, or leave it out."
+        )
+    if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"model.reference: {name} has other tokens than the model, so that their log-probs "
+            "cannot be compared. Use a model with the same tokenizer."
+        )
+
+
 def use_model(config: ConfigStore, model: str) -> None:
     """Set the model of the settings: an existing folder, a built-in name or a Hugging Face id."""
     folder = Path(model).expanduser()
