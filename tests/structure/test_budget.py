@@ -29,7 +29,7 @@ LINES = {
     "tools": 4563,
     "trainer": 5759,
     "user_code": 719,
-    "view": 2594,
+    "view": 2605,
 }
 FILES = 391
 JAVASCRIPT = 5822

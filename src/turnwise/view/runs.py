@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.doctor import Doctor
+from turnwise.runs.doctor import Doctor, Finding
 from turnwise.runs.episode_store import file_name, older_format, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
@@ -53,6 +53,7 @@ class RunMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._examining = threading.Lock()
         self._begin()
 
     def _begin(self, keeps_reader: bool = False) -> None:
@@ -106,29 +107,39 @@ class RunMetrics:
 
         Thousands of steps take long, so that a request waits only for a part of them.
         """
-        end = time.monotonic() + seconds
-        with self._lock:
-            num_before = len(self._findings)
-            while self._num_examined < len(self.steps) and time.monotonic() < end:
-                metrics = self.steps[self._num_examined]
-                self._num_examined += 1
-                for finding in self._doctor.look(metrics):
-                    self._findings.append(
-                        {
-                            "step": metrics.get("step", self._num_examined),
-                            "name": finding.code,
-                            "severity": "warning",
-                            "text": f"{finding.text} {finding.because}".rstrip(),
-                            "fix": finding.fix,
-                        }
-                    )
-            return len(self._findings) > num_before
+        end, num_new = time.monotonic() + seconds, 0
+        with self._examining:
+            while time.monotonic() < end:
+                with self._lock:
+                    doctor, number = self._doctor, self._num_examined
+                    metrics = self.steps[number] if number < len(self.steps) else None
+                if metrics is None:
+                    break
+                found = doctor.look(metrics)  # slow: who reads the metrics does not wait for it
+                with self._lock:
+                    if doctor is not self._doctor:  # the run was rewound in between
+                        continue
+                    self._num_examined += 1
+                    num_new += len(found)
+                    step = metrics.get("step", number + 1)
+                    self._findings += [_finding_payload(step, finding) for finding in found]
+        return num_new > 0
 
     def findings(self) -> dict[str, Any]:
         """Return the doctor's findings so far, each with its step."""
         with self._lock:
             examined = {"steps": self._num_examined, "of": len(self.steps)}
             return {"findings": list(self._findings), "examined": examined}
+
+
+def _finding_payload(step: float, finding: Finding) -> dict[str, Any]:
+    return {
+        "step": step,
+        "name": finding.code,
+        "severity": "warning",
+        "text": f"{finding.text} {finding.because}".rstrip(),
+        "fix": finding.fix,
+    }
 
 
 class ViewedRun:
