@@ -88,6 +88,8 @@ def test_without_arguments_the_demo_says_what_it_will_do(turnwise, tmp_path, mon
     assert f"a number from {low} to {high}\nin " in ran.out
     assert "warm start on random: 2 steps" in ran.out
     assert "  turnwise play runs/guess-number " in ran.out
+    learned = r"It found \d+% of the numbers .* finds \d+% now;\nthe expert, .* finds 100%\.\n"
+    assert re.search(learned, ran.out)
     # The first thing to do next.
     assert "\nNext:\n  turnwise view runs/guess-number " in ran.out
 

@@ -13,7 +13,7 @@ LINES = {
     "agents": 2548,
     "algo": 2644,
     "chat": 2420,
-    "cli": 4787,
+    "cli": 4807,
     "config": 1211,
     "data": 934,
     "deadlines": 776,
@@ -24,12 +24,12 @@ LINES = {
     "models": 1501,
     "progress": 749,
     "reward": 1287,
-    "runs": 4703,
+    "runs": 4816,
     "scale": 3877,
     "tools": 4563,
     "trainer": 5759,
     "user_code": 719,
-    "view": 2605,
+    "view": 2612,
 }
 FILES = 391
 JAVASCRIPT = 5822

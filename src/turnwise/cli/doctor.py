@@ -73,7 +73,7 @@ def _diagnose_run(run: str, as_json: bool) -> None:
 
     from turnwise.progress.run_state import count
     from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.doctor import diagnose, findings, present
+    from turnwise.runs.doctor import diagnose, findings, present, settings_if_readable
     from turnwise.runs.headline import headline
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
     from turnwise.runs.resume_settings import FIXED
@@ -89,7 +89,7 @@ def _diagnose_run(run: str, as_json: bool) -> None:
         steps = [numbers_of(line) for line in MetricsLog(file).read()]
         if not now and not steps:
             raise ConfigError(f"{file} is empty: no step of this run was finished yet")
-    over_time = diagnose(steps)
+    over_time = diagnose(steps, settings_if_readable(folder))
     if now is None:  # a copy of metrics.jsonl without its run folder
         now = present(steps)
     main = headline(steps, folder.evaluated_on)

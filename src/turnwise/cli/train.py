@@ -173,9 +173,10 @@ def train(
             if is_verl:
                 _train_with_verl(config, mode, verl_words, dry)
                 return
-            if file is None and not overrides and not as_json:
+            is_demo = file is None and not overrides
+            if is_demo and not as_json:
                 make_console().print(_about_the_demo(config))
-            _train(config, mode, lines, as_json)
+            _train(config, mode, lines, as_json, is_demo)
 
 
 def _split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -236,7 +237,7 @@ def _failures_as_exit_codes() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool) -> None:
+def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, is_demo: bool) -> None:
     from turnwise.progress import make_reporter
 
     console, trainer = make_console(stderr=as_json), None
@@ -254,6 +255,8 @@ def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool) -> N
         text = f"\nResume with:  turnwise train {run}" if run else "interrupted"
         console.print(text, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+    if is_demo:
+        console.print(f"\n{_learned(config, trainer.metrics_history)}", soft_wrap=True)
     closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
     console.print(closing, soft_wrap=True)
 
@@ -308,6 +311,23 @@ def _about_the_demo(config: ConfigStore) -> str:
         "to learn the format of a guess;\nthe rest it learns from reward alone: a guess earns what "
         "it rules out, the right one 1 more.\nThis takes about two minutes on two cores.\n"
         "Ctrl-C saves a checkpoint and exits; the same command resumes the run.\n"
+    )
+
+
+def _learned(config: ConfigStore, history: Sequence[Mapping[str, float]]) -> str:
+    """Return what the demo learned: its success before and after, and the expert's."""
+    from turnwise.env import environment_factory, expert_player, play_episode
+    from turnwise.trainer.evaluation import held_out_tasks
+
+    make = environment_factory(config.environment.name, config.environment)
+    tasks = held_out_tasks(max(config.training.eval_episodes, 1), config.training.seed)
+    expert = [play_episode(make(), expert_player, task.seed).success for task in tasks]
+    evaluated = [m["eval/greedy/success"] for m in history if "eval/greedy/success" in m]
+    after = evaluated[-1] if evaluated else history[-1]["success"]
+    return (
+        f"It found {history[0]['success']:.0%} of the numbers when it began to learn from reward, "
+        f"and finds {after:.0%} now;\nthe expert, who halves the range, finds "
+        f"{sum(expert) / len(expert):.0%}."
     )
 
 

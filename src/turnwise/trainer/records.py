@@ -67,7 +67,7 @@ class Records:
         """The contents of `run.json` besides the status."""
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
-        self._doctor = Doctor()
+        self._doctor = Doctor(config)
         self._new_findings: list[Finding] = []
         """The doctor's findings after the last step."""
         self.num_steps = 0

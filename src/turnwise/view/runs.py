@@ -12,11 +12,12 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.doctor import Doctor, Finding
+from turnwise.runs.doctor import Doctor, Finding, settings_if_readable
 from turnwise.runs.episode_store import file_name, older_format, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MetricsReader
+from turnwise.runs.run_folder import RunFolder
 from turnwise.view.episodes import EpisodeList, overview
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.payloads import TokenTexts
@@ -57,7 +58,7 @@ class RunMetrics:
         self._begin()
 
     def _begin(self, keeps_reader: bool = False) -> None:
-        self._doctor = Doctor()
+        self._doctor, self._has_settings = Doctor(), False
         self._findings: list[dict[str, Any]] = []
         self._num_examined = 0
         if not keeps_reader:
@@ -76,6 +77,9 @@ class RunMetrics:
                     self._begin()
                 elif self._reader.update(path):
                     self._begin(keeps_reader=True)
+                if path is not None and not self._has_settings:
+                    self._doctor = Doctor(settings_if_readable(RunFolder(path.parent)))
+                    self._has_settings = True
                 self.problem = self._reader.problem
             except FileNotFoundError:
                 self._begin()

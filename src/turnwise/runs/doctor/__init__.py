@@ -12,13 +12,17 @@ steps and report nothing while the reward rises.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.runs.doctor.checks import CHECKS, Check
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
+from turnwise.runs.doctor.check import Check
+from turnwise.runs.doctor.checks import CHECKS
 from turnwise.runs.doctor.evidence import AFTER_SHARED_ROWS, example_episode, rows_trained_on
 from turnwise.runs.doctor.history import History
 from turnwise.runs.run_folder import RunFolder
@@ -32,6 +36,7 @@ __all__ = [
     "diagnose",
     "findings",
     "present",
+    "settings_if_readable",
 ]
 
 STOPPED = "stopped"
@@ -70,7 +75,9 @@ class Finding:
 class Doctor:
     """Examines the metrics of each step, in order, and reports new findings."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ConfigStore | None = None) -> None:
+        """`config` has the settings of the run: the doctor advises nothing that they have."""
+        self._config = config
         self._history = History()
         self._seen: dict[str, int] = {}
         self._said: dict[str, int] = {}
@@ -106,7 +113,7 @@ class Doctor:
         consequences: dict[str, list[Finding]] = {check.code: [] for check in seen}
         firsts = {}
         for check, text in seen.items():
-            finding = Finding(check.code, text, check.fix)
+            finding = Finding(check.code, text, check.advise(self._config))
             first, passed = check.code, {check.code}
             while (cause := causes[first]) is not None and cause not in passed:
                 passed.add(first := cause)
@@ -127,9 +134,11 @@ class Doctor:
         return now - self._seen[code] > NUM_GONE or now - self._said[code] >= NUM_REPEAT
 
 
-def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]]:
+def diagnose(
+    history: Iterable[Mapping[str, float]], config: ConfigStore | None = None
+) -> list[tuple[int, Finding]]:
     """Return all findings of a run as (step, finding)."""
-    doctor = Doctor()
+    doctor = Doctor(config)
     return [
         (int(step) if math.isfinite(step := metrics.get("step", number)) else number, finding)
         for number, metrics in enumerate(history, 1)
@@ -137,12 +146,21 @@ def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]
     ]
 
 
-def present(history: Iterable[Mapping[str, float]]) -> list[Finding]:
+def present(
+    history: Iterable[Mapping[str, float]], config: ConfigStore | None = None
+) -> list[Finding]:
     """Return the findings as of the last of these steps, causes first."""
-    doctor = Doctor()
+    doctor = Doctor(config)
     for metrics in history:
         doctor.add(metrics)
     return doctor.present()
+
+
+def settings_if_readable(folder: RunFolder) -> ConfigStore | None:
+    """Return the settings of a run; None if there are none, or they cannot be read."""
+    with contextlib.suppress(ConfigError):
+        return folder.settings()
+    return None
 
 
 def findings(run_folder: str | Path) -> list[Finding]:
@@ -153,7 +171,7 @@ def findings(run_folder: str | Path) -> list[Finding]:
     folder = RunFolder(Path(run_folder))
     reported = [
         dataclasses.replace(finding, example=example_episode(folder, finding.code))
-        for finding in present(folder.read_metrics())
+        for finding in present(folder.read_metrics(), settings_if_readable(folder))
     ]
     facts = folder.facts
     if (shared := rows_trained_on(facts)) is not None:

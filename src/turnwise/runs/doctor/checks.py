@@ -8,76 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
+from turnwise.runs.doctor.check import CHECKS as CHECKS, Option, check
 from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History, Jump
-
-See: TypeAlias = Callable[[History], str | None]
-"""Returns the observation as text; None: nothing is wrong."""
-
-_AT_FIRST = {
-    "cut-turns": "cut_turns",
-    "malformed-calls": "malformed_calls",
-    "invalid-actions": "invalid_actions",
-    "out-of-time": "truncated/time",
-    "out-of-tokens": "truncated/tokens",
-    "out-of-tool-calls": "truncated/tool_calls",
-    "out-of-turns": "truncated/turns",
-}
-"""The metric that tells whether a finding was there in the first step, before any update."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check for one thing that can be wrong."""
-
-    see: See
-    fix: str
-    """What to try."""
-    explains: Sequence[str] = ()
-    """The checks whose findings are consequences of this one."""
-    is_of_updates: bool = False
-    """Whether updates cause it: then it explains nothing that was so in the first step."""
-
-    @property
-    def code(self) -> str:
-        """Its identifier, from the name of the function: `too-hard` of `too_hard`."""
-        return self.see.__name__.replace("_", "-")
-
-    def explains_here(self, code: str, history: History) -> bool:
-        """Return whether another finding is a consequence of this one, in this run."""
-        if code not in self.explains:
-            return False
-        # Without any spread chance moves the policy; a spread that was lost has another cause.
-        if self.code == "constant-reward" and not _was_so_at_first(self.code, history):
-            return False
-        if code == "constant-reward" and history.success() > 0:  # then the reward is to blame
-            return False
-        return not (self.is_of_updates and _was_so_at_first(code, history))
-
-
-def _was_so_at_first(code: str, history: History) -> bool:
-    if code == "constant-reward":
-        return history.first.get("reward_std", 1.0) <= 1e-6
-    return code in _AT_FIRST and history.first.get(_AT_FIRST[code], 0.0) >= 0.5
-
-
-CHECKS: list[Check] = []
-
-
-def check(
-    fix: str, explains: Sequence[str] = (), is_of_updates: bool = False
-) -> Callable[[See], See]:
-    """Add a function to the checks; the arguments are those of `Check`."""
-
-    def add(see: See) -> See:
-        CHECKS.append(Check(see, fix, explains, is_of_updates))
-        return see
-
-    return add
-
 
 NUM_FLAT = 50
 """Steps without a rise before it is reported."""
@@ -94,10 +27,17 @@ _LOST_POLICY = (
     *("unread-calls", "invalid-actions", "cut-turns", "out-of-tokens", *_POINTLESS_TURNS),
 )
 
+_LOWER_RATE = "lower training.learning_rate"
+_FLOAT32 = Option("take model.dtype=float32", "model.dtype", "float32")
+_TARGET_KL = Option("set training.target_kl (0.02)", "training.target_kl")
+_HOLD_THE_MODEL = Option(
+    "set training.kl_loss_coef to hold the model near its start", "training.kl_loss_coef"
+)
 _EASIER = (
-    "begin with an easier task (environment.params, a curriculum), warm-start on the expert "
-    "(training.warm_start=expert), reward partial progress, or raise training.group_size and "
-    "inference.temperature until some episodes differ."
+    "begin with an easier task{easier}",
+    Option("warm-start on the expert (training.warm_start=expert)", "training.warm_start"),
+    "reward partial progress",
+    "raise training.group_size and inference.temperature until some episodes differ",
 )
 
 
@@ -144,8 +84,11 @@ def stale_engine(history: History) -> str | None:
 
 
 @check(
-    "Take model.dtype=float32 or inference.backend=local, see that the engine has the newest "
-    "weights and the same temperature and chat template, and keep importance correction on.",
+    "",
+    _FLOAT32,
+    Option("take inference.backend=local", "inference.backend", "local"),
+    "see that the engine has the newest weights and the same temperature and chat template",
+    "keep importance correction on",
     explains=_LOST_POLICY,
 )
 def sampler_gap(history: History) -> str | None:
@@ -234,8 +177,11 @@ def learning_rate_too_high(history: History) -> str | None:
 
 
 @check(
-    "If it recurs: lower training.learning_rate, set training.max_grad_norm, take "
-    "model.dtype=float32, or see that rewards are of moderate size.",
+    "If it recurs:",
+    _LOWER_RATE,
+    Option("set training.max_grad_norm", "training.max_grad_norm"),
+    _FLOAT32,
+    "see that rewards are of moderate size",
     explains=("not-rising",),
 )
 def skipped_steps(history: History) -> str | None:
@@ -246,8 +192,14 @@ def skipped_steps(history: History) -> str | None:
 
 
 @check(
-    "Raise inference.max_tokens, ask for short answers in the prompt, or warm-start "
-    "(training.warm_start): a model that never learned to end its turn does not end it.",
+    "",
+    "raise inference.max_tokens",
+    "ask for short answers in the prompt",
+    Option(
+        "warm-start (training.warm_start): a model that never learned to end its turn does not "
+        "end it",
+        "training.warm_start",
+    ),
     explains=("malformed-calls", "unread-calls", "invalid-actions", *_POINTLESS_TURNS),
 )
 def cut_turns(history: History) -> str | None:
@@ -278,9 +230,10 @@ def unread_calls(history: History) -> str | None:
 
 
 @check(
-    "Check that the prompt shows one whole call and that the parser is the one of that format, "
-    "warm-start on good episodes (training.warm_start), or raise inference.max_tokens if turns "
-    "are cut.",
+    "",
+    "check that the prompt shows one whole call and that the parser is the one of that format",
+    Option("warm-start on good episodes (training.warm_start)", "training.warm_start"),
+    "raise inference.max_tokens if turns are cut",
     explains=("invalid-actions", "tools-unused", *_POINTLESS_TURNS),
 )
 def malformed_calls(history: History) -> str | None:
@@ -291,9 +244,11 @@ def malformed_calls(history: History) -> str | None:
 
 
 @check(
-    "Show an action in get_prompt_prefix, let the environment accept it with words around it, "
-    "warm-start (training.warm_start=random needs no expert), or raise inference.max_tokens if "
-    "turns are cut.",
+    "",
+    "show an action in get_prompt_prefix",
+    "let the environment accept it with words around it",
+    Option("warm-start (training.warm_start=random needs no expert)", "training.warm_start"),
+    "raise inference.max_tokens if turns are cut",
     explains=_POINTLESS_TURNS,
 )
 def invalid_actions(history: History) -> str | None:
@@ -342,7 +297,7 @@ def misplaced_reward(history: History) -> str | None:
 @check(
     "Read what the agent is shown: reset(), get_prompt_prefix() and the columns of the dataset "
     "may hold what it is to find out. If choosing from what is shown is the task, it is "
-    "solved: make it harder (environment.params).",
+    "solved: make it harder{params}.",
     explains=("too-easy", "not-rising", "steps-too-small", "value-useless"),
 )
 def answer_shown(history: History) -> str | None:
@@ -360,7 +315,8 @@ def answer_shown(history: History) -> str | None:
     "First look at the reward: turnwise play with --player expert and with --player random "
     "(of an agent: turnwise eval, with and without --agent expert) prints what a good and a "
     "bad episode earn. If these differ, the reward is right and the task too hard for this "
-    f"model: {_EASIER}",
+    "model:",
+    *_EASIER,
     explains=("entropy-collapse", "entropy-explosion"),  # chance moves the policy
 )
 def constant_reward(history: History) -> str | None:
@@ -378,48 +334,52 @@ def constant_reward(history: History) -> str | None:
     )
 
 
-_LIMITS = {
-    "time": (
-        "ran out of time",
-        "Find what is slow (time/environment, time/tools, time/generate in the metrics), or raise "
-        "the time limit: limits.max_seconds.",
-    ),
-    "tokens": (
-        "were longer than the model's context or the token limit",
-        "Make observations and prompts shorter, lower inference.max_tokens or "
-        "inference.max_turns, or take a model with a longer context.",
-    ),
-    "tool_calls": (
-        "made as many tool calls as are allowed",
-        "Read a few episodes: a model that calls the same tool again and again learns nothing from "
-        "the answers. If it needs so many, raise limits.max_tool_calls.",
-    ),
-    "turns": (
-        "ran out of turns before they were over",
-        "Raise inference.max_turns (and environment.max_steps), shorten the task, or reward "
-        "progress on the way.",
-    ),
-}
-
-
-def _check_limit(by: str, words: str, fix: str) -> None:
-    def see(history: History) -> str | None:
-        share = history.stays_high(f"truncated/{by}")
-        # In some environments, lasting until the limit is the success.
-        if share is None or history.success() >= 0.5:
-            return None
-        return f"{share:.0%} of the episodes {words}."
-
-    see.__name__ = f"out_of_{by}"
-    check(fix, explains=("constant-reward", *_NOTHING_LEARNED))(see)
-
-
-for _by, (_words, _fix) in _LIMITS.items():
-    _check_limit(_by, _words, _fix)
+def _truncated(history: History, by: str, words: str) -> str | None:
+    share = history.stays_high(f"truncated/{by}")
+    # In some environments, lasting until the limit is the success.
+    if share is None or history.success() >= 0.5:
+        return None
+    return f"{share:.0%} of the episodes {words}."
 
 
 @check(
-    _EASIER[0].upper() + _EASIER[1:],
+    "Find what is slow (time/environment, time/tools, time/generate in the metrics), or raise "
+    "the time limit: limits.max_seconds.",
+    explains=("constant-reward", *_NOTHING_LEARNED),
+)
+def out_of_time(history: History) -> str | None:
+    return _truncated(history, "time", "ran out of time")
+
+
+@check(
+    "Make observations and prompts shorter, lower inference.max_tokens or "
+    "inference.max_turns, or take a model with a longer context.",
+    explains=("constant-reward", *_NOTHING_LEARNED),
+)
+def out_of_tokens(history: History) -> str | None:
+    return _truncated(history, "tokens", "were longer than the model's context or the token limit")
+
+
+@check(
+    "Read a few episodes: a model that calls the same tool again and again learns nothing from "
+    "the answers. If it needs so many, raise limits.max_tool_calls.",
+    explains=("constant-reward", *_NOTHING_LEARNED),
+)
+def out_of_tool_calls(history: History) -> str | None:
+    return _truncated(history, "tool_calls", "made as many tool calls as are allowed")
+
+
+@check(
+    "Raise inference.max_turns{max_steps}, shorten the task, or reward progress on the way.",
+    explains=("constant-reward", *_NOTHING_LEARNED),
+)
+def out_of_turns(history: History) -> str | None:
+    return _truncated(history, "turns", "ran out of turns before they were over")
+
+
+@check(
+    "",
+    *_EASIER,
     explains=("alike-groups", "value-useless", "steps-too-small", "not-rising"),
 )
 def too_hard(history: History) -> str | None:
@@ -437,7 +397,7 @@ def too_hard(history: History) -> str | None:
 
 
 @check(
-    "Stop here, or make the task harder (environment.params).",
+    "Stop here, or make the task harder{params}.",
     explains=("not-rising", "steps-too-small", "value-useless"),
 )
 def too_easy(history: History) -> str | None:
@@ -458,9 +418,11 @@ def too_easy(history: History) -> str | None:
 
 @check(
     "If it was so from the first step on, a warm start was too long "
-    "(training.warm_start_steps). Else go back to a checkpoint from before, and set "
-    "training.entropy_coef (0.01), lower training.learning_rate, raise inference.temperature, or "
-    "set training.kl_loss_coef to hold the model near its start.",
+    "(training.warm_start_steps). Else go back to a checkpoint from before, and",
+    Option("set training.entropy_coef (0.01)", "training.entropy_coef"),
+    _LOWER_RATE,
+    "raise inference.temperature",
+    _HOLD_THE_MODEL,
     explains=("constant-reward", "forgetting", "tools-unused", *_NOTHING_LEARNED),
     is_of_updates=True,
 )
@@ -482,8 +444,11 @@ def entropy_collapse(history: History) -> str | None:
 
 
 @check(
-    "Lower training.entropy_coef and training.learning_rate, set training.kl_loss_coef to hold "
-    "the model near its start, set training.target_kl (0.02), or lower inference.temperature.",
+    "",
+    "lower training.entropy_coef and training.learning_rate",
+    _HOLD_THE_MODEL,
+    _TARGET_KL,
+    "lower inference.temperature",
     explains=(
         *_NOTHING_LEARNED,
         "constant-reward",
@@ -520,7 +485,10 @@ def alike_groups(history: History) -> str | None:
 
 
 @check(
-    "Lower training.learning_rate or training.update_epochs, or set training.target_kl (0.02).",
+    "",
+    _LOWER_RATE,
+    "lower training.update_epochs",
+    _TARGET_KL,
     explains=("forgetting", "gradient-jump", "not-rising"),
     is_of_updates=True,
 )
@@ -551,9 +519,10 @@ def gradient_jump(history: History) -> str | None:
 
 
 @check(
-    "Look at the episodes: do calls fail, or does guessing earn as much? Then reward a useful "
-    "call, let tool errors say how to call rightly, or set training.kl_loss_coef to hold the "
-    "model near its start.",
+    "Look at the episodes: do calls fail, or does guessing earn as much? Then",
+    "reward a useful call",
+    "let tool errors say how to call rightly",
+    _HOLD_THE_MODEL,
 )
 def tools_unused(history: History) -> str | None:
     now, (best, _) = history.mean("tool_calls"), history.best("tool_calls")
@@ -563,9 +532,10 @@ def tools_unused(history: History) -> str | None:
 
 
 @check(
-    "Unless the task was made harder in between: go back to the best checkpoint with a lower "
-    "training.learning_rate, set training.kl_loss_coef to hold the model near its start, or set "
-    "training.target_kl (0.02).",
+    "Unless the task was made harder in between:",
+    "go back to the best checkpoint with a lower training.learning_rate",
+    _HOLD_THE_MODEL,
+    _TARGET_KL,
     explains=("not-rising",),
     is_of_updates=True,
 )
@@ -600,9 +570,15 @@ def reward_hacking(history: History) -> str | None:
 
 
 @check(
-    "Raise training.value_coef or training.update_epochs, try training.critic=separate or a "
-    "larger training.batch_size, or take an estimator without values: "
-    "training.adv_estimator=grpo.",
+    "",
+    "raise training.value_coef or training.update_epochs",
+    Option("try training.critic=separate", "training.critic", "separate"),
+    "try a larger training.batch_size",
+    Option(
+        "take an estimator without values: training.adv_estimator=grpo",
+        "training.adv_estimator",
+        "grpo",
+    ),
 )
 def value_useless(history: History) -> str | None:
     num = 2 * NUM_STEADY
@@ -649,9 +625,11 @@ def steps_too_small(history: History) -> str | None:
 
 
 @check(
-    "If it is the best that can be had, the run is done. Else try a higher "
-    "training.learning_rate, a larger training.batch_size, reward for partial progress or a warm "
-    "start (training.warm_start).",
+    "If it is the best that can be had, the run is done. Else try",
+    "a higher training.learning_rate",
+    "a larger training.batch_size",
+    "reward for partial progress",
+    Option("a warm start (training.warm_start)", "training.warm_start"),
 )
 def not_rising(history: History) -> str | None:
     half = NUM_FLAT // 2

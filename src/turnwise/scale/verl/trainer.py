@@ -251,7 +251,7 @@ class CustomRayPPOTrainer:
                 log.append({"step": step, "reward": data["critic/score/mean"], **data})
         self.metrics_history = log.read()
         self._write_status(folder, outcome, num_steps)
-        doctor = Doctor()
+        doctor = Doctor(self.config)
         for metrics in self.metrics_history:
             doctor.look(metrics)
             if not self._verl_prints and metrics["step"] > first:
