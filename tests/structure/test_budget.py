@@ -21,7 +21,7 @@ LINES = {
     "episode": 3959,
     "inference": 6637,
     "learner": 5826,
-    "models": 1501,
+    "models": 1529,
     "progress": 749,
     "reward": 1287,
     "runs": 4816,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 import shutil
+import timeit
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean, import_extra
@@ -72,8 +76,30 @@ BUILT_IN: dict[str, Callable[[], Path]] = {
     "tiny": partial(cached_folder, f"tiny-{__version__}-{RECIPE}", _save_tiny),
     "smollm2-135m": partial(cached_folder, "SmolLM2-135M-Instruct-Q4_1", convert_smollm2),
 }
+_LOG = logging.getLogger("turnwise")
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@cache
+def _warn_if_emulated(dtype: torch.dtype) -> None:
+    """Log a warning if this CPU has no instructions for a data type: it is measured, since that
+    depends on torch's build too."""
+
+    def seconds(kind: torch.dtype) -> float:
+        rows, weight = torch.ones(32, 128, dtype=kind), torch.ones(128, 128, dtype=kind)
+        return min(timeit.repeat(lambda: F.linear(rows, weight), number=1, repeat=4))
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # torch prints a stack trace of its fallback
+        times = seconds(dtype) / seconds(torch.float32)
+    if times >= 8:  # emulated, it is 50 to 200
+        _LOG.warning(
+            "This processor has no fast instructions for %s: a matrix product takes %.0f times as "
+            "long as in float32. On this CPU use dtype float32, which auto chooses.",
+            str(dtype).removeprefix("torch."),
+            times,
+        )
 
 
 def load_model(
@@ -91,6 +117,8 @@ def load_model(
     """
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
+    if place.type == "cpu" and kind in HALF:
+        _warn_if_emulated(kind)
     if name_or_path == "tiny" and not load_in_4bit:
         made, tokenizer = make_tiny()
         return LoadedModel(made.to(place, kind), tokenizer)
