@@ -7,9 +7,50 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, overload
+from typing import Any, Literal, TypeAlias, TypedDict, overload
 
 from turnwise.errors import ConfigError, did_you_mean
+
+
+class TextPart(TypedDict):
+    """A text in the content of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(TypedDict):
+    """A picture in the content of a message; the models so far read texts only, and refuse it."""
+
+    type: Literal["image"]
+    image: Any
+    """A path, an address, bytes, or an object of PIL."""
+
+
+Content: TypeAlias = str | Sequence[TextPart | ImagePart]
+"""What a message or an observation says: a text, or parts."""
+
+
+class NotText(ValueError):
+    """A content has a part that is no text."""
+
+
+def read_content(content: Content, between: str = "") -> str:
+    """Return a content as text, its parts joined.
+
+    >>> read_content([{"type": "text", "text": "Which "}, {"type": "text", "text": "way?"}])
+    'Which way?'
+    """
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise NotText(f"a part of type {kind!r}; this model takes text only")
+        texts.append(text)
+    return between.join(texts)
 
 
 class EpisodeStatus(StrEnum):

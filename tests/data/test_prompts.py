@@ -49,7 +49,7 @@ def test_content_in_pieces_of_text_is_one_text():
         (["Hi."], r"message 0 of a prompt is 'Hi.' \(str\)"),
         ([{"content": "Hi."}], "message 0"),
         ([{"role": "user"}], r"message 0 of a prompt"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "pictures"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "message 0 .* 'image'.* text only"),
         (b"Hi.", "bytes"),
         (None, "NoneType"),
     ],

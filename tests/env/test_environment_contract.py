@@ -173,6 +173,17 @@ def test_near_types_are_taken(answer):
     assert (result.reward, result.done, result.info) == (1.0, True, {})
 
 
+def test_an_observation_may_be_parts_of_text_and_a_picture_is_refused():
+    class Gallery(Dice):
+        def reset(self):
+            parts = [{"type": "text", "text": "Which picture "}, {"type": "text", "text": "is it?"}]
+            return parts if self.max_steps == 10 else [*parts, {"type": "image", "image": b"GIF"}]
+
+    assert asyncio.run(reset_environment(Gallery())) == "Which picture is it?"
+    with pytest.raises(EnvironmentFault, match=r"reset\(\) returned a part of type 'image'"):
+        asyncio.run(reset_environment(Gallery({"max_steps": 3})))
+
+
 def test_a_failing_player_is_the_callers_own_affair():
     def clumsy(env, observation):
         raise ZeroDivisionError

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from turnwise.chat import Message
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
+from turnwise.types import NotText, read_content
 
 
 class ApiError(TurnwiseError, RuntimeError):
@@ -203,16 +204,10 @@ def read_text(content: Any, param: str, between: str = "") -> str:
         return content or ""
     if not isinstance(content, Sequence):
         raise ApiError(f"{param} got a {type(content).__name__}, expected text", param=param)
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ApiError(
-                f"{param} has a part of type {kind!r}; this model takes text only", param=param
-            )
-        texts.append(text)
-    return between.join(texts)
+    try:
+        return read_content(content, between)
+    except NotText as error:
+        raise ApiError(f"{param} has {error}", param=param) from None
 
 
 def tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from turnwise.config import EnvironmentConfig
+from turnwise.types import Content
 
 NO_TASK = (
     "self.task is None, since there is no dataset. Pass one, dataset=[{...}, ...] or the setting "
@@ -56,14 +57,14 @@ class BaseEnvironment(ABC):
             self.max_steps = self.config.max_steps
 
     @abstractmethod
-    def reset(self) -> str:
-        """Starts a new episode and returns the first observation.
+    def reset(self) -> Content:
+        """Starts a new episode and returns the first observation: a text, or parts of one.
 
         It may take `seed: int | None = None` as an argument instead of using `self.rng`.
         """
 
     @abstractmethod
-    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Content, float, bool, dict[str, Any]]:
         """Takes an action and returns (observation, reward, done, info)."""
 
     @abstractmethod

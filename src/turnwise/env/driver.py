@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import EnvironmentFault
-from turnwise.types import StepResult
+from turnwise.types import NotText, StepResult, read_content
 from turnwise.user_code import definition_note
 
 T = TypeVar("T")
@@ -116,6 +116,13 @@ def checked_step(env: BaseEnvironment, result: object) -> StepResult:
 def _checked_observation(env: BaseEnvironment, method: str, observation: object) -> str:
     if isinstance(observation, str):
         return observation if type(observation) is str else str.__str__(observation)
+    parts = observation if isinstance(observation, list) else []
+    if parts and all(isinstance(part, Mapping) for part in parts):
+        try:
+            return read_content(parts)
+        except NotText as error:
+            fix = "Describe it in words."
+            raise _fault(env, method, f"returned {error}. {fix}") from None
     fix = "Describe the state in words, or return json.dumps(...) of it."
     if observation is None:
         fix = 'Return what the agent reads next, "" if there is nothing.'

@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError
+from turnwise.types import NotText, read_content
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,15 @@ class Prompt:
         for number, message in enumerate(prompt):
             role = message.get("role") if isinstance(message, Mapping) else None
             content = message.get("content") if isinstance(message, Mapping) else None
-            if isinstance(content, list):  # pieces of text
-                pieces = [p.get("text") if isinstance(p, Mapping) else None for p in content]
-                is_text = all(isinstance(piece, str) for piece in pieces)
-                content = "".join(map(str, pieces)) if is_text else None
+            if isinstance(content, list):
+                try:
+                    content = read_content(content)
+                except NotText as error:
+                    raise ConfigError(f"message {number} of a prompt has {error}") from None
             if not isinstance(role, str) or not isinstance(content, str):
                 raise ConfigError(
                     f"message {number} of a prompt is {_shown(message)}, expected "
-                    "{'role': 'user', 'content': text}; pictures and other media are not supported"
+                    "{'role': 'user', 'content': text}"
                 )
             messages.append({"role": role, "content": content})
         system = ""

@@ -31,6 +31,8 @@ _NUM_ROWS_CHECKED = 100
 def check_run(config: ConfigStore, user: UserComponents) -> None:
     """Raise for settings and components that a run cannot be made of."""
     check_settings(config)
+    for components in [user, *(part.components for part in user.mix)]:
+        _check_types(components)
     inference = config.inference
     # A server gets prompts and weights; options of vLLM and SGLang name folders and code. So a
     # folder that the user does not trust may not name them.
@@ -165,7 +167,6 @@ def _check_components(user: UserComponents, config: ConfigStore) -> None:
         )
     if isinstance(user.parser, str) and user.parser != "auto":
         get_parser(user.parser)
-    _check_types(user)
     # A function shows its player only when it is called: then the warm start raises.
     method = {"expert": "expert_action", "random": "sample_action"}.get(str(training.warm_start))
     if method is not None and source is not None:
