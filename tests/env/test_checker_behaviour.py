@@ -156,6 +156,12 @@ def test_calls_in_the_format_of_another_parser_are_not_the_experts_fault():
     assert "`--parser react`" in finding.fix
     assert "parser" not in {f.check for f in check_env(ReActExpert, parser="react")}
 
+    class Strict(ReActExpert):
+        def step(self, action):
+            return super().step({"A": "A", "B": "B", "C": "C"}[action])
+
+    assert [f.check for f in check_env(Strict)] == ["parser", "odd-actions"]
+
 
 class PlainTools(Doors):
     """Its tools return values and never end the episode."""

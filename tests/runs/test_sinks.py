@@ -322,11 +322,19 @@ def test_a_class_in_a_file_is_a_sink(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("tracker.py:Nothing", "has no 'Nothing'"), ("tracker.py:half", "no open and no close")],
+    [
+        ("tracker.py:Nothing", "has no 'Nothing'"),
+        ("tracker.py:half", "no open and no close"),
+        ("tracker.py:broken", "broken could not be made: ConnectionError: away"),
+    ],
 )
 def test_what_is_no_sink_is_told_at_the_start(tmp_path, monkeypatch, name, problem):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tracker.py").write_text("class half:\n    def log(self, step, numbers): ...\n")
+    (tmp_path / "tracker.py").write_text(
+        "class half:\n    def log(self, step, numbers): ...\n"
+        "class broken(half):\n    open = close = half.log\n"
+        "    def __init__(self, *given): raise ConnectionError('away')\n"
+    )
     with pytest.raises(ConfigError, match=problem):
         make_sinks([name], tmp_path, "run", {})
 

@@ -26,6 +26,7 @@ CASES = {
     "rounded, with masters": ("small-qwen2", {}, "bfloat16"),
     "widened": ("small-narrow", {}, "float32"),
     "reference": ("small-qwen3", {"kl_loss_coef": 0.1}, "float32"),
+    "named reference": ("small-llama", {"kl_loss_coef": 0.1}, "float32"),
     "adapters": ("small-qwen2", {"lora_rank": 2, "kl_loss_coef": 0.1}, "float32"),
     "rounded adapters": ("small-qwen2", {"lora_rank": 2}, "bfloat16"),
     "conv1d": ("small-gpt2", {}, "float32"),
@@ -80,6 +81,8 @@ def compared(folder, case):
     """Load the same model in both ways, and train both."""
     name, more, dtype = CASES[case]
     config = settings(more)
+    if case == "named reference":
+        config.model.reference = str(folder / "small-qwen3")
     parts = loaded_in_parts(folder / name, config, dtype)
     model = load_model(folder / name, dtype=dtype, device="cpu").model
     whole = make_learner(config, model, make=ShardedLearner)

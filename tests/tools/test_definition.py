@@ -11,6 +11,7 @@ from pydantic import Field
 
 from turnwise.errors import ToolError
 from turnwise.tools import FunctionTool, Tool, ToolDefinition, tool
+from turnwise.tools.schema import spec_from_schema
 
 
 @dataclass
@@ -36,6 +37,8 @@ def paint(
 
     Returns:
         size: this is not about the argument.
+
+    It dries in an hour.
     """
     return f"{colour} {at} {size} {tags}"
 
@@ -44,7 +47,7 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
     definition = FunctionTool(paint).definition
     properties = definition.parameters["properties"]
     assert definition.name == "paint"
-    assert definition.description == "Paint a spot on the wall."
+    assert definition.description == "Paint a spot on the wall. It dries in an hour."
     assert properties["colour"]["enum"] == ["red", "blue"]
     assert properties["colour"]["description"] == "The colour: red or blue."
     assert properties["at"]["description"] == "Where, in steps."
@@ -166,3 +169,21 @@ def test_import_is_light() -> None:
         "assert not {'torch', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["string", "integer", "array"])
+def test_bounds_are_those_of_their_type(kind: str) -> None:
+    bounds = {"minimum": 3, "minLength": 3, "minItems": 3}
+    schema = {"type": "object", "properties": {"x": {"type": [kind, "null"], **bounds}}}
+
+    def echo(x: object = None) -> str:
+        return repr(x)
+
+    spec = spec_from_schema(schema, echo)
+    good, short = {"string": ("abc", "a"), "integer": (3, 1), "array": ([1, 2, 3], [])}[kind]
+    for value, is_right in ((None, True), (good, True), (short, False)):
+        if is_right:
+            spec.check({"x": value})
+        else:
+            with pytest.raises(ToolError):
+                spec.check({"x": value})

@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,7 @@ from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.trainer import recording
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.recording import identity, record_run, recorded
+from turnwise.user_code import instance_label
 
 
 def score(trajectory):
@@ -99,6 +101,8 @@ def test_parsers_and_models_are_named_or_said_to_be_lost(tmp_path):
     file.write_text("from turnwise import JSONActionParser\nclass Mine(JSONActionParser): ...\n")
     assert type(parser_by_name(f"{file}:Mine")).__name__ == "Mine"
     assert names(parser=Marked("!")).parser == "<object>:Marked"
+    jar = CookieJar(policy=DefaultCookiePolicy(strict_domain=True))
+    assert instance_label(jar) == "<object>:CookieJar"  # not the one of its constructor
     with pytest.raises(ConfigError, match="give --parser or the setting parser"):
         parser_by_name("<object>:Marked")
     with pytest.raises(ConfigError, match="expected a class derived from"):

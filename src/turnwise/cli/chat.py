@@ -198,6 +198,7 @@ class _Chat:
         """Send a message and show the replies; tools that one calls are executed."""
         from turnwise.agents.requests import ApiError
 
+        before = len(self._messages)
         self._messages.append({"role": "user", "content": text})
         try:
             for _ in range(MOST_ROUNDS):
@@ -206,13 +207,19 @@ class _Chat:
                     break
                 self._call_tools(reply)
         except KeyboardInterrupt:
+            # Calls without all their results are forgotten: no template can write them.
+            asked = [n for n, message in enumerate(self._messages) if message.get("tool_calls")]
+            if asked and len(self._messages[asked[-1] + 1 :]) < len(
+                self._messages[asked[-1]]["tool_calls"]
+            ):
+                del self._messages[asked[-1] :]
             self.note("\n  interrupted\n")
             if not self.is_terminal:
                 raise
         except ApiError as error:
             if error.code != "context_length_exceeded":
                 raise
-            self._messages.pop()
+            del self._messages[before:]
             length = f"{self._model.context_length:,}"
             full = f"the context of {length} tokens is full, /reset starts a new conversation"
             self.console.print()

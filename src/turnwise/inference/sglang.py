@@ -235,7 +235,10 @@ class SGLangEngine(ServedEngine):
                 )
             # Only flashinfer's min-p kernel renormalises after top-k, before it looks at top-p.
             is_joint = self._sampling_backend == "pytorch" or params.min_p == 0.0
-            for i, top in enumerate((meta.get("output_top_logprobs") or [])[: len(ids)]):
+            tops = meta.get("output_top_logprobs") or []
+            if tops and len(tops) < len(ids):
+                raise ValueError(f"{len(tops)} top log-probs of {len(ids)} tokens")
+            for i, top in enumerate(tops[: len(ids)]):
                 low, high = kept_log_mass(
                     [entry[0] for entry in top], params, self._vocab_size, is_joint=is_joint
                 )

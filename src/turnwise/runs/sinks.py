@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from turnwise.errors import ConfigError, did_you_mean, import_extra
+from turnwise.errors import ConfigError, TurnwiseError, did_you_mean, import_extra
 from turnwise.runs.plain_json import plain_json
 from turnwise.user_code import import_object, names_code
 from turnwise.whole_files import write_whole
@@ -243,8 +243,20 @@ def make_sinks(
     names: Sequence[str], run_folder: Path, run_name: str, config: Mapping[str, Any]
 ) -> Sinks:
     """Return the sinks of these names; a missing package raises now, not during the run."""
-    arguments = (Path(run_folder), run_name, plain_json(config))
-    return Sinks({name: _find_sink(name)(*arguments) for name in dict.fromkeys(names)})
+    settings = plain_json(config)
+
+    def make(name: str) -> Sink:
+        try:
+            return _find_sink(name)(Path(run_folder), run_name, settings)
+        except TurnwiseError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"logging.sinks: {name} could not be made: {type(error).__name__}: {error}. It is "
+                "called with the run's folder, its name and its settings; connect in open()."
+            ) from error
+
+    return Sinks({name: make(name) for name in dict.fromkeys(names)})
 
 
 def _find_sink(name: str) -> Callable[[Path, str, Any], Sink]:

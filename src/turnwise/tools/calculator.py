@@ -136,8 +136,12 @@ def _product(function: Callable[..., int]) -> Callable[..., int]:
     """Makes factorial, comb or perm refuse what is a product of too many numbers."""
 
     def compute(n: Number, *chosen: Number) -> int:
-        # No factor is above n, and there are as many factors as chosen things.
-        _require_bits(_whole(chosen[0] if chosen else n) * _whole(n).bit_length())
+        # No factor is above n, and there are as many factors as chosen things; comb may as well
+        # choose those that are left.
+        num_factors = _whole(chosen[0] if chosen else n)
+        if function is math.comb:
+            num_factors = min(num_factors, max(_whole(n) - num_factors, 0))
+        _require_bits(num_factors * _whole(n).bit_length())
         return function(_whole(n), *map(_whole, chosen))
 
     return compute

@@ -217,8 +217,12 @@ def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
     summary, *sections = _SECTION.split(inspect.cleandoc(doc))
     arguments: dict[str, str] = {}
     for name, body in zip(sections[::2], sections[1::2], strict=True):
+        # A section ends where a line is not indented; such lines are about the whole tool.
+        lines = body.splitlines()
+        end = next((n for n, line in enumerate(lines) if line[:1].strip()), len(lines))
+        summary += "\n" + "\n".join(lines[end:])
         if name.lower() in ("args", "arguments", "parameters"):
-            for argument, text in _ENTRY.findall(textwrap.dedent(body)):
+            for argument, text in _ENTRY.findall(textwrap.dedent("\n".join(lines[:end]) + "\n")):
                 arguments[argument] = " ".join(text.split())
     return " ".join(summary.split()), arguments
 
@@ -254,15 +258,17 @@ _SCALARS: dict[Any, Any] = {
     "null": None,
     "object": dict[str, Any],
 }
-_BOUNDS = {
+_NUMBER_BOUNDS = {
     "minimum": "ge",
     "maximum": "le",
     "exclusiveMinimum": "gt",
     "exclusiveMaximum": "lt",
-    "minLength": "min_length",
-    "maxLength": "max_length",
-    "minItems": "min_length",
-    "maxItems": "max_length",
+}
+_BOUNDS: dict[Any, dict[str, str]] = {
+    "integer": _NUMBER_BOUNDS,
+    "number": _NUMBER_BOUNDS,
+    "string": {"minLength": "min_length", "maxLength": "max_length"},
+    "array": {"minItems": "min_length", "maxItems": "max_length"},
 }
 
 
@@ -298,7 +304,8 @@ def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any
         python_type = _typed_dict(fields, schema.get("required", ()), takes_any)
     elif kind not in _SCALARS:
         return Any
-    bounds: Any = {ours: schema[theirs] for theirs, ours in _BOUNDS.items() if theirs in schema}
+    known = _BOUNDS.get(kind, {})
+    bounds: Any = {ours: schema[theirs] for theirs, ours in known.items() if theirs in schema}
     return Annotated[python_type, Field(**bounds)] if bounds else python_type
 
 

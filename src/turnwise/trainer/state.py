@@ -197,7 +197,9 @@ def check_reference(config: ConfigStore, tokenizer: Any) -> None:
             f"model.reference is {name}, and no KL term compares with it. Set "
             "training.kl_loss_coef or training.use_kl_in_reward, or leave it out."
         )
-    if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+    is_trusted = config.model.trust_remote_code and allows_model_code(name)
+    loaded = load_tokenizer(name, trust_remote_code=is_trusted)
+    if loaded.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
             f"model.reference: {name} has other tokens than the model, so that their log-probs "
             "cannot be compared. Use a model with the same tokenizer."

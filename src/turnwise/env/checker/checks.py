@@ -21,7 +21,7 @@ from turnwise.env.checker.harness import (
     Transition,
     replayed,
 )
-from turnwise.env.checker.report import Finding, shorten
+from turnwise.env.checker.report import Finding, other_parser, shorten
 from turnwise.env.driver import accepts_seed
 from turnwise.errors import EnvironmentFault, TurnwiseError
 
@@ -176,6 +176,8 @@ def check_threads(harness: Harness) -> Iterator[Finding]:
         ):
             continue
     except BrokenCallError as broken:
+        if broken.finding.check == "parser":  # in any thread
+            return
         yield Finding(
             "error",
             "threads",
@@ -382,14 +384,7 @@ def _invalid_offers(harness: Harness, method: str) -> Iterator[Finding]:
     for seed in harness.seeds:
         for turn in harness.turns(harness.make(), seed, choose, describe=False):
             if turn.action is not None and (parser := harness.other_format) is not None:
-                yield Finding(
-                    "warning",
-                    "parser",
-                    f"{shorten(turn.action)} is a tool call in the format of the parser "
-                    f"{parser!r}, which is not the one in use: it went to step() as text",
-                    f"Check with `--parser {parser}`, and train with `parser: {parser}`; or let "
-                    "the environment offer calls as the parser in use reads them.",
-                )
+                yield other_parser(turn.action, parser)
                 return
             if turn.result.info.get("invalid_action"):
                 yield Finding(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from turnwise.env.base import NO_TASK, BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.env.checker.report import Finding, explain, shorten
+from turnwise.env.checker.report import Finding, explain, other_parser, shorten
 from turnwise.env.driver import reset_environment, step_environment
 from turnwise.errors import EnvironmentFault
 from turnwise.tools.base import marked_tools
@@ -145,7 +145,13 @@ class Harness:
         def take() -> StepResult:
             return self._timed(self._play_turn(env, action), self.step_seconds)
 
-        return self.call(f"step({shorten(action)})", take)
+        try:
+            return self.call(f"step({shorten(action)})", take)
+        except BrokenCallError as broken:
+            if self.other_format is None:
+                raise
+            finding = other_parser(action, self.other_format)
+            raise BrokenCallError(finding, broken.error) from None
 
     def _timed(self, work: Coroutine[Any, Any, T], seconds: list[float]) -> T:
         start = time.perf_counter()

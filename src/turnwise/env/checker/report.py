@@ -91,6 +91,18 @@ def shorten(value: object, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[: width - 4]}...{text[-1]}"
 
 
+def other_parser(action: str, parser: str) -> Finding:
+    """Returns the finding of a tool call that only another parser reads."""
+    return Finding(
+        "warning",
+        "parser",
+        f"{shorten(action)} is a tool call in the format of the parser {parser!r}, which is not "
+        "the one in use: it went to step() as text",
+        f"Check with `--parser {parser}`, and train with `parser: {parser}`; or let the "
+        "environment offer calls as the parser in use reads them.",
+    )
+
+
 def explain(error: BaseException) -> str:
     """Returns the error and the line that raised it, as one line of text."""
     frames = [

@@ -65,6 +65,7 @@ class Cluster:
         """Ray's sockets and logs, on a cluster that was started here."""
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
+        self._process = os.getpid()
         self._is_closed = threading.Event()
         for module in imported_files():  # workers receive the code: they import no user file
             ray.cloudpickle.register_pickle_by_value(module)
@@ -126,6 +127,8 @@ class Cluster:
         threading.Thread(target=watch, name="turnwise: watch the raylet", daemon=True).start()
 
     def close(self) -> None:
+        if os.getpid() != self._process:  # a forked child, at its exit
+            return
         self._is_closed.set()
         atexit.unregister(self.close)
         group, self._group = self._group, None
