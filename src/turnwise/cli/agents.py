@@ -88,7 +88,8 @@ def agent_by_name(who: str) -> AgentMaker:
     is_class = isinstance(agent, type)
     parameters = list(inspect.signature(agent.__call__ if is_class else agent).parameters.values())
     parameters = parameters[int(is_class) :]  # without self
-    needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    others = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in others]
     takes_state = len(needed) == 2 or any(p.name == "state" for p in parameters[1:2])
     if not parameters or len(needed) > 2:
         given = ", ".join(str(parameter) for parameter in parameters)

@@ -63,13 +63,16 @@ def finish_without_loop(work: Coroutine[Any, Any, T], call: str) -> T:
 
 def accepts_seed(env: BaseEnvironment) -> bool:
     """Whether `reset` takes `seed`."""
-    return _names_seed(getattr(env.reset, "__func__", env.reset))
+    method = getattr(env.reset, "__func__", None)
+    return _names_seed(env.reset) if method is None else _method_names_seed(method)
 
 
-@lru_cache(maxsize=256)  # inspecting a signature takes longer than most resets
 def _names_seed(reset: Callable[..., Any]) -> bool:
     parameters = inspect.signature(reset).parameters.values()
     return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+_method_names_seed = lru_cache(maxsize=256)(_names_seed)  # inspecting takes longer than a reset
 
 
 def checked_step(env: BaseEnvironment, result: object) -> StepResult:

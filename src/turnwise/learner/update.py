@@ -112,8 +112,12 @@ class Learner(BaseLearner):
         if reference is not None:
             for parameter in reference.parameters():
                 parameter.requires_grad_(False)
+            is_alike = type(reference) is type(model.policy)
             self._reference = PolicyValueModel(
-                reference, None, temperature=model.temperature, layout=model.layout
+                reference,
+                None,
+                temperature=model.temperature,
+                layout=model.layout if is_alike else None,
             )
         self.workers = workers or SingleProcess()
         self.optimizer = MasterOptimizer(
