@@ -79,7 +79,6 @@ def test_each_command_imports_the_file_once(imports):
 
 def test_a_script_that_would_train_is_refused_by_each_command(imports):
     Path("door.py").write_text(f"{SCRIPT}Trainer(environment=Door).fit()\n")
-    number = SCRIPT.count("\n") + 1
     for command in (
         ("check-env", "door.py:Door"),
         ("play", "door.py:Door", "--player", "expert"),
@@ -88,6 +87,6 @@ def test_a_script_that_would_train_is_refused_by_each_command(imports):
     ):
         ran, _ = imports(*command)
         assert ran.code == 2, command
-        assert f"door.py:{number} starts training" in ran.err
+        assert "door.py starts training" in ran.err
         assert 'if __name__ == "__main__":' in ran.err
     assert not Path("runs").exists()

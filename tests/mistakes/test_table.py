@@ -218,6 +218,7 @@ TRAINERS = [
     ({"reward_fn": "score"}, "Pass the function itself"),
     ({"config": {"batch_size": 4}}, "Did you mean 'training.batch_size'?"),
     ({"config": {"training": {"batch_size": "abc"}}}, "training.batch_size got 'abc'"),
+    ({"config": {"training": {"batch_size": 10**6, "group_size": 10**6}}}, "in one step"),
     ({"config": "nowhere/run.yaml"}, "there is no configuration file nowhere/run.yaml"),
     ({"config": Good}, "Trainer(config, MyEnvironment)"),
     ({"config": ConfigStore().training}, "config got TrainingConfig"),

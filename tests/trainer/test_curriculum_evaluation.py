@@ -9,6 +9,7 @@ from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, small_trainer
 from turnwise import Levels
 from turnwise.runs.run_folder import RunFolder
+from turnwise.trainer.evaluation import held_out_tasks
 
 SMALL = (
     "training.warm_start=null",
@@ -102,3 +103,24 @@ def test_an_evaluation_in_which_every_episode_fails_is_an_error(tmp_path, monkey
     assert "every episode of the evaluation failed, so there is no result" in line
     assert "the server for evaluations is down" in line
     assert metrics_of(trainer.run_folder)[-1]["eval/greedy/errors"] == 1.0
+
+
+class Moody(Echo):
+    """Breaks with some seeds."""
+
+    bad_seeds = frozenset(task.seed for task in held_out_tasks(4, seed=0)[:3])
+
+    def seed(self, seed):
+        if seed in self.bad_seeds:
+            raise RuntimeError("not today")
+        super().seed(seed)
+
+
+def test_an_evaluation_in_which_some_episodes_fail_says_so(tmp_path):
+    listener = Listener()
+    settings = (*SMALL, "training.max_steps=1", "training.seed=0")
+    with small_trainer(tmp_path, Moody, *settings, reporter=listener) as trainer:
+        trainer.fit()
+    (line,) = [line for line in listener.said if line.startswith("error: ")]
+    assert "3 of 4 episodes of the evaluation failed; the first one with" in line
+    assert "not today" in line

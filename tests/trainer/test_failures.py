@@ -148,6 +148,21 @@ def test_a_constant_reward_and_success_that_is_not_reported_are_named_at_once(tm
     ]
 
 
+class Generous(Unpaid):
+    """Pays everybody the same."""
+
+    def step(self, action):
+        return "", 2.0, True, {"success": True}
+
+
+@pytest.mark.parametrize("world", [Unpaid, Generous])
+def test_of_a_constant_reward_nothing_is_advised_that_a_run_has(tmp_path, world):
+    settings = ["training.warm_start=expert", "training.warm_start_steps=1"]
+    said = " ".join(fitted(tmp_path, world, settings).said)
+    assert "warm_start" not in said
+    assert ("in each of the 8 episodes" in said) == (world is Unpaid)
+
+
 class Asks(Echo):
     """Its expert asks a tool that never answers."""
 

@@ -93,7 +93,9 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
     phases = {
         name.removeprefix("time/"): value
         for name, value in last.items()
-        if name.startswith("time/") and name not in ("time/step", "time/memory_gib")
+        if name.startswith("time/")
+        and name not in ("time/step", "time/memory_gib")
+        and not name.endswith("_per_second")
     }
     parts = ", ".join(f"{name} {value:.3g} s" for name, value in phases.items() if value >= 0.01)
     tokens = estimate["sampled_tokens"]
@@ -106,6 +108,8 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
         "tokens": f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on",
         "disk": f"{decimal(disk)}: checkpoints of {decimal(checkpoint_bytes)}, and episodes",
     }
+    if not times.warm_start:
+        del rows["warm start"]
     model = one_line(config.model.local_path or config.model.model_name)
     environment = one_line(config.environment_name)
     console.print(f"{model} on {environment}, measured on {NUM_STEPS} steps\n")

@@ -26,6 +26,8 @@ from turnwise.trainer.rollout import group_size
 from turnwise.user_code import require_use, server_use
 
 _NUM_ROWS_CHECKED = 100
+_MOST_EPISODES = 10**6
+"""Of one step: a batch of more would fill the memory before the first episode ends."""
 
 
 def check_run(config: ConfigStore, user: UserComponents) -> None:
@@ -61,7 +63,14 @@ def check_settings(config: ConfigStore) -> None:
     is_shared = engine_class(backend).shares_model
     is_file = Path(str(training.warm_start)).is_file()
     refused_4bit = "Ray" if config.ray.use_ray else f"inference.backend {backend!r}"
+    num_episodes = training.batch_size * (training.group_size or 1)
     for is_refused, why in (
+        (
+            num_episodes > _MOST_EPISODES,
+            f"training.batch_size {training.batch_size:,} with training.group_size "
+            f"{training.group_size or 1:,} are {num_episodes:,} episodes in one step, expected at "
+            f"most {_MOST_EPISODES:,}.",
+        ),
         (
             num_split > 1 and is_shared,
             f"model.tensor_parallel_size got {num_split}, and the {backend} engine runs on one "

@@ -123,16 +123,17 @@ class Evaluator:
         )
 
     def report_failure(self, played: Collection) -> None:
-        """Report an environment in which every episode failed, with the first failure."""
+        """Report an environment in which episodes failed, with the first failure."""
         for name in [part.name for part in self._user.mix] or [""]:
             episodes = episodes_of(played, name)
             results = [*episodes, *episodes.dropped]
-            if results and all(result.status.is_error for result in results):
+            failed = [result for result in results if result.status.is_error]
+            if failed:
                 where = f" in {name}" if name else ""
-                self._reporter.say(
-                    f"error: every episode of the evaluation{where} failed, so there is no result; "
-                    f"the first one with: {described(results[0])}"
-                )
+                what = f"{len(failed)} of {len(results)} episodes of the evaluation{where} failed"
+                if len(failed) == len(results):
+                    what = f"every episode of the evaluation{where} failed, so there is no result"
+                self._reporter.say(f"error: {what}; the first one with: {described(failed[0])}")
 
     def by_environment(self, played: Collection) -> dict[str, Metrics]:
         """Return the metrics of each environment of a mix, and of all under the empty name.

@@ -34,9 +34,11 @@ class FailureReport:
     five consecutive steps; in a mix, when this holds for one environment.
     """
 
-    def __init__(self, say: Callable[[str], None], *, is_agent: bool = False) -> None:
+    def __init__(
+        self, say: Callable[[str], None], *, is_agent: bool = False, has_warm_start: bool = False
+    ) -> None:
         self._say = say
-        self._is_agent = is_agent
+        self._is_agent, self._has_warm_start = is_agent, has_warm_start
         self._reported: set[FailureKind | str] = set()
         self._num_first_steps: int | None = None
         """Steps of a new run so far; None: the run was resumed."""
@@ -112,17 +114,24 @@ class FailureReport:
         rewards = self._first_rewards
         rewards += [agent.reward.total for agent in agents if agent.reward is not None]
         is_constant = len(set(rewards)) == 1 and len(rewards) >= _MIN_EPISODES
-        if self._num_first_steps == _NUM_FIRST_STEPS and is_constant:
-            look = (
-                "Look at what the reward depends on (turnwise play --player random), or begin with "
-                "an easier task or training.warm_start."
-            )
+        is_solved = all(agent.turns and agent.turns[-1].info.get("success") for agent in agents)
+        if self._num_first_steps == _NUM_FIRST_STEPS and is_constant and not is_solved:
             if self._is_agent:
                 look = (
                     "Read the conversations (turnwise view). If the model cannot do the task, "
-                    "begin with an easier one, or let it imitate an expert first: "
-                    "Trainer(agent=..., expert=...) with training.warm_start: expert."
+                    "begin with an easier one"
                 )
+                imitate = (
+                    ", or let it imitate an expert first: Trainer(agent=..., expert=...) with "
+                    "training.warm_start: expert"
+                )
+            else:
+                look = (
+                    "Look at what the reward depends on (turnwise play --player random), or begin "
+                    "with an easier task"
+                )
+                imitate = " or training.warm_start"
+            look += "." if self._has_warm_start else f"{imitate}."
             self._say(
                 f"the reward was {rewards[0]:.4g} in each of the {len(rewards)} episodes of the "
                 f"first {_NUM_FIRST_STEPS} steps: as long as all earn the same, nothing is "

@@ -120,7 +120,11 @@ class Trainer(RunLifecycle):
         check_alone(agent, {**owned, "system_prompt": system_prompt})
         config, given = with_mix(config, given, environments)
         super().__init__(config, given, callbacks, reporter, resume)
-        self._failures = FailureReport(self._reporter.say, is_agent=self._user.agent is not None)
+        self._failures = FailureReport(
+            self._reporter.say,
+            is_agent=self._user.agent is not None,
+            has_warm_start=config.training.warm_start is not None,
+        )
         self._by_hand: PlayedStep | None = None
         """The step that `rollout` played last."""
 
