@@ -20,9 +20,8 @@ from collections.abc import (
 )
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-import httpx2
 import torch
 
 from turnwise.deadlines import resolve_future, result_within
@@ -40,6 +39,9 @@ from turnwise.inference.weights import NewWeights, Skeleton, Transfer, existing_
 from turnwise.inference.worker import SampledTurn
 from turnwise.models import load_tokenizer
 from turnwise.tools.server_processes import ServerProcesses
+
+if TYPE_CHECKING:
+    import httpx2
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -410,6 +412,8 @@ class JsonClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"url got {url!r}, expected one such as 'http://localhost:30000'")
+        import httpx2  # late: settings are checked where it is not installed, beside VERL
+
         self.url = url.rstrip("/")
         self._client = httpx2.AsyncClient(
             base_url=self.url,
@@ -446,6 +450,8 @@ class JsonClient:
     async def _open(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[httpx2.Response]:
+        import httpx2
+
         where = self.url + path
         try:
             async with self._client.stream(method, path, json=body) as response:
