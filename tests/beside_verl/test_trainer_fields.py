@@ -61,6 +61,7 @@ OTHER_VALUES: dict[str, Any] = {
     "training.group_size": 4,
     "training.resample": 2,
     "training.on_error": "fail",
+    "model.reference": "other-model",
     "training.use_kl_in_reward": True,
     "training.kl_coef": 0.2,
     "training.kl_target": 0.5,
