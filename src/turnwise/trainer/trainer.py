@@ -102,9 +102,7 @@ class Trainer(RunLifecycle):
             reward_fn=reward_fn,
             dataset=dataset if dataset is not None else train_dataset,
             eval_dataset=eval_dataset,
-            tools=tools
-            if tools is None or isinstance(tools, ToolRegistry)
-            else ToolRegistry(tools),
+            tools=tools,
             parser=parser,
             system_prompt=system_prompt,
             tokenizer=tokenizer,
