@@ -92,6 +92,7 @@ def test_without_arguments_the_demo_says_what_it_will_do(turnwise, tmp_path, mon
     assert re.search(learned, ran.out)
     # The first thing to do next.
     assert "\nNext:\n  turnwise view runs/guess-number " in ran.out
+    assert "evaluate it, next to the expert and a random player\n" in ran.out
 
 
 def test_the_demo_can_be_solved():

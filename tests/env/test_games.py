@@ -14,7 +14,7 @@ from turnwise.env.games.custom import CustomGameEnvironment
 from turnwise.env.games.grid_world import GridWorldEnvironment
 from turnwise.env.games.guess_number import GuessNumberEnvironment
 from turnwise.env.games.simple import SimpleGameEnvironment
-from turnwise.env.players import expert_player, play_episode, random_player
+from turnwise.env.players import expert_player, lacks_player, play_episode, random_player
 from turnwise.errors import ConfigError
 
 GAMES = {
@@ -166,3 +166,8 @@ def test_a_bad_parameter_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         game(params)
+
+
+def test_which_players_an_environment_has():
+    assert not lacks_player("guess-number", "expert")
+    assert lacks_player("prompts", "random")

@@ -96,6 +96,7 @@ def test_a_setting_of_another_library_in_python_and_as_override():
         ("adv_estimator", "gspo", "policy_loss: gspo with adv_estimator: grpo."),
         ("policy_loss", "grpo", "adv_estimator: grpo with policy_loss: ppo."),
         ("policy_loss", "vanilla", "PPO's loss is policy_loss: ppo."),
+        ("policy_loss", "pg", "The plain policy gradient is policy_loss: reinforce."),
     ],
 )
 def test_an_algorithm_of_another_library(setting, name, answer):
@@ -137,7 +138,7 @@ class LateExpert(Good):
         ),
         (
             {"config": {"training": {"adv_estimator": "grpo", "group_size": 1}}},
-            "training.group_size is 1: nothing would be learned",
+            "training.group_size got 1",
         ),
         (
             {"config": {"training": {"warm_start": "expert"}}},

@@ -80,13 +80,14 @@ def test_an_error_in_one_stops_the_run_and_says_why(tmp_path):
     with small_trainer(tmp_path, Echo, *SMALL, callbacks=[Broken()], reporter=None) as trainer:
         with pytest.raises(KeyError):
             trainer.fit()
-        assert "no such metric" in RunFolder(trainer.run_folder).status["status"]
+        status = RunFolder(trainer.run_folder).status["status"]
+        assert status == "stopped: KeyError: 'no such metric'"
 
 
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
-        ([Diary], "expected an object with one of the methods"),
+        ([Diary], r"got the class Diary, expected an object: Diary\(\)"),
         ([print], "one of the methods on_step, on_evaluation, on_save"),
         (Diary(), r"expected a list: callbacks=\[Diary\(\)\]"),
     ],

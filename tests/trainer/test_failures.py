@@ -148,6 +148,11 @@ def test_a_constant_reward_and_success_that_is_not_reported_are_named_at_once(tm
     ]
 
 
+def test_what_the_doctor_said_a_moment_ago_is_not_said_again_at_the_end(tmp_path):
+    said = fitted(tmp_path, Unpaid, ["training.steps_per_epoch=7"]).said
+    assert len([text for text in said if text.startswith("doctor")]) == 1
+
+
 class Generous(Unpaid):
     """Pays everybody the same."""
 

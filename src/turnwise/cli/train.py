@@ -331,6 +331,17 @@ def _learned(config: ConfigStore, history: Sequence[Mapping[str, float]]) -> str
     )
 
 
+def _other_players(config: ConfigStore) -> str:
+    """Return whom an evaluation also plays: those players that every environment has."""
+    from turnwise.env.players import lacks_player
+    from turnwise.trainer.components import UserComponents, environment_of
+
+    sources = [environment_of(UserComponents(), part) for part in config.parts().values()]
+    words = {"expert": "the expert", "random": "a random player"}
+    names = [word for who, word in words.items() if not any(lacks_player(s, who) for s in sources)]
+    return f", next to {' and '.join(names)}" if names else ""
+
+
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
     """Return what the run reached, and commands to try next.
 
@@ -346,9 +357,11 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
         if values := [metrics[name] for metrics in history if name in metrics]:
             tenth = max(len(values) // 10, 1)
             first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
-            many = f"{tenth:,} training steps" if tenth > 1 else "training step"
+            many, again = "training step", ""
+            if tenth > 1:
+                many, again = f"{tenth:,} training steps", f" {tenth:,}"
             reached.append(
-                f"{name:<8} {brief(first)} in the first {many}, {brief(last)} in the last"
+                f"{name:<8} {brief(first)} in the first {many}, {brief(last)} in the last{again}"
             )
     files = RunFolder(Path(folder))
     if (main := headline(history, files.evaluated_on)) is not None:
@@ -360,7 +373,7 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     commands = {f"turnwise view {run}": "read its conversations, token by token"}
     if config.agent is None:
         commands |= {
-            f"turnwise eval {run}": "evaluate it, next to the expert and a random player",
+            f"turnwise eval {run}": f"evaluate it{_other_players(config)}",
             f"turnwise play --player {run}{part}": "watch it play",
             f"turnwise play {run}{part}": "try it yourself",
         }

@@ -172,7 +172,9 @@ class TrainingConfig(Section):
         "Supervised warm start on: expert, random (the environment's players) or a file of "
         "conversations.",
     )
-    warm_start_steps: Positive = setting(100, "Steps of the warm start.")
+    warm_start_steps: Annotated[int, Ge(1), Le(1_000_000)] = setting(
+        100, "Steps of the warm start."
+    )
     warm_start_learning_rate: Annotated[float, Gt(0)] = setting(
         1e-3, "Learning rate of the warm start."
     )

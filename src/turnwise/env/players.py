@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from turnwise.deadlines import is_interrupt, run_sync
 from turnwise.env.base import BaseEnvironment
+from turnwise.env.catalog import EnvironmentSource, source_by_name
 from turnwise.env.driver import reset_environment, step_environment
 from turnwise.errors import ConfigError, TurnwiseError, describe_error, error_message
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
@@ -46,6 +47,17 @@ def random_player(seed: int | None = None) -> Player:
         return action
 
     return play
+
+
+def lacks_player(source: EnvironmentSource, player: str) -> bool:
+    """Whether an environment has no `expert`, or no `random` player.
+
+    Of a function that makes environments this is not known before it is called.
+    """
+    source = source_by_name(source) if isinstance(source, str) else source
+    kind = type(source) if isinstance(source, BaseEnvironment) else source
+    method = {"expert": "expert_action", "random": "sample_action"}[player]
+    return getattr(kind, method, None) is getattr(BaseEnvironment, method)
 
 
 async def play_episode_async(

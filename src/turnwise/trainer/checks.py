@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from turnwise.config import CheckpointConfig, ConfigStore
-from turnwise.env import BaseEnvironment, PromptEnvironment
-from turnwise.env.catalog import PROMPTS, source_by_name
+from turnwise.config import CheckpointConfig, ConfigStore, TrainingConfig
+from turnwise.env import PromptEnvironment
+from turnwise.env.catalog import PROMPTS
+from turnwise.env.players import lacks_player
 from turnwise.env.prompts import answer_of
 from turnwise.episode import EpisodeLimits
 from turnwise.errors import ConfigError, did_you_mean
@@ -117,6 +118,19 @@ def check_settings(config: ConfigStore) -> None:
             "it would adapt. Set training.use_kl_in_reward to true, or kl_target to null.",
         ),
         (
+            training.kl_coef != TrainingConfig().kl_coef
+            and not training.use_kl_in_reward
+            and not training.kl_loss_coef,
+            f"training.kl_coef got {training.kl_coef}, and there is no KL penalty that it would "
+            "weigh. Set training.use_kl_in_reward to true, or training.kl_loss_coef for a KL term "
+            "in the loss.",
+        ),
+        (
+            config.logging.wandb and "wandb" not in config.logging.sinks,
+            "logging.wandb has settings, and nothing is sent there. Set logging.sinks to [wandb], "
+            "or remove logging.wandb.",
+        ),
+        (
             training.max_staleness and inference.options.get("sleep"),
             f"inference.options.sleep got true with training.max_staleness="
             f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
@@ -178,15 +192,12 @@ def _check_components(user: UserComponents, config: ConfigStore) -> None:
         get_parser(user.parser)
     # A function shows its player only when it is called: then the warm start raises.
     method = {"expert": "expert_action", "random": "sample_action"}.get(str(training.warm_start))
-    if method is not None and source is not None:
-        source = source_by_name(source) if isinstance(source, str) else source
-        kind = type(source) if isinstance(source, BaseEnvironment) else source
-        if getattr(kind, method, None) is getattr(BaseEnvironment, method):
-            raise ConfigError(
-                f"training.warm_start got {training.warm_start!r}, and {user.environment_name} has "
-                f"no method {method}. Write one, or set training.warm_start to null or to a file "
-                "of conversations."
-            )
+    if method and source is not None and lacks_player(source, str(training.warm_start)):
+        raise ConfigError(
+            f"training.warm_start got {training.warm_start!r}, and {user.environment_name} has no "
+            f"method {method}. Write one, or set training.warm_start to null or to a file of "
+            "conversations."
+        )
     if user.environment in (PROMPTS, PromptEnvironment) and user.reward_fn is None:
         rows = user.train_rows or ()
         first = [rows[number] for number in range(min(len(rows), _NUM_ROWS_CHECKED))]
@@ -248,6 +259,9 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
         raise ConfigError(f"callbacks got {name}, expected a list: callbacks=[{name}()]")
     given = list(callbacks)
     for callback in given:
+        if isinstance(callback, type):
+            name = callback.__name__
+            raise ConfigError(f"callbacks got the class {name}, expected an object: {name}()")
         if not any(_has(callback, event) for event in CALLBACK_EVENTS):
             raise ConfigError(
                 f"callbacks got {callback!r:.80}, expected an object with one of the methods "

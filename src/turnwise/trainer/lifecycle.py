@@ -17,13 +17,7 @@ import torch
 
 from turnwise.assemblers import ASSEMBLERS
 from turnwise.config import ConfigStore
-from turnwise.errors import (
-    ConfigError,
-    EngineStalled,
-    MissingExtraError,
-    describe_error,
-    error_message,
-)
+from turnwise.errors import ConfigError, EngineStalled, MissingExtraError
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
@@ -34,7 +28,7 @@ from turnwise.trainer.checks import checked_callbacks, resume_mode
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum, check_curriculum, evaluation_tasks
 from turnwise.trainer.recording import identity, record_run, recorded
-from turnwise.trainer.records import Records
+from turnwise.trainer.records import Records, why_ended
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 from turnwise.trainer.state import (
     checkpoint_settings,
@@ -343,8 +337,7 @@ class RunLifecycle:
                 records.end(f"stopped: {error}", self.step, self._write_state)
                 raise
             except BaseException as error:
-                reason = error_message(error) or describe_error(error)
-                records.end(f"stopped: {reason}", self.step, None)
+                records.end(f"stopped: {why_ended(error)}", self.step, None)
                 raise
             is_finished = self._is_over(plan) or stop.ends_run
             outcome = "finished" if is_finished else "interrupted"

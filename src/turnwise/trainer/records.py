@@ -16,11 +16,11 @@ import torch
 from turnwise import __version__
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
-from turnwise.errors import CheckpointError, ConfigError, describe_error, error_message
+from turnwise.errors import CheckpointError, ConfigError, TurnwiseError, describe_error
 from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
-from turnwise.runs.doctor import Doctor, Finding
+from turnwise.runs.doctor import NUM_GONE, Doctor
 from turnwise.runs.doctor.evidence import AFTER_SHARED_ROWS, rows_trained_on
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
@@ -68,8 +68,8 @@ class Records:
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
         self._doctor = Doctor(config)
-        self._new_findings: list[Finding] = []
-        """The doctor's findings after the last step."""
+        self._said_at: dict[str, int] = {}
+        """The step in which each finding of the doctor was reported last."""
         self.num_steps = 0
         """Planned steps of the whole run."""
         self._on_save = on_save
@@ -195,8 +195,8 @@ class Records:
         self._last = metrics
         self._write_status("running", step)
         self._reporter.step(metrics)
-        self._new_findings = self._doctor.look(metrics)
-        for finding in self._new_findings:
+        for finding in self._doctor.look(metrics):
+            self._said_at[finding.code] = step
             self._reporter.say(f"doctor: {finding}")
         self._seconds = {"time/log": time.perf_counter() - started}
 
@@ -251,7 +251,7 @@ class Records:
             outcome = "interrupted"  # by a second signal; the previous checkpoint is intact
             raise
         except BaseException as error:
-            outcome = f"stopped: {error_message(error) or describe_error(error)}"
+            outcome = f"stopped: {why_ended(error)}"
             raise
         finally:
             self._write_last_status(outcome, step)
@@ -259,7 +259,8 @@ class Records:
                 self._sinks.close()
             self._reporter.end(outcome)
             for finding in self._doctor.present():
-                if finding not in self._new_findings:  # reported a moment ago
+                said_at = self._said_at.get(finding.code)
+                if said_at is None or step - said_at >= NUM_GONE:  # else it is on the screen
                     self._reporter.say(f"doctor: {finding}")
 
     def _write_last_status(self, outcome: str, step: int) -> None:
@@ -282,6 +283,11 @@ class Records:
             turnwise=__version__,
             **self._facts,
         )
+
+
+def why_ended(error: BaseException) -> str:
+    """Return an error for the status of a run: our messages as they are, others with their type."""
+    return str(error) if isinstance(error, TurnwiseError) else describe_error(error)
 
 
 def model_facts(

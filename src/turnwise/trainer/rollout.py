@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from turnwise.algo.choose import get_advantage_estimator
+from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, get_advantage_estimator
 from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
@@ -199,9 +199,11 @@ def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None)
     if size is None:
         return _DEFAULT_GROUP if compares else 1
     if compares and size == 1:
+        names = {known.name: name for name, known in ADVANTAGE_ESTIMATORS.items()}
         raise ConfigError(
-            f"the advantage estimator {estimator.name} compares the episodes of a group, and "
-            "training.group_size is 1: nothing would be learned. Set it to 4 or more."
+            f"training.group_size got 1, and the advantage estimator "
+            f"{names.get(estimator.name, estimator.name)} compares the episodes of a group: "
+            "nothing would be learned. Set it to 4 or more."
         )
     return size
 
