@@ -154,6 +154,12 @@ SICK = [
         21,
         "13% of the episodes failed, most in the tool",
     ),
+    (
+        {"eval__greedy__errors": lambda step: 0.25 if step == 20 else math.nan},
+        "failed-evaluation",
+        20,
+        "25% of its episodes failed",
+    ),
     ({"num_skipped_steps": after(20, 2, 0)}, "skipped-steps", 20, "2 steps were skipped"),
     ({"grad_norm": lambda s: 80.0 if s == 20 else 1.0}, "gradient-jump", 20, "to 80, where 1 is"),
     ({"kl": after(15, 0.3, 0.01)}, "steps-too-large", 20, "KL 0.3"),
@@ -302,13 +308,13 @@ HARD = {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9}
 
 def test_nothing_is_advised_that_the_settings_have():
     config = ConfigStore()
-    assert "training.warm_start=expert" in fixes(config, **HARD)
+    assert "set training.warm_start=expert" in fixes(config, **HARD)
     assert "max_grad_norm" not in fixes(config, num_skipped_steps=after(20, 2, 0))  # it is set
     config.training.warm_start = "expert"
     config.training.max_grad_norm = None
     advised = fixes(config, **HARD)
     assert "warm" not in advised
-    assert advised.startswith("Begin with an easier task (environment.params, a curriculum), ")
+    assert advised.startswith("Begin with an easier task (environment.params, a curriculum); ")
     assert "max_grad_norm" in fixes(config, num_skipped_steps=after(20, 2, 0))
 
 

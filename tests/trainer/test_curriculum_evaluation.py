@@ -8,6 +8,8 @@ import pytest
 from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, small_trainer
 from turnwise import Levels
+from turnwise.runs.doctor import findings
+from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.evaluation import held_out_tasks
 
@@ -124,3 +126,10 @@ def test_an_evaluation_in_which_some_episodes_fail_says_so(tmp_path):
     (line,) = [line for line in listener.said if line.startswith("error: ")]
     assert "3 of 4 episodes of the evaluation failed; the first one with" in line
     assert "not today" in line
+    last = metrics_of(trainer.run_folder)[-1]
+    assert last["eval/greedy/errors"] == 0.75
+    assert last["eval/greedy/num_episodes"] == last["eval/greedy/turns"] == 1
+    assert "1 greedy episodes" in str(headline([last]))
+    (finding,) = findings(trainer.run_folder)
+    assert finding.code == "failed-evaluation"
+    assert "75% of its episodes failed" in finding.text

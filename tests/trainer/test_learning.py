@@ -165,11 +165,16 @@ def test_the_reference_of_a_kl_term_may_be_another_model(tmp_path):
     [
         (("model.reference=tiny",), "no KL term"),
         (("model.reference=tiny", "training.kl_loss_coef=0.1"), "other tokens"),
+        (("model.reference={run}", "training.kl_loss_coef=0.1"), "turnwise export"),
     ],
 )
 def test_a_reference_that_cannot_be_compared_is_refused(tmp_path, settings, problem):
     model, tokenizer = small_model()
     tokenizer.add_tokens(["<another>"])
+    run = tmp_path / "Shop"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    settings = [setting.format(run=run) for setting in settings]
     with (
         pytest.raises(ConfigError, match=problem),
         small_trainer(tmp_path, Memory, *settings, model=model, tokenizer=tokenizer) as trainer,

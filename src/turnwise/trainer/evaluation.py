@@ -60,7 +60,12 @@ def num_of_rows(num_episodes: int, num_rows: int) -> int:
 
 
 def _evaluation_metrics(played: Collection, success_reported: Set[str]) -> Metrics:
-    metrics = episode_metrics(played, success_reported)
+    """Return the metrics of the episodes that did not fail, and the share of those that did."""
+    results = [*played, *played.dropped]
+    ended_well = Collection([result for result in played if not result.status.is_error])
+    metrics = episode_metrics(ended_well, success_reported)
+    if results:
+        metrics["errors"] = sum(result.status.is_error for result in results) / len(results)
     kept = (*_KEPT, _NUM_TASKS) if metrics[_NUM_TASKS] < metrics["num_episodes"] else _KEPT
     return {name: metrics[name] for name in kept if name in metrics}
 

@@ -20,8 +20,7 @@ from turnwise.errors import CheckpointError, ConfigError, TurnwiseError, describ
 from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
-from turnwise.runs.doctor import NUM_GONE, Doctor
-from turnwise.runs.doctor.evidence import AFTER_SHARED_ROWS, rows_trained_on
+from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
 from turnwise.runs.metrics_log import MetricsLog, missing_steps, numbers_of
@@ -102,8 +101,8 @@ class Records:
             with explained(self._folder.path / name):
                 write_whole(self._folder.path / name, content)
         self._files.clear()  # they are on the disk now
-        if (shared := rows_trained_on(self._facts)) is not None:
-            self._reporter.say(f"warning: {shared} {AFTER_SHARED_ROWS}")
+        if (shared := shared_rows(self._facts)) is not None:
+            self._reporter.say(f"warning: {shared}")
         for name, facts in self._facts.get("datasets", {}).items():
             if facts.get("kept") is False:
                 self._reporter.say(

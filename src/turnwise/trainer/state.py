@@ -197,6 +197,12 @@ def check_reference(config: ConfigStore, tokenizer: Any) -> None:
             f"model.reference is {name}, and no KL term compares with it. Set "
             "training.kl_loss_coef or training.use_kl_in_reward, or leave it out."
         )
+    folder = Path(name).expanduser()
+    if (folder / "run.json").is_file() or (folder / "state.json").is_file():
+        raise ConfigError(
+            f"model.reference is {name}, which is a run and not a model. Make a model of it with "
+            f"turnwise export {name} FOLDER, and set model.reference to that folder."
+        )
     is_trusted = config.model.trust_remote_code and allows_model_code(name)
     loaded = load_tokenizer(name, trust_remote_code=is_trusted)
     if loaded.get_vocab() != tokenizer.get_vocab():

@@ -18,13 +18,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.runs.doctor.check import Check
-from turnwise.runs.doctor.checks import CHECKS
-from turnwise.runs.doctor.evidence import AFTER_SHARED_ROWS, example_episode, rows_trained_on
+from turnwise.runs.doctor.checks import CHECKS, Check
 from turnwise.runs.doctor.history import History
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.episode_table import StoredAgent, StoredEpisode
 from turnwise.runs.run_folder import RunFolder
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "findings",
     "present",
     "settings_if_readable",
+    "shared_rows",
 ]
 
 STOPPED = "stopped"
@@ -169,17 +171,79 @@ def findings(run_folder: str | Path) -> list[Finding]:
     Empty if there are no metrics, and no error stopped the run.
     """
     folder = RunFolder(Path(run_folder))
-    reported = [
-        dataclasses.replace(finding, example=example_episode(folder, finding.code))
-        for finding in present(folder.read_metrics(), settings_if_readable(folder))
-    ]
     facts = folder.facts
-    if (shared := rows_trained_on(facts)) is not None:
-        reported.append(Finding("shared-rows", shared, AFTER_SHARED_ROWS))
+    reported = []
     status = str(facts.get("status", ""))
     if status.startswith("stopped: "):
         step, reason = int(facts.get("step", 0)), status.removeprefix("stopped: ")
         text = f"After step {step} the run stopped: {reason}"
         fix = "Fix that and run the same command again: it resumes from the last checkpoint."
-        reported.insert(0, Finding(STOPPED, text, fix))
+        reported.append(Finding(STOPPED, text, fix))
+    for finding in present(folder.read_metrics(), settings_if_readable(folder)):
+        example = _example_episode(folder, finding.code)
+        reported.append(dataclasses.replace(finding, example=example))
+    if (shared := shared_rows(facts)) is not None:
+        reported.append(shared)
     return reported
+
+
+def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
+    """Return how many rows of evaluation datasets are also in the training dataset, if any.
+
+    `facts` is the content of `run.json`.
+    """
+    datasets = facts.get("datasets")
+    texts = []
+    for name, rows in datasets.items() if isinstance(datasets, dict) else ():
+        counts = rows if isinstance(rows, dict) else {}
+        shared, total = counts.get("rows_trained_on"), counts.get("rows_compared")
+        if isinstance(shared, int) and isinstance(total, int):
+            texts.append(f"{shared:,} of {total:,} rows of {name} are also in the training dataset")
+    if not texts:
+        return None
+    return Finding(
+        "shared-rows",
+        f"{' and '.join(texts)}: evaluations are in part on rows that are trained on, and look "
+        "better than they would on new rows.",
+        "Remove these rows from one of the two datasets, or leave out eval_dataset: then a share "
+        "of the training rows is held out by their content (training.eval_fraction).",
+    )
+
+
+def _example_episode(folder: RunFolder, code: str) -> str | None:
+    """Return the id of an episode of the last step that shows the finding."""
+    store = EpisodeStore(folder.episodes, 0)
+    try:
+        step = store.steps()[-1]
+        episodes = store.read(step)
+    except (IndexError, ConfigError, OSError):
+        return None
+    for index, episode in enumerate(episodes):
+        if any(_shows(code, episode, agent) for agent in episode.agents):
+            return f"train-{step}-{index}"
+    return None
+
+
+def _shows(code: str, episode: StoredEpisode, agent: StoredAgent) -> bool:
+    turns = agent.turns
+    match code:
+        case "errors":
+            return episode.status.is_error
+        case "out-of-turns" | "out-of-tokens" | "out-of-time" | "out-of-tool-calls":
+            return episode.status.endswith(code.removeprefix("out-of-").replace("-", "_"))
+        case "cut-turns":
+            return any(turn.finish_reason == "length" for turn in turns)
+        case "malformed-calls":
+            return any(turn.malformed for turn in turns)
+        case "unread-calls":
+            return any(not turn.calls for turn in turns)
+        case "invalid-actions":
+            return any(turn.info.get("invalid_action") for turn in turns)
+        case "misplaced-reward":
+            rewards = (agent.reward.per_turn if agent.reward is not None else None) or [0.0]
+            return rewards[-1] <= 0 < max(rewards)
+        case "success-unpaid" | "answer-shown":
+            return bool(turns and turns[-1].info.get("success"))
+        case "constant-reward" | "alike-groups" | "too-hard":
+            return True
+    return False

@@ -6,18 +6,91 @@ and a test with a run that has it.
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from turnwise.runs.doctor.check import CHECKS as CHECKS, Option, check
-from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History, Jump
+from turnwise.config import ConfigStore
+from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History
+
+See: TypeAlias = Callable[[History], str | None]
+"""Returns the observation as text; None: nothing is wrong."""
 
 NUM_FLAT = 50
 """Steps without a rise before it is reported."""
-LARGE_NORM = 10.0
-"""A smaller norm of the gradient is never a finding."""
 FIXED = 0.005
 """Entropy in nats per token below which a policy is nearly deterministic."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check for one thing that can be wrong."""
+
+    code: str
+    see: See
+    fix: str
+    """What to try, in parts between semicolons: `set training.x` is left out of the advice for a
+    run that has such a setting, `take model.x=1` for a run that has this value."""
+    explains: Sequence[str] = ()
+    """The checks whose findings are consequences of this one."""
+    is_of_updates: bool = False
+    """Whether updates cause it: then it explains nothing that was so in the first step."""
+
+    def advise(self, config: ConfigStore | None = None) -> str:
+        """Return what to try in a run with these settings; without any, all of it."""
+        parts = self.fix.split("; ")
+        if config is not None:
+            parts = [part for part in parts if not _is_done(part, config)]
+        text = "; ".join(parts).removesuffix(".")
+        if config is not None and config.agent is not None:  # an agent has no environment
+            text = re.sub(r" \([^()]*environment\.[^()]*\)", "", text)
+        return f"{text[0].upper()}{text[1:]}."
+
+    def explains_here(self, code: str, history: History) -> bool:
+        """Return whether another finding is a consequence of this one, in this run."""
+        if code not in self.explains:
+            return False
+        had_spread = history.first.get("reward_std", 1.0) > 1e-6
+        # Without any spread chance moves the policy; a spread that was lost has another cause.
+        if self.code == "constant-reward" and had_spread:
+            return False
+        if code == "constant-reward":
+            if history.success() > 0:  # then the reward is to blame
+                return False
+            was_so_at_first = not had_spread
+        else:
+            metric = code.replace("-", "_").replace("out_of_", "truncated/")
+            was_so_at_first = history.first.get(metric, 0.0) >= 0.5
+        return not (self.is_of_updates and was_so_at_first)
+
+
+def _is_done(part: str, config: ConfigStore) -> bool:
+    match = re.search(r"\b(set|take) (\w+)\.(\w+)(?:=(\w+))?", part)
+    if match is None:
+        return False
+    value = getattr(getattr(config, match[2]), match[3])
+    return bool(value) if match[1] == "set" else value == match[4]
+
+
+CHECKS: list[Check] = []
+
+
+def check(
+    fix: str, explains: Sequence[str] = (), is_of_updates: bool = False
+) -> Callable[[See], See]:
+    """Add a function to the checks; `too_hard` sees the finding `too-hard`."""
+
+    def add(see: See) -> See:
+        code = see.__name__.replace("_", "-")
+        CHECKS.append(Check(code, see, fix, explains, is_of_updates))
+        return see
+
+    return add
+
 
 _NOTHING_LEARNED = ("too-hard", "alike-groups", "value-useless", "steps-too-small", "not-rising")
 _POINTLESS_TURNS = ("constant-reward", "out-of-turns", "out-of-tool-calls", *_NOTHING_LEARNED)
@@ -27,17 +100,13 @@ _LOST_POLICY = (
     *("unread-calls", "invalid-actions", "cut-turns", "out-of-tokens", *_POINTLESS_TURNS),
 )
 
-_LOWER_RATE = "lower training.learning_rate"
-_FLOAT32 = Option("take model.dtype=float32", "model.dtype", "float32")
-_TARGET_KL = Option("set training.target_kl (0.02)", "training.target_kl")
-_HOLD_THE_MODEL = Option(
-    "set training.kl_loss_coef to hold the model near its start", "training.kl_loss_coef"
-)
+_FLOAT32 = "take model.dtype=float32"
+_TARGET_KL = "set training.target_kl (0.02)"
+_HOLD_THE_MODEL = "set training.kl_loss_coef to hold the model near its start"
 _EASIER = (
-    "begin with an easier task{easier}",
-    Option("warm-start on the expert (training.warm_start=expert)", "training.warm_start"),
-    "reward partial progress",
-    "raise training.group_size and inference.temperature until some episodes differ",
+    "Begin with an easier task (environment.params, a curriculum); set training.warm_start=expert "
+    "to imitate an expert first; reward partial progress; raise training.group_size and "
+    "inference.temperature until some episodes differ"
 )
 
 
@@ -63,6 +132,26 @@ def errors(history: History) -> str | None:
 
 
 @check(
+    "Read the failures in the run's log.txt. If training has none, they come from what only "
+    "evaluations play: held-out seeds, or the rows of eval_dataset.",
+)
+def failed_evaluation(history: History) -> str | None:
+    shares = {
+        name: share
+        for name, share in history.evaluation.items()
+        if name.endswith("/errors") and share > 0
+    }
+    if not shares:
+        return None
+    worst = max(shares, key=lambda name: shares[name])
+    result = "no result" if shares[worst] == 1 else "a result of the others alone"
+    return (
+        f"The newest evaluation ({worst.removesuffix('/errors')}) has {result}: "
+        f"{shares[worst]:.0%} of its episodes failed."
+    )
+
+
+@check(
     "See that the engine gets the weights after each update: a server must accept them "
     "(log.txt has its answers), and an engine of your own must take them in update_weights. "
     "With inference.backend=local, which samples from the trained modules, it cannot happen. "
@@ -84,11 +173,8 @@ def stale_engine(history: History) -> str | None:
 
 
 @check(
-    "",
-    _FLOAT32,
-    Option("take inference.backend=local", "inference.backend", "local"),
-    "see that the engine has the newest weights and the same temperature and chat template",
-    "keep importance correction on",
+    f"{_FLOAT32}; take inference.backend=local; see that the engine has the newest weights and the "
+    "same temperature and chat template; keep importance correction on",
     explains=_LOST_POLICY,
 )
 def sampler_gap(history: History) -> str | None:
@@ -127,23 +213,17 @@ def policy_lag(history: History) -> str | None:
     )
 
 
-def _exploding_gradient(history: History) -> Jump | None:
+def _explodes(history: History) -> bool:
+    """Whether the gradient grew to 50 times its start, and that more than once."""
     peak = history.gradient_peak
-    if peak is None or peak.after < max(50 * peak.before, LARGE_NORM):
-        return None
+    if peak is None or peak.after < max(50 * peak.before, 10.0):
+        return False
     norms = [step["grad_norm"] for step in history.steps if "grad_norm" in step]
-    if sum(norm >= 10 * peak.before for norm in norms) < 2:
-        return None  # once may be noise
     extremes = ("reward_min", "reward_max")
     first = [abs(history.first.get(name, 0.0)) for name in extremes]
     rewards = [abs(step.get(name, 0.0)) for step in history.steps for name in extremes]
-    if max(rewards) >= 10 * max(*first, 1.0):
-        return None  # a reward of another size explains it
-    return peak
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    is_of_rewards = max(rewards) >= 10 * max(*first, 1.0)  # rewards of another size explain it
+    return sum(norm >= 10 * peak.before for norm in norms) >= 2 and not is_of_rewards
 
 
 @check(
@@ -157,31 +237,33 @@ def learning_rate_too_high(history: History) -> str | None:
     """Detect updates that destroy the policy: exploding gradients, or entropy jumps."""
     if history.num_steps < 3 or history.is_solved(3) or history.is_rising():
         return None
-    jumps = [_exploding_gradient(history), history.first_jump if history.has_fallen() else None]
-    seen = [
-        f"the {jump.name} went from {_number(jump.before)} to {_number(jump.after)} "
-        f"(step {jump.step})"
-        for jump in jumps
-        if jump is not None
+    has_fallen = history.has_fallen()
+    jumps = [
+        history.gradient_peak if _explodes(history) else None,
+        history.first_jump if has_fallen else None,
     ]
+    seen = []
+    for jump in filter(None, jumps):
+        before, after = (
+            f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+            for value in (jump.before, jump.after)
+        )
+        seen.append(f"the {jump.name} went from {before} to {after} (step {jump.step})")
     if not seen:
         return None
-    rate = history.steps[-1].get("learning_rate")
-    at = "" if rate is None else f" at a learning rate of {rate:.3g}"
-    lost = ""
-    if history.has_fallen():
+    text = " and ".join(seen)
+    text = text[0].upper() + text[1:]
+    if (rate := history.steps[-1].get("learning_rate")) is not None:
+        text += f" at a learning rate of {rate:.3g}"
+    if has_fallen:
         now = history.mean("reward", 3) or 0.0
-        lost = f", and the reward fell from {history.first['reward']:.3g} to {now:.3g}"
-    words = " and ".join(seen)
-    return f"{words[0].upper()}{words[1:]}{at}{lost}: single updates rewrite the policy."
+        text += f", and the reward fell from {history.first['reward']:.3g} to {now:.3g}"
+    return f"{text}: single updates rewrite the policy."
 
 
 @check(
-    "If it recurs:",
-    _LOWER_RATE,
-    Option("set training.max_grad_norm", "training.max_grad_norm"),
-    _FLOAT32,
-    "see that rewards are of moderate size",
+    f"If it recurs: lower training.learning_rate; set training.max_grad_norm; {_FLOAT32}; see that "
+    "rewards are of moderate size",
     explains=("not-rising",),
 )
 def skipped_steps(history: History) -> str | None:
@@ -192,14 +274,8 @@ def skipped_steps(history: History) -> str | None:
 
 
 @check(
-    "",
-    "raise inference.max_tokens",
-    "ask for short answers in the prompt",
-    Option(
-        "warm-start (training.warm_start): a model that never learned to end its turn does not "
-        "end it",
-        "training.warm_start",
-    ),
+    "Raise inference.max_tokens; ask for short answers in the prompt; set training.warm_start: a "
+    "model that never learned to end its turn does not end it",
     explains=("malformed-calls", "unread-calls", "invalid-actions", *_POINTLESS_TURNS),
 )
 def cut_turns(history: History) -> str | None:
@@ -230,10 +306,8 @@ def unread_calls(history: History) -> str | None:
 
 
 @check(
-    "",
-    "check that the prompt shows one whole call and that the parser is the one of that format",
-    Option("warm-start on good episodes (training.warm_start)", "training.warm_start"),
-    "raise inference.max_tokens if turns are cut",
+    "Check that the prompt shows one whole call and that the parser is the one of that format; "
+    "set training.warm_start; raise inference.max_tokens if turns are cut",
     explains=("invalid-actions", "tools-unused", *_POINTLESS_TURNS),
 )
 def malformed_calls(history: History) -> str | None:
@@ -244,11 +318,8 @@ def malformed_calls(history: History) -> str | None:
 
 
 @check(
-    "",
-    "show an action in get_prompt_prefix",
-    "let the environment accept it with words around it",
-    Option("warm-start (training.warm_start=random needs no expert)", "training.warm_start"),
-    "raise inference.max_tokens if turns are cut",
+    "Show an action in get_prompt_prefix; let the environment accept it with words around it; set "
+    "training.warm_start (random needs no expert); raise inference.max_tokens if turns are cut",
     explains=_POINTLESS_TURNS,
 )
 def invalid_actions(history: History) -> str | None:
@@ -297,7 +368,7 @@ def misplaced_reward(history: History) -> str | None:
 @check(
     "Read what the agent is shown: reset(), get_prompt_prefix() and the columns of the dataset "
     "may hold what it is to find out. If choosing from what is shown is the task, it is "
-    "solved: make it harder{params}.",
+    "solved: make it harder (environment.params).",
     explains=("too-easy", "not-rising", "steps-too-small", "value-useless"),
 )
 def answer_shown(history: History) -> str | None:
@@ -312,11 +383,9 @@ def answer_shown(history: History) -> str | None:
 
 
 @check(
-    "First look at the reward: turnwise play with --player expert and with --player random "
-    "(of an agent: turnwise eval, with and without --agent expert) prints what a good and a "
-    "bad episode earn. If these differ, the reward is right and the task too hard for this "
-    "model:",
-    *_EASIER,
+    "First look at the reward: turnwise play with --player expert and with --player random (of an "
+    "agent: turnwise eval, with and without --agent expert) prints what a good and a bad episode "
+    f"earn. If these differ, the reward is right and the task too hard for this model. {_EASIER}",
     explains=("entropy-collapse", "entropy-explosion"),  # chance moves the policy
 )
 def constant_reward(history: History) -> str | None:
@@ -334,52 +403,52 @@ def constant_reward(history: History) -> str | None:
     )
 
 
-def _truncated(history: History, by: str, words: str) -> str | None:
-    share = history.stays_high(f"truncated/{by}")
+def _truncated(history: History, limit: str, words: str) -> str | None:
+    share = history.stays_high(f"truncated/{limit}")
     # In some environments, lasting until the limit is the success.
     if share is None or history.success() >= 0.5:
         return None
     return f"{share:.0%} of the episodes {words}."
 
 
-@check(
-    "Find what is slow (time/environment, time/tools, time/generate in the metrics), or raise "
-    "the time limit: limits.max_seconds.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_time(history: History) -> str | None:
-    return _truncated(history, "time", "ran out of time")
+for _limit, _words, _fix in (
+    (
+        "time",
+        "ran out of time",
+        "Find what is slow (time/environment, time/tools, time/generate in the metrics), or raise "
+        "the time limit: limits.max_seconds.",
+    ),
+    (
+        "tokens",
+        "were longer than the model's context or the token limit",
+        "Make observations and prompts shorter, lower inference.max_tokens or "
+        "inference.max_turns, or take a model with a longer context.",
+    ),
+    (
+        "tool_calls",
+        "made as many tool calls as are allowed",
+        "Read a few episodes: a model that calls the same tool again and again learns nothing from "
+        "the answers. If it needs so many, raise limits.max_tool_calls.",
+    ),
+    (
+        "turns",
+        "ran out of turns before they were over",
+        "Raise inference.max_turns (and environment.max_steps), shorten the task, or reward "
+        "progress on the way.",
+    ),
+):
+    CHECKS.append(
+        Check(
+            f"out-of-{_limit.replace('_', '-')}",
+            functools.partial(_truncated, limit=_limit, words=_words),
+            _fix,
+            explains=("constant-reward", *_NOTHING_LEARNED),
+        )
+    )
 
 
 @check(
-    "Make observations and prompts shorter, lower inference.max_tokens or "
-    "inference.max_turns, or take a model with a longer context.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_tokens(history: History) -> str | None:
-    return _truncated(history, "tokens", "were longer than the model's context or the token limit")
-
-
-@check(
-    "Read a few episodes: a model that calls the same tool again and again learns nothing from "
-    "the answers. If it needs so many, raise limits.max_tool_calls.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_tool_calls(history: History) -> str | None:
-    return _truncated(history, "tool_calls", "made as many tool calls as are allowed")
-
-
-@check(
-    "Raise inference.max_turns{max_steps}, shorten the task, or reward progress on the way.",
-    explains=("constant-reward", *_NOTHING_LEARNED),
-)
-def out_of_turns(history: History) -> str | None:
-    return _truncated(history, "turns", "ran out of turns before they were over")
-
-
-@check(
-    "",
-    *_EASIER,
+    _EASIER,
     explains=("alike-groups", "value-useless", "steps-too-small", "not-rising"),
 )
 def too_hard(history: History) -> str | None:
@@ -387,7 +456,11 @@ def too_hard(history: History) -> str | None:
     if share is None or share < 0.8 or history.success() > 0.05 or history.has_no_spread():
         return None
     # Twenty steps show whether it is being learned all the same.
-    if not history.reports_success or history.num_steps < 2 * NUM_STEADY or history.rose_lately():
+    if (
+        not history.reports_success
+        or history.num_steps < 2 * NUM_STEADY
+        or history.is_rising(10, 20, 30)
+    ):
         return None
     reward = history.mean("reward") or 0.0
     return (
@@ -397,7 +470,7 @@ def too_hard(history: History) -> str | None:
 
 
 @check(
-    "Stop here, or make the task harder{params}.",
+    "Stop here, or make the task harder (environment.params).",
     explains=("not-rising", "steps-too-small", "value-useless"),
 )
 def too_easy(history: History) -> str | None:
@@ -417,12 +490,9 @@ def too_easy(history: History) -> str | None:
 
 
 @check(
-    "If it was so from the first step on, a warm start was too long "
-    "(training.warm_start_steps). Else go back to a checkpoint from before, and",
-    Option("set training.entropy_coef (0.01)", "training.entropy_coef"),
-    _LOWER_RATE,
-    "raise inference.temperature",
-    _HOLD_THE_MODEL,
+    "If it was so from the first step on, a warm start was too long (training.warm_start_steps). "
+    "Else go back to a checkpoint from before, and lower training.learning_rate; set "
+    f"training.entropy_coef (0.01); raise inference.temperature; {_HOLD_THE_MODEL}",
     explains=("constant-reward", "forgetting", "tools-unused", *_NOTHING_LEARNED),
     is_of_updates=True,
 )
@@ -444,18 +514,9 @@ def entropy_collapse(history: History) -> str | None:
 
 
 @check(
-    "",
-    "lower training.entropy_coef and training.learning_rate",
-    _HOLD_THE_MODEL,
-    _TARGET_KL,
+    f"Lower training.entropy_coef and training.learning_rate; {_HOLD_THE_MODEL}; {_TARGET_KL}; "
     "lower inference.temperature",
-    explains=(
-        *_NOTHING_LEARNED,
-        "constant-reward",
-        "forgetting",
-        "cut-turns",
-        "invalid-actions",
-    ),
+    explains=("constant-reward", "forgetting", "cut-turns", "invalid-actions", *_NOTHING_LEARNED),
     is_of_updates=True,
 )
 def entropy_explosion(history: History) -> str | None:
@@ -485,10 +546,7 @@ def alike_groups(history: History) -> str | None:
 
 
 @check(
-    "",
-    _LOWER_RATE,
-    "lower training.update_epochs",
-    _TARGET_KL,
+    f"Lower training.learning_rate; lower training.update_epochs; {_TARGET_KL}",
     explains=("forgetting", "gradient-jump", "not-rising"),
     is_of_updates=True,
 )
@@ -519,10 +577,8 @@ def gradient_jump(history: History) -> str | None:
 
 
 @check(
-    "Look at the episodes: do calls fail, or does guessing earn as much? Then",
-    "reward a useful call",
-    "let tool errors say how to call rightly",
-    _HOLD_THE_MODEL,
+    "Look at the episodes: do calls fail, or does guessing earn as much? Then reward a useful "
+    f"call; let tool errors say how to call rightly; {_HOLD_THE_MODEL}",
 )
 def tools_unused(history: History) -> str | None:
     now, (best, _) = history.mean("tool_calls"), history.best("tool_calls")
@@ -532,10 +588,8 @@ def tools_unused(history: History) -> str | None:
 
 
 @check(
-    "Unless the task was made harder in between:",
-    "go back to the best checkpoint with a lower training.learning_rate",
-    _HOLD_THE_MODEL,
-    _TARGET_KL,
+    "Unless the task was made harder in between: go back to the best checkpoint with a lower "
+    f"training.learning_rate; {_HOLD_THE_MODEL}; {_TARGET_KL}",
     explains=("not-rising",),
     is_of_updates=True,
 )
@@ -570,15 +624,8 @@ def reward_hacking(history: History) -> str | None:
 
 
 @check(
-    "",
-    "raise training.value_coef or training.update_epochs",
-    Option("try training.critic=separate", "training.critic", "separate"),
-    "try a larger training.batch_size",
-    Option(
-        "take an estimator without values: training.adv_estimator=grpo",
-        "training.adv_estimator",
-        "grpo",
-    ),
+    "Raise training.value_coef or training.update_epochs; take training.critic=separate; try a "
+    "larger training.batch_size; take training.adv_estimator=grpo, which needs no values",
 )
 def value_useless(history: History) -> str | None:
     num = 2 * NUM_STEADY
@@ -625,11 +672,9 @@ def steps_too_small(history: History) -> str | None:
 
 
 @check(
-    "If it is the best that can be had, the run is done. Else try",
-    "a higher training.learning_rate",
-    "a larger training.batch_size",
-    "reward for partial progress",
-    Option("a warm start (training.warm_start)", "training.warm_start"),
+    "If it is the best that can be had, the run is done. Else try a higher "
+    "training.learning_rate; a larger training.batch_size; reward for partial progress; set "
+    "training.warm_start",
 )
 def not_rising(history: History) -> str | None:
     half = NUM_FLAT // 2

@@ -24,14 +24,13 @@ COUNTED = (
 )
 """Metrics that are absent from a step if their count is 0."""
 
-WRITTEN = ("cut_turns", "malformed_calls", "invalid_actions")
+_WRITTEN = ("cut_turns", "malformed_calls", "invalid_actions")
 """Fractions of turns with errors in the format of the text."""
-
 _FACTOR = 10.0
 """The factor by which an update that destroys the policy changes the entropy. Noise in batches of
 eight episodes makes up to 3."""
 _RISE = 0.7
-"""By how much it raises a fraction of `WRITTEN`."""
+"""By how much it raises a fraction of `_WRITTEN`."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,14 @@ class History:
         self.steps: deque[Mapping[str, float]] = deque(maxlen=NUM_KEPT)
         self.first: dict[str, float] = {}
         """The first value of each metric."""
+        self.evaluation: dict[str, float] = {}
+        """The metrics of the newest evaluation."""
         self.first_jump: Jump | None = None
-        """The first update that suddenly changed the entropy or a fraction of `WRITTEN`."""
+        """The first update that suddenly changed the entropy or a fraction of `_WRITTEN`."""
         self.gradient_peak: Jump | None = None
         """From the first nonzero norm of the gradient to the largest."""
-        self.highest_reward = -math.inf
-        """The highest reward of any episode."""
-        self.lowest_reward = math.inf
+        self.highest_reward, self.lowest_reward = -math.inf, math.inf
+        """Of any episode."""
         self._first: dict[str, list[float]] = {}
         self._best: dict[str, tuple[float, int]] = {}
 
@@ -68,6 +68,10 @@ class History:
         self._note_jumps(finite)
         self.steps.append(finite)
         self.first = {**finite, **self.first}
+        evaluation = {name: value for name, value in finite.items() if name.startswith("eval/")}
+        self.evaluation = evaluation or self.evaluation
+        self.highest_reward = max(self.highest_reward, finite.get("reward_max", -math.inf))
+        self.lowest_reward = min(self.lowest_reward, finite.get("reward_min", math.inf))
         for name in ("entropy", "reward", "answers_shown"):
             first = self._first.setdefault(name, [])
             if len(first) < NUM_RECENT and (name in finite or name in COUNTED):
@@ -78,32 +82,27 @@ class History:
                 self._best[name] = level, self.num_steps
 
     def _note_jumps(self, metrics: Mapping[str, float]) -> None:
+        """Compare a step with those before it."""
         step = int(metrics.get("step", self.num_steps))
-        if self.first_jump is None and self.steps:
-            self.first_jump = self._entropy_jump(metrics, step) or self._written_jump(metrics, step)
         norm, peak = metrics.get("grad_norm", 0.0), self.gradient_peak
         if norm > 0 and (peak is None or norm > peak.after):
             before = norm if peak is None else peak.before
             self.gradient_peak = Jump("norm of the gradient", step, before, norm)
-        self.highest_reward = max(self.highest_reward, metrics.get("reward_max", -math.inf))
-        self.lowest_reward = min(self.lowest_reward, metrics.get("reward_min", math.inf))
-
-    def _entropy_jump(self, metrics: Mapping[str, float], step: int) -> Jump | None:
-        usual, after = self.known("entropy", NUM_RECENT), metrics.get("entropy")
-        if not usual or after is None:
-            return None
-        before = statistics.median(usual)
-        # The entropy of a nearly deterministic policy is noisy.
-        has_fallen = before >= 0.1 and after <= before / _FACTOR
-        has_risen = after >= max(before * _FACTOR, 1.0)
-        return Jump("entropy", step, before, after) if has_fallen or has_risen else None
-
-    def _written_jump(self, metrics: Mapping[str, float], step: int) -> Jump | None:
-        for name in WRITTEN:
+        if self.first_jump is not None or not self.steps:
+            return
+        usual, entropy = self.known("entropy", NUM_RECENT), metrics.get("entropy")
+        if usual and entropy is not None:
+            before = statistics.median(usual)
+            # The entropy of a nearly deterministic policy is noisy.
+            has_fallen = before >= 0.1 and entropy <= before / _FACTOR
+            if has_fallen or entropy >= max(before * _FACTOR, 1.0):
+                self.first_jump = Jump("entropy", step, before, entropy)
+                return
+        for name in _WRITTEN:
             before, after = self.steps[-1].get(name, 0.0), metrics.get(name, 0.0)
             if after - before >= _RISE:
-                return Jump(f"share of {name.replace('_', ' ')}", step, before, after)
-        return None
+                self.first_jump = Jump(f"share of {name.replace('_', ' ')}", step, before, after)
+                return
 
     def last(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> list[float]:
         """Return the values of `num` steps that end `ago` steps ago; [] if one is missing."""
@@ -147,14 +146,10 @@ class History:
         spread = statistics.variance(before) + statistics.variance(after)
         return statistics.fmean(after) - statistics.fmean(before), math.sqrt(spread / num)
 
-    def is_rising(self) -> bool:
-        """Return whether the reward has risen recently by more than noise."""
-        rise = self.rise("reward", NUM_STEADY)
-        return rise is not None and rise[0] > max(rise[1], 1e-9)
-
-    def rose_lately(self) -> bool:
-        """Return whether the reward is above that of 10, 20 or 30 steps ago by more than noise."""
-        rises = (self.rise("reward", NUM_STEADY, ago) for ago in (10, 20, 30))
+    def is_rising(self, *ago: int) -> bool:
+        """Return whether the reward is above that of some steps ago, by default 10, by more than
+        noise."""
+        rises = (self.rise("reward", NUM_STEADY, number) for number in ago or (NUM_STEADY,))
         return any(rise is not None and rise[0] > max(rise[1], 1e-9) for rise in rises)
 
     def success(self, num: int = NUM_RECENT) -> float:
@@ -182,9 +177,8 @@ class History:
     def is_at_its_highest(self) -> bool:
         """Return whether the mean reward has risen to about that of the best episode so far."""
         now, first = self.mean("reward"), self.first.get("reward", math.inf)
-        return (
-            now is not None and now > first and now >= first + 0.95 * (self.highest_reward - first)
-        )
+        highest = first + 0.95 * (self.highest_reward - first)
+        return now is not None and now > first and now >= highest
 
     def has_no_spread(self) -> bool:
         """Return whether the rewards were identical within each of five steps: no signal."""
