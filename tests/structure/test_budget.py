@@ -27,7 +27,7 @@ LINES = {
     "runs": 4828,
     "scale": 3880,
     "tools": 4574,
-    "trainer": 5798,
+    "trainer": 5808,
     "user_code": 730,
     "view": 2612,
 }
