@@ -33,8 +33,8 @@ class Check:
     code: str
     see: See
     fix: str
-    """What to try, in parts between semicolons: `set training.x` is left out of the advice for a
-    run that has such a setting, `take model.x=1` for a run that has this value."""
+    """What to try, in parts between semicolons: `set training.gamma` is left out for a run that has
+    such a setting, `take model.dtype=float32` for one that has this value."""
     explains: Sequence[str] = ()
     """The checks whose findings are consequences of this one."""
     is_of_updates: bool = False
