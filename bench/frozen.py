@@ -20,6 +20,7 @@ from pathlib import Path
 from turnwise import ConfigStore, Trainer
 from turnwise.env import BaseEnvironment
 
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SMALL = {
     "training.batch_size": 8,
     "training.num_epochs": 1,
@@ -34,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "turns": ("guess-number", {"training.adv_estimator": "turn_gae"}),
     "transformers": ("guess-number", {"inference.backend": "transformers"}),
     "lora": ("guess-number", {"training.lora_rank": 4, "training.kl_loss_coef": 0.01}),
-    "tools": ("shop", {"inference.max_tokens": 16, "limits.max_turns": 3}),
+    "tools": (f"{EXAMPLES}/shop.py:Shop", {"inference.max_tokens": 16, "limits.max_turns": 3}),
     "players": ("nim", {"training.adv_estimator": "gae"}),
     "evaluated": ("grid-world", {"training.eval_episodes": 4, "limits.max_turns": 4}),
 }

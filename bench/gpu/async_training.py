@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import math
 import random
 import sys
@@ -27,12 +28,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from real_shapes import SHAPES, make_model
 
 from results import add_record_option, record
 from turnwise import ConfigStore, Trainer
-from turnwise.env.games import GridWorldEnvironment, ShopEnvironment
+from turnwise.env import GridWorldEnvironment
 from turnwise.models import load_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,7 +57,7 @@ class Slow:
 class SlowGridWorld(Slow, GridWorldEnvironment): ...  # type: ignore[misc]
 
 
-class SlowShop(Slow, ShopEnvironment): ...  # type: ignore[misc]
+class SlowShop(Slow, importlib.import_module("shop").Shop): ...  # type: ignore[misc]
 
 
 class IsOver(Exception):

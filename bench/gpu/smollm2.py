@@ -1,4 +1,4 @@
-"""Trains SmolLM2-135M on the built-in games with one GPU.
+"""Trains SmolLM2-135M on games with one GPU.
 
     python bench/gpu/smollm2.py                        every game below, one after another
     python bench/gpu/smollm2.py shop grid-world        these
@@ -40,6 +40,12 @@ from turnwise.trainer.warm_start import imitation_batches
 MOST_AT_FIRST, ENOUGH = 0.4, 0.8
 """Shares of the expert's success: at most after the warm start, at least at the end."""
 EVAL_EPISODES = 256
+_FOLDER = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = {
+    "shop": f"{_FOLDER}/shop.py:Shop",
+    "alphabet-sort": f"{_FOLDER}/alphabet_sort.py:AlphabetSort",
+}
+"""The games that are no built-in ones."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,9 @@ def learn(
     started = time.perf_counter()
     timer = interrupt_after(60 * most_minutes)
     chosen = [*COMMON, *task.settings, *settings]
-    config = ConfigStore.load(None, [f"environment.name={task.name}", *chosen])
+    config = ConfigStore.load(
+        None, [f"environment.name={EXAMPLES.get(task.name, task.name)}", *chosen]
+    )
     config.model.model_name = model
     config.checkpoint.output_dir = str(folder)
     expert = expert_success(config)

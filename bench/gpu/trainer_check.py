@@ -46,7 +46,13 @@ JUDGED_TOKENS = 8192
 """`micro_batch_tokens` of the step that the bars apply to."""
 PEAK_FLOPS = 989e12
 """The peak of an H200 in bfloat16, without sparsity."""
-GAMES = ("guess-number", "grid-world", "shop", "alphabet-sort")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+GAMES = {
+    "guess-number": "guess-number",
+    "grid-world": "grid-world",
+    "shop": f"{EXAMPLES}/shop.py:Shop",
+    "alphabet-sort": f"{EXAMPLES}/alphabet_sort.py:AlphabetSort",
+}
 JUDGED = "grid-world"
 """The bar applies to this game: random episodes of the others hardly differ in length."""
 
@@ -160,13 +166,13 @@ def time_step(
     return is_fine
 
 
-def real_batch(loaded: Any, game: str, num_episodes: int) -> PPOBatch:
+def real_batch(loaded: Any, environment: str, num_episodes: int) -> PPOBatch:
     """Returns episodes of a game that the random player played."""
     from turnwise.episode import EpisodeCollector
     from turnwise.episode.types import EpisodeTask
     from turnwise.inference import ScriptedEngine
 
-    factory = environment_factory(game, ConfigStore().environment)
+    factory = environment_factory(environment, ConfigStore().environment)
     collector = EpisodeCollector(ScriptedEngine(loaded.tokenizer), factory)
     tasks = [EpisodeTask(seed) for seed in range(num_episodes)]
     streams = played_streams(collector, "random", tasks, StopRequest(print))
@@ -187,8 +193,8 @@ def time_layouts(
     """Times updates on real lengths, packed and padded, and prints the MFU."""
     num_weights = sum(p.numel() for p in loaded.model.parameters())
     is_fine = True
-    for game in GAMES:
-        batch = real_batch(loaded, game, num_episodes)
+    for game, environment in GAMES.items():
+        batch = real_batch(loaded, environment, num_episodes)
         assert batch.attention_mask is not None
         lengths = batch.attention_mask.sum(1)
         seconds = {}

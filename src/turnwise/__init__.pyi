@@ -51,7 +51,6 @@ from turnwise.data import (
     collate_fn as collate_fn,
 )
 from turnwise.env import (
-    AlphabetSortEnvironment as AlphabetSortEnvironment,
     BaseEnvironment as BaseEnvironment,
     CustomGameEnvironment as CustomGameEnvironment,
     EpisodeStatus as EpisodeStatus,
@@ -61,7 +60,6 @@ from turnwise.env import (
     PromptEnvironment as PromptEnvironment,
     ReasoningGymEnvironment as ReasoningGymEnvironment,
     RolloutData as RolloutData,
-    ShopEnvironment as ShopEnvironment,
     SimpleGameEnvironment as SimpleGameEnvironment,
     StepResult as StepResult,
     TextArenaEnvironment as TextArenaEnvironment,

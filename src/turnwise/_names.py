@@ -60,9 +60,9 @@ OTHERS: dict[str, str] = {
     ),
     "turnwise.data": "CustomEnvDataset RLHFDataset collate_fn",
     "turnwise.env": (
-        "AlphabetSortEnvironment CustomGameEnvironment GridWorldEnvironment "
+        "CustomGameEnvironment GridWorldEnvironment "
         "GuessNumberEnvironment GymnasiumEnvironment PromptEnvironment ReasoningGymEnvironment "
-        "RolloutData ShopEnvironment SimpleGameEnvironment StepResult TextArenaEnvironment "
+        "RolloutData SimpleGameEnvironment StepResult TextArenaEnvironment "
         "environment_factory play_episode_async"
     ),
     "turnwise.episode": "Episode EpisodeFailed EpisodeSummary collect",

@@ -154,7 +154,10 @@ def of_batches(data: RewardBatch): ...
         ({"system_prompt": "Be brief."}, "agent= and system_prompt= are both given"),
         ({"config": {"environments": ["guess-number"]}}, "a mix of environments are both given"),
         ({"config": {"agent": "x:y", "tools": ["calculator"]}}, "agent and tools are both given"),
-        ({"config": {"agent": "x:y", "environment": {"name": "shop"}}}, "agent and environment"),
+        (
+            {"config": {"agent": "x:y", "environment": {"name": "grid-world"}}},
+            "agent and environment",
+        ),
         ({"agent": 3}, "agent got int, expected a function of (task, llm)"),
         ({"agent": "  "}, "agent got an empty text"),
         ({"agent": "nowhere.py:agent"}, "there is no file nowhere.py"),

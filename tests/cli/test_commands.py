@@ -44,7 +44,7 @@ def test_check_env_says_what_is_wrong_and_the_cure(turnwise, coins, tmp_path):
 def test_envs_lists_every_name_with_a_line(turnwise):
     ran = turnwise("envs")
     assert ran.code == 0
-    for name in ("guess-number", "grid-world", "alphabet-sort", "shop", "gym:", "textarena:"):
+    for name in ("guess-number", "grid-world", "simple-game", "gym:", "textarena:"):
         line = next(line for line in ran.out.splitlines() if line.startswith(name))
         assert len(line.split(maxsplit=1)[1]) > 10
     assert "path/to/file.py:ClassName" in ran.out

@@ -81,7 +81,7 @@ def is_told(ran, *words: str, codes=(1, 2)) -> None:
     [
         (["train", "my.yaml", "model.model_name=models/none"], ["models/none", "built-in name"]),
         (["train", "my.yaml", "model.local_path=empty"], ["empty"]),
-        (["eval", "models/none", "--env", "shop"], ["models/none"]),
+        (["eval", "models/none", "--env", "grid-world"], ["models/none"]),
         (["chat", "models/none"], ["models/none"]),
         (["train", "my.yaml", "trainig.seed=1"], ["Did you mean 'training'?"]),
         (["train", "my.yaml", "training.sead=1"], ["Did you mean 'seed'?"]),

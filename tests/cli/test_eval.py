@@ -119,8 +119,8 @@ def test_a_model_plays_any_environment(turnwise, coins):
     ("arguments", "message"),
     [
         (["tiny"], "A model plays in an environment that you name: --env guess-number"),
-        ([".", "--env", "shop"], "the folder . holds no model"),
-        (["tiny", "--env", "shopp"], "Did you mean 'shop'?"),
+        ([".", "--env", "grid-world"], "the folder . holds no model"),
+        (["tiny", "--env", "grid-wrld"], "Did you mean 'grid-world'?"),
         (["tiny", "--env", "coins.py:Coins", "--checkpoint", "nowhere"], "nowhere"),
         (
             ["tiny", "--env", "coins.py:Broken", *FEW],

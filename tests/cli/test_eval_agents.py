@@ -184,14 +184,23 @@ def test_an_agent_needs_no_model(turnwise, runs):
     [
         ([], "no player is named"),
         (["--agent", "expert"], "--agent expert does not say what to play"),
-        (["tiny", "--agent", "expert", "--env", "shop"], "one of them plays"),
-        (["--agent", "export", "--env", "shop"], "--agent got 'export', expected expert, random"),
-        (["--agent", "agents.py:act2", "--env", "shop"], "Did you mean 'act'?"),
-        (["--agent", "agents.py:word", "--env", "shop"], "which is of type str; expected a func"),
-        (["--agent", "agents.py:alone", "--env", "shop"], "(observation, state)"),
-        (["--agent", "agents.py:numbers", "--env", "shop"], "returned 5 of type int, expected the"),
+        (["tiny", "--agent", "expert", "--env", "grid-world"], "one of them plays"),
+        (
+            ["--agent", "export", "--env", "grid-world"],
+            "--agent got 'export', expected expert, random",
+        ),
+        (["--agent", "agents.py:act2", "--env", "grid-world"], "Did you mean 'act'?"),
+        (
+            ["--agent", "agents.py:word", "--env", "grid-world"],
+            "which is of type str; expected a func",
+        ),
+        (["--agent", "agents.py:alone", "--env", "grid-world"], "(observation, state)"),
+        (
+            ["--agent", "agents.py:numbers", "--env", "grid-world"],
+            "returned 5 of type int, expected the",
+        ),
         (["runs"], "runs is not a run, it contains runs. Name one of them: "),
-        (["tiny", "--env", "shop", "--checkpoint", "nowhere"], "--checkpoint got 'nowhere'"),
+        (["tiny", "--env", "grid-world", "--checkpoint", "nowhere"], "--checkpoint got 'nowhere'"),
     ],
 )
 @pytest.mark.usefixtures("runs")

@@ -101,7 +101,7 @@ def test_a_file_that_names_nothing_to_train_on_is_refused(turnwise, tmp_path, te
     assert ran.code == 2
     assert "my.yaml names nothing to train on. Write environment: file.py:ClassName" in ran.err
     assert not (tmp_path / "runs").exists()
-    assert turnwise("train", "my.yaml", "environment=shop", "--dry-run").code == 0
+    assert turnwise("train", "my.yaml", "environment=grid-world", "--dry-run").code == 0
     assert turnwise("train", "my.yaml", "dataset=rows.jsonl", "--dry-run").err.count("rows.jsonl")
 
 

@@ -147,7 +147,7 @@ def test_an_agents_thoughts_calls_and_failures_are_shown(turnwise, runs):
         (["--player", "expert"], "no environment is named"),
         (["runs"], "runs is not a run, it contains runs"),
         (["--player", "runs"], "runs is not a run, it contains runs"),
-        (["shop", "--player", "no/such/run"], "no/such/run"),
+        (["grid-world", "--player", "no/such/run"], "no/such/run"),
         (["runs/tools", "--json"], "--json is not for a human"),
     ],
 )

@@ -35,7 +35,7 @@ SETTINGS = {
 ENVIRONMENT = """
 from pathlib import Path
 Path({marker!r}).write_text("environment")
-from turnwise.env.games.guess_number import GuessNumberEnvironment as Env
+from turnwise.env.games import GuessNumberEnvironment as Env
 def reward(*arguments, **more):
     return 0.0
 """

@@ -43,7 +43,7 @@ def test_sections_as_text(tmp_path):
     config = load(tmp_path, text, "environment.params.size=5", "model=tiny")
     assert (config.environment.name, config.environment.params) == ("maze.py:Maze", {"size": 5})
     assert (config.model.model_name, config.model.dtype) == ("tiny", "float32")
-    assert ConfigStore.of({"environment": "shop"}).environment.name == "shop"
+    assert ConfigStore.of({"environment": "grid-world"}).environment.name == "grid-world"
 
 
 @pytest.mark.parametrize("name", ["training.batch_size", "training.gamma", "ray.num_actors"])

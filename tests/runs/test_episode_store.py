@@ -144,7 +144,7 @@ def test_episodes_of_a_model_come_back(store):
     assert turn.observation == results[0].messages[3]["content"]
 
 
-@pytest.mark.parametrize("environment", ["guess-number", "grid-world", "shop"])
+@pytest.mark.parametrize("environment", ["guess-number", "grid-world", "simple-game"])
 def test_episodes_of_a_game_take_under_24_bytes_a_token(store, environment):
     results = play(environment)
     names = ("log_probs", "values", "advantages", "returns")

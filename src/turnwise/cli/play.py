@@ -75,7 +75,7 @@ def play(
     turnwise play my_env.py:MyEnvironment --player random --episodes 100
     turnwise play runs/mine --player runs/mine/checkpoints/step-00000010 --sampled
     turnwise play gym:FrozenLake-v1 --param map_name=8x8 --seed 7
-    turnwise play shop --player expert --episodes 10 --json | jq .reward
+    turnwise play grid-world --player expert --episodes 10 --json | jq .reward
     """
     from turnwise.cli.common import make_console, print_json, working
     from turnwise.cli.play_episodes import WITHOUT_MODEL, play_episodes

@@ -11,11 +11,9 @@ from turnwise.env.catalog import environment_factory, make_environment
 from turnwise.env.checker import CheckReport, Finding, check_env
 from turnwise.env.driver import reset_environment, step_environment
 from turnwise.env.games import (
-    AlphabetSortEnvironment,
     CustomGameEnvironment,
     GridWorldEnvironment,
     GuessNumberEnvironment,
-    ShopEnvironment,
     SimpleGameEnvironment,
 )
 from turnwise.env.players import expert_player, play_episode, play_episode_async, random_player
@@ -42,7 +40,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "AlphabetSortEnvironment",
     "BaseEnvironment",
     "CheckReport",
     "CustomGameEnvironment",
@@ -55,7 +52,6 @@ __all__ = [
     "PromptEnvironment",
     "ReasoningGymEnvironment",
     "RolloutData",
-    "ShopEnvironment",
     "SimpleGameEnvironment",
     "StepResult",
     "TextArenaEnvironment",

@@ -20,12 +20,10 @@ EnvironmentSource: TypeAlias = (
 
 # Built-in environments; a new one is one line here.
 BUILT_IN: dict[str, str] = {
-    "guess-number": "turnwise.env.games.guess_number:GuessNumberEnvironment",
-    "grid-world": "turnwise.env.games.grid_world:GridWorldEnvironment",
-    "alphabet-sort": "turnwise.env.games.alphabet_sort:AlphabetSortEnvironment",
-    "shop": "turnwise.env.games.shop:ShopEnvironment",
-    "simple-game": "turnwise.env.games.simple:SimpleGameEnvironment",
-    "custom-game": "turnwise.env.games.custom:CustomGameEnvironment",
+    "guess-number": "turnwise.env.games:GuessNumberEnvironment",
+    "grid-world": "turnwise.env.games:GridWorldEnvironment",
+    "simple-game": "turnwise.env.games:SimpleGameEnvironment",
+    "custom-game": "turnwise.env.games:CustomGameEnvironment",
 }
 
 PROMPTS = "prompts"
