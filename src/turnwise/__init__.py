@@ -5,10 +5,14 @@ imported when they are first used, so `import turnwise` is quick and imports no 
 names is in `turnwise/_names.py`.
 """
 
-from typing import Any
+from __future__ import annotations
 
 from turnwise._names import FACE_NAMES, MODULES, find
 from turnwise.assemblers import ASSEMBLERS
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all of this
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 __all__ = [*FACE_NAMES]

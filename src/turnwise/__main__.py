@@ -1,7 +1,11 @@
 """The command `turnwise`, also as `python -m turnwise`."""
 
-import signal
 import sys
+
+try:
+    import signal
+except KeyboardInterrupt:  # Ctrl-C within the first milliseconds
+    sys.exit(130)
 
 
 def main() -> None:

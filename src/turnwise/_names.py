@@ -7,8 +7,9 @@ reference. `OTHERS` are public in their own modules and documented there; they c
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+TYPE_CHECKING = False  # `typing` takes longer to import than all of this
+if TYPE_CHECKING:
+    from typing import Any
 
 FACE: dict[str, dict[str, str]] = {
     "Write an environment": {
@@ -99,6 +100,8 @@ HOME = {
 
 def find(name: str) -> Any:
     """Import what `turnwise.<name>` is; an unknown name is an error that says the nearest one."""
+    import importlib
+
     if name in HOME:
         return getattr(importlib.import_module(HOME[name]), name)
     if name in MODULES:

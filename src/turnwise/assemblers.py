@@ -6,8 +6,10 @@ filled in `turnwise/__init__.py`, which may import everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+TYPE_CHECKING = False  # `typing` takes longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 ASSEMBLERS: dict[str, Callable[..., Any]] = {}
 """Functions with the signature of `turnwise.trainer.assembly.assemble`."""

@@ -11,6 +11,9 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+_MOST_KNOWN = 20
+"""Names that an error lists; of more, it lists the nearest."""
+
 
 class TurnwiseError(Exception):
     """Base of all errors that turnwise raises on purpose."""
@@ -76,6 +79,9 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"Did you mean {near[0]!r}?"
+    if len(known) > _MOST_KNOWN:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0)
+        return f"The nearest of {len(known)}: {', '.join(near)}."
     return f"Known: {', '.join(known)}." if known else "None exist."
 
 

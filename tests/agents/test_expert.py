@@ -136,3 +136,5 @@ def test_a_warm_start_needs_an_expert():
         Trainer(config, "guess-number", expert=goes_left, reporter=None)
     with pytest.raises(ConfigError, match="expert got int"):
         Trainer(config, agent=forks, expert=3, reporter=None)
+    with pytest.raises(ConfigError, match=r"cannot be called with \(messages, tools\)"):
+        Trainer(config, agent=forks, expert=lambda messages: "left", reporter=None)

@@ -14,6 +14,7 @@ from turnwise import ConfigError
 from turnwise.agents.gateway import LLM
 from turnwise.agents.requests import ChatRequest
 from turnwise.agents.session import AgentSession
+from turnwise.chat import ChatFormat
 from turnwise.cli import main
 from turnwise.cli.run_paths import find_source
 from turnwise.episode import CollectorOptions
@@ -150,3 +151,12 @@ def test_a_checkpoint_is_named_by_its_step(tmp_path):
     assert find_source(str(tmp_path), "7") == find_source(str(saved), "7") == saved
     with pytest.raises(ConfigError, match="the step of a checkpoint"):
         find_source(str(tmp_path), "8")
+
+
+def test_an_end_that_is_text_is_no_part_of_the_reply():
+    chat = ChatFormat(TOKENIZER, "plain")
+    engine = ScriptedEngine(TOKENIZER, lambda prompt: " Yes.\nUser: and more")
+    session = AgentSession(make_setup(engine, CollectorOptions(chat_format=chat)))
+    request = ChatRequest([{"role": "user", "content": "Is it?"}])
+    (reply,) = asyncio.run(session.complete(request))
+    assert reply.content.strip() == "Yes."

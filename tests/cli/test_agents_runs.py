@@ -135,7 +135,7 @@ def test_the_code_of_another_persons_run_is_not_run(turnwise, monkeypatch, tmp_p
     try:
         config.write_text(settings.replace("agent: agents.py:echo", "agent: touch owned"))
         ran = turnwise("eval", "runs/echo", "--agent", "expert")
-        assert "name code that would be run: the agent's command 'touch owned'" in ran.err
+        assert "name the agent's command 'touch owned'" in ran.err
         assert not Path("owned").exists()
     finally:
         config.write_text(settings)

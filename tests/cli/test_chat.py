@@ -230,11 +230,21 @@ def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
     )
     assert ran.out == ("  look_up(kind='tree') -> oak\nIt is oak.\nBye.\n")
     assert "You are a gardener." in engine.heard[0]
+    assert engine.heard[0].count("You can call these tools:") == 1
     assert "look_up(kind: string): Find the word of a kind." in engine.heard[0]
     assert engine.heard[1].startswith(engine.heard[0])
     assert "oak<|im_end|>" in engine.heard[1]
     sampling = engine.requests[0].sampling
     assert (sampling.temperature, sampling.top_p) == (1.0, 1.0)
+
+
+def test_a_call_that_cannot_be_read_is_told_to_the_model(turnwise, runs, reads):
+    engine = reads('{"name": "look_up", "arguments": {"kind": ', "It is oak.")
+    options = ("--max-tokens", "99", "--system", "Be brief.")
+    ran = turnwise("chat", str(runs.tools), *options, typed="Which tree?\n")
+    assert "with your system prompt and the tools look_up" in ran.err
+    assert "A call could not be read: " in ran.out
+    assert "A call could not be read: " in engine.heard[1]
 
 
 def test_the_prompt_of_a_runs_environment_is_used_without_its_code(turnwise, runs, reads):

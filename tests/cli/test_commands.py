@@ -103,8 +103,9 @@ def test_version_and_help(turnwise):
         assert "<str>" not in text.partition("Options")[0]
 
 
-def test_ctrl_c_while_the_command_is_imported_has_no_traceback(tmp_path):
-    (tmp_path / "typer.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
+@pytest.mark.parametrize(("module", "code"), [("typer", -signal.SIGINT), ("signal", 130)])
+def test_ctrl_c_while_the_command_is_imported_has_no_traceback(tmp_path, module, code):
+    (tmp_path / f"{module}.py").write_text("import os\nos.kill(os.getpid(), 2)\npass\n")
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join([str(tmp_path), source])
     ran = subprocess.run(
@@ -114,7 +115,7 @@ def test_ctrl_c_while_the_command_is_imported_has_no_traceback(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, "", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", "")
 
 
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"])

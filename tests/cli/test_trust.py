@@ -211,13 +211,13 @@ def test_installed_code_is_not_named_by_a_folder_either(turnwise, received, sett
             continue
         ran = turnwise(*command)
         assert ran.code == 2
-        assert "name code that would be run" in ran.err, ran.err
+        assert "add --trust-remote-code" in ran.err, ran.err
 
 
 def test_a_server_that_the_user_types_needs_no_word(turnwise, received):
     change(received, inference__backend="vllm")
     ran = turnwise("train", str(received), "training.num_epochs=2", "inference.url=http://[::1]:9")
-    assert "name code that would be run" not in ran.err
+    assert "add --trust-remote-code" not in ran.err
     assert "http://[::1]:9" in ran.err  # it was asked, and nothing is there
 
 
@@ -334,6 +334,6 @@ def test_tools_of_a_folder_run_nothing_either(tmp_path):
             {"tool": f"{tmp_path}/evil.py:tool"},
             "os:system",
         ):
-            with pytest.raises(ConfigError, match="name code that would be run"):
+            with pytest.raises(ConfigError, match="add --trust-remote-code"):
                 tools_by_name([entry], contextlib.ExitStack())
     assert not marker.exists()

@@ -160,9 +160,10 @@ def test_overrides_come_after_the_file(tmp_path):
         ("training.learnin_rate=1", ["training.learnin_rate", "learning_rate"]),
         ("trainin.gamma=1", ["trainin", "training"]),
         ("training.learning_rate=fast", ["training.learning_rate", "'fast'", "number"]),
-        ("training.learning_rate=-1", ["training.learning_rate", "-1", "greater than 0"]),
-        ("model.dtype=fp32", ["model.dtype", "'fp32'", "'float32'"]),
-        ("training.batch_size=2.5", ["training.batch_size", "2.5", "integer"]),
+        ("training.learning_rate=-1", ["training.learning_rate", "-1", "a number > 0"]),
+        ("model.dtype=fp32", ["model.dtype", "'fp32'", "auto, float32"]),
+        ("training.batch_size=2.5", ["training.batch_size", "2.5", "a whole number >= 1"]),
+        ("training.zzz=1", ["The nearest of 59", "`turnwise config` prints all"]),
         ("learning_rate=1", ["learning_rate=1", "section.name=value"]),
     ],
 )

@@ -39,7 +39,7 @@ HOSTILE = {
     "training: !!timestamp now": "a value cannot be read",
     f"training: {'9' * 5000}": "a value cannot be read: Exceeds the limit",
     "1: {}": "has a section 1, expected names such as 'training:'",
-    "training: {1: 2}": "Keys should be strings",
+    "training: {1: 2}": "training.1 got",
     "training: \x00": "characters that are no text",
 }
 

@@ -49,7 +49,7 @@ def test_sections_as_text(tmp_path):
 @pytest.mark.parametrize("name", ["training.batch_size", "training.gamma", "ray.num_actors"])
 def test_a_boolean_is_no_number(tmp_path, name):
     section, key = name.split(".")
-    with pytest.raises(ConfigError, match=rf"my.yaml, line 2: {name} got True. Expected: "):
+    with pytest.raises(ConfigError, match=rf"my.yaml, line 2: {name} got True, expected a "):
         load(tmp_path, f"{section}:\n  {key}: true\n")
     with pytest.raises(ConfigError, match=rf"override {name}=yes: {name} got True"):
         load(tmp_path, "", f"{name}=yes")

@@ -9,11 +9,11 @@ ROOT = SOURCE.parents[1]
 
 # Lines of Python in each package; `.` are the modules beside them.
 LINES = {
-    ".": 1184,
+    ".": 1203,
     "agents": 2548,
     "algo": 2644,
     "chat": 2420,
-    "cli": 4832,
+    "cli": 4866,
     "config": 1213,
     "data": 934,
     "deadlines": 776,
@@ -27,8 +27,8 @@ LINES = {
     "runs": 4828,
     "scale": 3880,
     "tools": 4574,
-    "trainer": 5808,
-    "user_code": 730,
+    "trainer": 5818,
+    "user_code": 731,
     "view": 2612,
 }
 FILES = 391

@@ -196,7 +196,7 @@ class AgentSession:
                     num_prompt_tokens=len(prompt.ids),
                     in_thought=in_thought,
                     may_call=bool(request.tools) and request.may_call_tools,
-                    stops=request.stop,
+                    stops=(*request.stop, *setup.chat.stop_strings),
                 )
             if not self._honours_sampling:
                 seed = derive_seed(self._seeds, prompt.key)
@@ -238,7 +238,7 @@ class AgentSession:
         self, request: ChatRequest, text: str, in_thought: bool, key: str
     ) -> tuple[Message, Sequence[ToolCall]]:
         """Return a turn as a message, and its calls, whose ids derive from `key`."""
-        for stop in request.stop:
+        for stop in (*request.stop, *self._setup.chat.stop_strings):
             text = text.partition(stop)[0]
         content = answer_of(text, in_thought=in_thought)
         calls: Sequence[ToolCall] = ()

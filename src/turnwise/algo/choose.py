@@ -20,7 +20,7 @@ from turnwise.algo.records import (
     TokenSelection,
 )
 from turnwise.config import TrainingConfig
-from turnwise.config.other_libraries import answer_algorithm
+from turnwise.config.fields import answer_algorithm
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.user_code import import_object
 

@@ -203,9 +203,9 @@ class _Chat:
         try:
             for _ in range(MOST_ROUNDS):
                 reply = self._reply()
-                if not reply.calls:
-                    break
                 self._call_tools(reply)
+                if self._messages[-1]["role"] == "assistant":
+                    break
         except KeyboardInterrupt:
             # Calls without all their results are forgotten: no template can write them.
             asked = [n for n, message in enumerate(self._messages) if message.get("tool_calls")]
@@ -253,7 +253,6 @@ class _Chat:
             list(self._messages),
             tools=[tool.to_openai() for tool in tools.definitions] if tools else (),
             max_tokens=self._max_tokens,
-            stop=self._model.format.stop_strings,
             sampling=self._sampling,
             seed=next(self._seeds),
         )
@@ -283,13 +282,14 @@ class _Chat:
         return reply
 
     def _call_tools(self, reply: ChatReply) -> None:
-        """Execute the calls of a reply, and show them with their results."""
+        """Execute the calls of a reply, show their results, and answer them to the model."""
         from rich.text import Text
 
         from turnwise.tools import ToolCall
 
         tools = self._model.tools
-        assert tools is not None
+        if tools is None:
+            return
         if self._context is None:
             self._context = tools.open_context()
         for wanted in reply.calls:
@@ -300,3 +300,7 @@ class _Chat:
             self.console.print(Text(legible(line), "magenta" if result.success else "red"))
             message = {"role": "tool", "tool_call_id": wanted["id"], "name": call.name}
             self._messages.append({**message, "content": result.text})
+        if (problem := self._model.parser.parse(reply.content).malformed) is not None:
+            text = f"A call could not be read: {problem}"
+            self.console.print(Text(legible(f"  {text}"), "red"))
+            self._messages.append({"role": "user", "content": text})

@@ -16,6 +16,7 @@ from turnwise.cli.run_paths import find_source, run_containing, which_checkpoint
 from turnwise.cli.settings import Overrides, find_code
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.episode import episode_limits
+from turnwise.episode.messages import describe_tools
 from turnwise.episode.options import EpisodeLimits, EpisodeOptions, make_setup
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
@@ -23,8 +24,9 @@ from turnwise.models import LoadedModel
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.places import places_of
 from turnwise.runs.run_folder import RunFolder
-from turnwise.tools import ToolRegistry
+from turnwise.tools import ActionParser, ToolRegistry, get_parser
 from turnwise.tools.by_name import parser_by_name, tools_by_name
+from turnwise.tools.parsers import JSONActionParser
 from turnwise.trainer.state import find_checkpoint, load_trained_model
 from turnwise.user_code import settings_from
 
@@ -34,10 +36,10 @@ class ChatModel:
     """A model that replies to requests, and how a run used it."""
 
     session: AgentSession
-    format: ChatFormat
     context_length: int
     system_prompt: str | None
     tools: ToolRegistry | None
+    parser: ActionParser
     sampling: SamplingParams | None
     """That of a run; None: it is no run."""
     max_tokens: int
@@ -96,14 +98,18 @@ def open_chat_model(
             run = run_containing(source)
             find_code(config, places_of(run), run=run)
         tools = tools_by_name(config.tools, closing) if config.tools else None
-        parser = parser_by_name(config.parser)
+        chosen = parser_by_name(config.parser)
     if loaded is None:
         options = {name: value for name, value in given.items() if value not in ("auto", False)}
         engine = inference.create_inference_engine(model, backend, options, tokenizer=tokenizer)
     else:
-        if overrides.system_prompt is None and tools is None:
-            config.system_prompt = _recorded_prompt(run) or config.system_prompt
-        prompt = "its system prompt" if config.system_prompt else "no system prompt"
+        prompt = "your system prompt"
+        if overrides.system_prompt is None:
+            prompt = _recorded_prompt(run) or config.system_prompt or ""
+            # Its tools are described anew: those of the environment are not here.
+            tools_title = describe_tools([], JSONActionParser()).splitlines()[0]
+            config.system_prompt = prompt.partition(tools_title)[0].rstrip() or None
+            prompt = "its system prompt" if config.system_prompt else "no system prompt"
         names = "no tools" if tools is None else f"the tools {', '.join(tools.names)}"
         about = (
             f"the model after step {step:,}, with {prompt} and {names}; its environment "
@@ -123,6 +129,7 @@ def open_chat_model(
             )
         template = "plain"  # as in the run
     chat = ChatFormat(engine.tokenizer, template, enable_thinking=config.inference.enable_thinking)
+    parser = get_parser(chosen, template=chat.template) if isinstance(chosen, str) else chosen
     # A request says how long its reply may be; otherwise the context is the limit.
     limits = EpisodeLimits(max_turns=sys.maxsize, max_tokens_per_turn=None, max_seconds=None)
     setup = make_setup(
@@ -130,10 +137,10 @@ def open_chat_model(
     )
     return ChatModel(
         session=AgentSession(setup, honours_sampling=True, max_conversations=max_conversations),
-        format=chat,
         context_length=engine.context_length,
         system_prompt=config.system_prompt,
         tools=tools,
+        parser=parser,
         sampling=sampling,
         max_tokens=(source and episode_limits(config).max_tokens_per_turn) or 256,
         about=about,

@@ -24,9 +24,11 @@ def find_source(name: str | None, checkpoint: str = "last") -> Path | None:
     Raise `ConfigError` for a folder that only contains runs.
     """
     run = None if name is None else find_run(name)
-    if checkpoint in ("best", "last"):
-        if run is None and name is not None and runs_in(Path(name).expanduser()):
+    if run is None and name is not None:
+        if runs_in(Path(name).expanduser()):
             raise not_a_run(name)
+        refuse_missing_run(name)
+    if checkpoint in ("best", "last"):
         return run
     if run is not None and checkpoint.isdecimal():
         source = find_run(run_containing(run) / "checkpoints" / f"step-{checkpoint:0>8}")
@@ -73,6 +75,14 @@ def metrics_file(name: str | Path) -> Path:
     if _is_run(path) or is_checkpoint(path):
         raise ConfigError(f"{path} has no {METRICS}: no step of this run was finished yet")
     raise not_a_run(name)
+
+
+def refuse_missing_run(name: str | Path) -> None:
+    """Raise `ConfigError` for a name that can only be meant as a run, and is none: `runs/typo`."""
+    path = Path(name).expanduser()
+    is_near_runs = path.parent.name == "runs" or (len(path.parts) > 1 and runs_in(path.parent))
+    if is_near_runs and ":" not in str(name) and not path.suffix and not path.exists():
+        raise not_a_run(name)
 
 
 def not_a_run(name: str | Path) -> ConfigError:

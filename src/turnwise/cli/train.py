@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.common import legible, make_console, parameter_overrides, print_file, say
+from turnwise.cli.common import legible, make_console, parameter_overrides, print_file, say, working
 from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
@@ -161,6 +161,12 @@ def train(
         find_code(config, folders, run=run, typed=typed)
         check_code(config)  # so that errors are reported first
         if dry and not is_verl:
+            with working("checking the settings"):  # it imports torch
+                from turnwise.algo.choose import Algorithm
+                from turnwise.runs.sinks import check_sinks
+
+                Algorithm.of(config.training)
+                check_sinks(config.logging.sinks, config.logging.wandb)
             print_file(config.to_yaml())
         elif estimate:
             from turnwise.cli.estimate import estimate_run
@@ -194,9 +200,12 @@ def _split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     """Return the settings of a file, of a run, or of the demo, with the overrides."""
+    from turnwise.cli.run_paths import refuse_missing_run
     from turnwise.config import ConfigStore
     from turnwise.yaml_files import read_yaml
 
+    if file is not None:
+        refuse_missing_run(file)
     run = file if file is not None and file.is_dir() else None
     if run is not None:
         file = run / "config.yaml"

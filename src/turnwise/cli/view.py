@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from turnwise.cli.options import argument
-from turnwise.cli.run_paths import run_containing
+from turnwise.cli.run_paths import not_a_run, run_containing
 
 
 def view(
@@ -44,6 +44,10 @@ def view(
         import_extra(package, "view")
     from turnwise.view.server import serve
 
-    folders = runs or [Path(ConfigStore().checkpoint.output_dir)]
-    folders = [run_containing(folder.expanduser()) for folder in folders]
+    folders = [folder.expanduser() for folder in runs or ()]
+    for folder in folders:
+        if not folder.exists():
+            raise not_a_run(folder)
+    folders = folders or [Path(ConfigStore().checkpoint.output_dir)]
+    folders = [run_containing(folder) for folder in folders]
     serve(folders, port, not no_open, say, read_only)

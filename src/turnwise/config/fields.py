@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import yaml
 from annotated_types import Ge, Gt, Le
 
-from turnwise.config.other_libraries import answer_setting
 from turnwise.errors import ConfigError, did_you_mean
 
 Positive = Annotated[int, Ge(1)]
@@ -40,22 +42,50 @@ class Section:
         known = {f.name for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         if name not in known:
             raise ConfigError(
-                f"{type(self).__name__} has no setting {name!r}. "
-                f"{answer_setting(name) or did_you_mean(name, known)}"
+                f"{type(self).__name__} has no setting {name!r}. {other_name(name, known)}"
             )
         object.__setattr__(self, name, value)
 
 
 def setting_types_of(store: type[Section]) -> SettingTypes:
     """Return every setting of a class whose fields are sections and single settings."""
-    found: dict[str, tuple[str, Any]] = {}
-    kinds = typing.get_type_hints(store)
+    settings: dict[str, tuple[str, Any]] = {}
+    kinds = typing.get_type_hints(store, include_extras=True)
     for item in dataclasses.fields(store):  # type: ignore[arg-type]
         kind = kinds[item.name]
         if "help" in item.metadata:
-            found[item.name] = (item.metadata["help"], kind)
+            settings[item.name] = (item.metadata["help"], kind)
             continue
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         for inner in dataclasses.fields(kind):
-            found[f"{item.name}.{inner.name}"] = (inner.metadata["help"], hints[inner.name])
-    return found
+            settings[f"{item.name}.{inner.name}"] = (inner.metadata["help"], hints[inner.name])
+    return settings
+
+
+def other_name(name: str, known: Collection[str]) -> str:
+    """Return the end of an error: the setting that an unknown name is meant for, or near ones.
+
+    >>> other_name("num_generations", [])
+    'Here it is training.group_size.'
+    """
+    words = _other_libraries()["settings"]
+    if (ours := words.get(name.rpartition(".")[2].lower().replace("-", "_"))) is not None:
+        return f"Here it is {ours}."
+    hint = did_you_mean(name.rpartition(".")[2], known)
+    return hint if hint.startswith("Did") else f"{hint} `turnwise config` prints all settings."
+
+
+def answer_algorithm(name: str) -> str | None:
+    """Return our settings of an algorithm that has this name elsewhere; None for other names."""
+    return _other_libraries()["algorithms"].get(name.lower())
+
+
+@cache
+def _other_libraries() -> dict[str, dict[str, str]]:
+    """Return the words of TRL, verl, verifiers, OpenRLHF and peft, answered with ours.
+
+    A user who brings a config from there gets the right name instead of one that is spelt alike.
+    """
+    file = Path(__file__).with_name("other_libraries.yaml")
+    words: dict[str, dict[str, str]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return words

@@ -223,8 +223,10 @@ def _read(
     data: dict[str, Any], source: str, overrides: Mapping[str, str] | None = None
 ) -> ConfigStore:
     """Return settings from nested mappings as a YAML file has them, short forms included."""
-    single = {item.name for item in dataclasses.fields(ConfigStore) if "help" in item.metadata}
-    full = {name: full_section(name, given, name in single) for name, given in data.items()}
+    full = {name: full_section(name, given) for name, given in data.items()}
+    for name, value in full.items():
+        if value is None and name not in setting_types():  # an empty section
+            full[name] = {}
     store = checked(ConfigStore, full, source, overrides or {})
     if store.environments is not None:
         datasets = {"dataset": store.dataset, "eval_dataset": store.eval_dataset}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,15 @@ def expert_of(given: Any, config: ConfigStore, agent: AgentSource | None) -> Exp
             f"expert got {type(expert).__name__}, expected a function of (messages, tools) that "
             "returns the reply as a text or a message"
         )
+    if expert is not None:
+        try:
+            inspect.signature(expert).bind([], [])
+        except ValueError:  # a function of C, which does not say what it takes
+            pass
+        except TypeError as error:
+            raise ConfigError(
+                f"expert {callable_label(expert)} cannot be called with (messages, tools): {error}"
+            ) from None
     start = config.training.warm_start
     if agent is not None and (start == "random" or (start == "expert" and expert is None)):
         raise ConfigError(

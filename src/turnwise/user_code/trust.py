@@ -104,10 +104,11 @@ def is_in_run(path: Path) -> bool:
 
 def _require(location: str, what: str) -> None:
     if not _is_allowed(location):
+        named = what if location.startswith("use ") else f"code that would be run: {what}"
         raise ConfigError(
-            f"the settings in {_sources[-1].folder} name code that would be run: {what}. Nobody "
-            "has run it from there on this machine before, so it may be another person's. If you "
-            "trust it, add --trust-remote-code (in Python: trust_remote_code=True)."
+            f"the settings in {_sources[-1].folder} name {named}. Nobody has used it from there on "
+            "this machine before, so it may be another person's. If you trust it, add "
+            "--trust-remote-code (in Python: trust_remote_code=True)."
         )
     _remember(location)
 
