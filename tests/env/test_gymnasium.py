@@ -195,9 +195,8 @@ def test_the_user_can_say_it_better() -> None:
 
 
 def test_arguments_of_make_may_stand_in_the_configuration() -> None:
-    for params in ({"is_slippery": False}, {"make_kwargs": {"is_slippery": False}}):
-        env = make_environment("gym:FrozenLake-v1", {"params": params})
-        assert play_episode(env, expert_player, seed=0).num_turns == 6
+    env = make_environment("gym:FrozenLake-v1", {"params": {"is_slippery": False}})
+    assert play_episode(env, expert_player, seed=0).num_turns == 6
 
 
 def test_words_are_left_out_where_a_wrapper_makes_them_untrue() -> None:

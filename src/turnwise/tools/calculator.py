@@ -129,20 +129,18 @@ def _whole(x: Number) -> int:
 
 
 def _of_whole_numbers(function: Callable[..., int]) -> Callable[..., int]:
-    return lambda *args: function(*map(_whole, args))
+    """Makes a function take whole numbers; a product of too many factors is refused."""
 
-
-def _product(function: Callable[..., int]) -> Callable[..., int]:
-    """Makes factorial, comb or perm refuse what is a product of too many numbers."""
-
-    def compute(n: Number, *chosen: Number) -> int:
-        # No factor is above n, and there are as many factors as chosen things; comb may as well
-        # choose those that are left.
-        num_factors = _whole(chosen[0] if chosen else n)
-        if function is math.comb:
-            num_factors = min(num_factors, max(_whole(n) - num_factors, 0))
-        _require_bits(num_factors * _whole(n).bit_length())
-        return function(_whole(n), *map(_whole, chosen))
+    def compute(*args: Number) -> int:
+        numbers = [_whole(number) for number in args]
+        if function in (math.factorial, math.comb, math.perm):
+            # No factor is above n, and there are as many factors as chosen things; comb may as
+            # well choose those that are left.
+            num_factors = numbers[-1]
+            if function is math.comb:
+                num_factors = min(num_factors, max(numbers[0] - num_factors, 0))
+            _require_bits(num_factors * numbers[0].bit_length())
+        return function(*numbers)
 
     return compute
 
@@ -179,15 +177,12 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "max": lambda *args: max(args),
     "sum": lambda *args: sum(args),
     "ln": math.log,
-    "factorial": _product(math.factorial),
-    "comb": _product(math.comb),
-    "perm": _product(math.perm),
-    "gcd": _of_whole_numbers(math.gcd),
-    "lcm": _of_whole_numbers(math.lcm),
 }
 _OF_REALS = (
     math.floor, math.ceil, math.sqrt, math.cbrt, math.exp, math.log, math.log2, math.log10,
     math.sin, math.cos, math.tan, math.asin, math.acos, math.atan, math.atan2, math.hypot,
     math.degrees, math.radians,
 )  # fmt: skip
+_OF_WHOLE = (math.factorial, math.comb, math.perm, math.gcd, math.lcm)
 _FUNCTIONS |= {function.__name__: function for function in _OF_REALS}
+_FUNCTIONS |= {function.__name__: _of_whole_numbers(function) for function in _OF_WHOLE}

@@ -132,15 +132,12 @@ class MCPTools:
         @asynccontextmanager
         async def connect(stack: AsyncExitStack, log: IO[str]) -> AsyncIterator[Any]:
             processes = ServerProcesses()
+            variables = {**(env or {}), **processes.environment}
             parameters = mcp.StdioServerParameters(
-                command=command,
-                args=list(args),
-                env={**(env or {}), **processes.environment},
-                cwd=cwd,
+                command=command, args=list(args), env=variables, cwd=cwd
             )
             try:
                 async with mcp.stdio_client(parameters, errlog=log) as streams:
-                    processes.record_session()
                     yield streams
             finally:
                 # The SDK ends the server, but not the children of one that ends on request.
@@ -259,7 +256,16 @@ class MCPTools:
             raise ConnectionError(
                 f"the MCP server {self.name!r} broke down during the call: {_reason(error)}"
             ) from error
-        return _read_answer(answer)
+        pieces = []
+        for block in answer.content:
+            text = getattr(getattr(block, "resource", block), "text", None)
+            if text is None:
+                what = getattr(block, "uri", None) or getattr(block, "mime_type", "")
+                text = f"[{block.type} {what}, not shown]"
+            pieces.append(text)
+        if answer.is_error:
+            raise ToolError("\n".join(pieces) or "the tool failed and did not say why")
+        return "\n".join(pieces) if pieces else answer.structured_content
 
     def _run(self, ready: Future[None], log: IO[str]) -> None:
         try:
@@ -291,20 +297,6 @@ class MCPTools:
                 self._client = None  # no more calls while it is being closed
         finally:
             self._client = None
-
-
-def _read_answer(answer: Any) -> Any:
-    """Returns the text of an answer; an error of the server becomes a `ToolError`."""
-    pieces = []
-    for block in answer.content:
-        text = getattr(getattr(block, "resource", block), "text", None)
-        if text is None:
-            what = getattr(block, "uri", None) or getattr(block, "mime_type", "")
-            text = f"[{block.type} {what}, not shown]"
-        pieces.append(text)
-    if answer.is_error:
-        raise ToolError("\n".join(pieces) or "the tool failed and did not say why")
-    return "\n".join(pieces) if pieces else answer.structured_content
 
 
 def _reason(error: BaseException) -> str:

@@ -8,8 +8,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -21,6 +20,7 @@ from turnwise.env.adapters.gymnasium_spaces import (
     InvalidActionError,
     Names,
     check_action_space,
+    count_names,
     describe_answers,
     describe_observation,
     describe_observations,
@@ -81,7 +81,6 @@ class GymnasiumEnvironment(BaseEnvironment):
         **make_kwargs: Any,
     ) -> None:
         super().__init__(config)
-        options = dict(self.config.params)
         texts: dict[str, Any] = {
             "action_names": action_names,
             "observation_names": observation_names,
@@ -89,10 +88,10 @@ class GymnasiumEnvironment(BaseEnvironment):
             "task": task,
             "invalid_reward": invalid_reward,
         }
+        options = {**self.config.params, **make_kwargs}
         for name, value in texts.items():
             configured = options.pop(name, None)
             texts[name] = configured if value is None else value
-        options = {**options.pop("make_kwargs", {}), **options, **make_kwargs}
         if isinstance(source, str) and self.config.max_steps is not None:
             options.setdefault("max_episode_steps", self.config.max_steps)
         if isinstance(source, gymnasium.Env) and options:
@@ -102,7 +101,7 @@ class GymnasiumEnvironment(BaseEnvironment):
             )
         self._source, self._options = source, options
         self._adopt(source if isinstance(source, gymnasium.Env) else self._make())
-        self._description = self._choose_description(**texts)
+        self._description = _describe_environment(self._env, **texts)
 
     def _make(self) -> Env:
         """Creates a fresh Gymnasium environment."""
@@ -139,41 +138,6 @@ class GymnasiumEnvironment(BaseEnvironment):
         self._allowed: list[int] | None = None
         self._policy: Any = None
         self._closed = False
-
-    def _choose_description(
-        self,
-        action_names: Any,
-        observation_names: Any,
-        describe: Any,
-        task: str | None,
-        invalid_reward: float | None,
-    ) -> Description:
-        """Combines the built-in description with the user's own options, which take precedence."""
-        space = self._env.observation_space
-        chosen: dict[str, Any] = {}
-        if observation_names is not None:
-            names = read_names(space, observation_names, "observation_names")
-            chosen |= {"observation": names, "describe": None}
-        if action_names is not None:
-            chosen["actions"] = read_names(self._action_space, action_names, "action_names")
-        if task is not None:
-            chosen["task"] = task
-        if invalid_reward is not None:
-            chosen["invalid_reward"] = invalid_reward
-        if describe is not None:
-            if not callable(describe):
-                raise ConfigError(
-                    f"describe must be a function of an observation, got {describe!r}"
-                )
-            chosen["describe"] = lambda env, observation: describe(observation)
-        description = replace(_describe_environment(self._env), **chosen)
-        if description.describe is None and has_large_part(space):
-            warnings.warn(
-                f"an observation of {space} is too large to be read as numbers and is only "
-                "summarised. Say what matters in it: describe=lambda observation: ...",
-                stacklevel=3,
-            )
-        return description
 
     def reset(self, seed: int | None = None) -> str:
         self._done = False
@@ -342,42 +306,64 @@ class Description:
     """Whether actions outside the mask may be taken, at a price."""
 
 
-def _describe_environment(env: Env) -> Description:
-    """Returns the description of an environment, as far as its wrappers leave it true.
+def _describe_environment(
+    env: Env,
+    *,
+    action_names: Any,
+    observation_names: Any,
+    describe: Any,
+    task: str | None,
+    invalid_reward: float | None,
+) -> Description:
+    """Returns the description of an environment; the user's own options take precedence.
 
     The texts are in `gymnasium.yaml`. An environment without an entry there is described by its
-    docstring and its spaces.
+    docstring and its spaces, and so is what a wrapper makes untrue.
     """
     plain = env.unwrapped
     kind = type(plain)
-    texts = _texts().get(kind.__name__)
-    if texts is None or not kind.__module__.startswith("gymnasium.envs."):
+    space = env.observation_space
+    texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    if kind.__name__ in texts and kind.__module__.startswith("gymnasium.envs."):
+        chosen = texts[kind.__name__]
+        chosen["describe"] = _DRAWINGS.get(kind.__name__)
+        chosen["expert"] = _EXPERTS.get(kind.__name__)
+        # The same class may come with other spaces, as LunarLander does.
+        for role, actual, original in (
+            ("actions", env.action_space, plain.action_space),
+            ("observation", space, plain.observation_space),
+        ):
+            names = chosen.get(role, {})
+            if actual != original or len(names) not in (0, count_names(original)):
+                chosen[role] = {}
+                chosen["expert"] = None
+                if role == "observation":
+                    chosen["describe"] = None
+    else:
         paragraphs = re.sub(r"(?m)^\s*#.*", "", kind.__doc__ or "").split("\n\n")
-        task = next((" ".join(p.split()) for p in paragraphs if p.strip()), "")
-        task = task if len(task) <= 500 else task[:500].rpartition(". ")[0] + "."
-        return Description(task=task or f"You act in {kind.__name__}.")
-    description = Description(
-        **texts, describe=_DRAWINGS.get(kind.__name__), expert=_EXPERTS.get(kind.__name__)
-    )
-    # The same class may come with other spaces, as LunarLander does.
-    if env.action_space != plain.action_space or not _fits(plain.action_space, description.actions):
-        description = replace(description, actions={}, expert=None)
-    space = plain.observation_space
-    if env.observation_space != space or not _fits(space, description.observation):
-        description = replace(description, observation={}, describe=None, expert=None)
-    return description
-
-
-@cache
-def _texts() -> Any:
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-
-
-def _fits(space: Any, names: Names) -> bool:
-    try:
-        return not names or bool(read_names(space, names, "names"))
-    except ConfigError:
-        return False
+        text = next((" ".join(p.split()) for p in paragraphs if p.strip()), "")
+        text = text if len(text) <= 500 else text[:500].rpartition(". ")[0] + "."
+        chosen = {"task": text or f"You act in {kind.__name__}."}
+    if observation_names is not None:
+        chosen["observation"] = read_names(space, observation_names, "observation_names")
+        chosen["describe"] = None
+    if action_names is not None:
+        chosen["actions"] = read_names(env.action_space, action_names, "action_names")
+    if task is not None:
+        chosen["task"] = task
+    if invalid_reward is not None:
+        chosen["invalid_reward"] = invalid_reward
+    if describe is not None:
+        if not callable(describe):
+            raise ConfigError(f"describe must be a function of an observation, got {describe!r}")
+        chosen["describe"] = lambda env, observation: describe(observation)
+    if chosen.get("describe") is None and has_large_part(space):
+        warnings.warn(
+            f"an observation of {space} is too large to be read as numbers and is only "
+            "summarised. Say what matters in it: describe=lambda observation: ...",
+            stacklevel=3,
+        )
+    return Description(**chosen)
 
 
 def _transition_table(env: Env) -> dict[int, dict[int, list[Any]]]:
@@ -419,19 +405,21 @@ def _draw_lake(env: Env, state: int) -> str:
     row, column = divmod(int(state), env.ncol)
     cells = [[cell.decode() for cell in line] for line in env.desc]
     where = {"H": "in a hole", "G": "at the goal"}.get(cells[row][column], "on ice")
-    cells[row][column] = "@"
-    drawing = "\n".join(" ".join(line) for line in cells)
-    return f"You are {where}, row {row + 1}, column {column + 1}.\n{drawing}"
+    return _draw_map(f"You are {where}, row", row, column, cells)
 
 
 def _draw_cliff(env: Env, state: int) -> str:
     num_rows, num_columns = env.shape
+    cells = [["."] * num_columns for _ in range(num_rows - 1)]
+    cells.append(["S", *["C"] * (num_columns - 2), "G"])
     row, column = divmod(int(state), num_columns)
-    cells = [["."] * num_columns for _ in range(num_rows)]
-    cells[-1] = ["S", *["C"] * (num_columns - 2), "G"]
+    return _draw_map("You are in row", row, column, cells)
+
+
+def _draw_map(you_are: str, row: int, column: int, cells: list[list[str]]) -> str:
     cells[row][column] = "@"
     drawing = "\n".join(" ".join(line) for line in cells)
-    return f"You are in row {row + 1}, column {column + 1}.\n{drawing}"
+    return f"{you_are} {row + 1}, column {column + 1}.\n{drawing}"
 
 
 def _draw_taxi(env: Env, state: int) -> str:

@@ -58,14 +58,21 @@ def read_names(space: Space, names: Mapping[str, str] | Sequence[str], option: s
     """Returns a list or mapping of names as a mapping; raises an error if it does not fit."""
     if isinstance(names, str) or not isinstance(names, Mapping | Sequence):
         raise ConfigError(f"{option} must be a list or a mapping, got {names!r}")
-    is_discrete = isinstance(space, spaces.Discrete)
-    count = int(space.n) if is_discrete else math.prod(space.shape) if _is_numeric(space) else 0
-    if len(names) != count:
-        raise ConfigError(f"{option} has {len(names)} names, but {space} takes {count}")
+    if len(names) != count_names(space):
+        raise ConfigError(
+            f"{option} has {len(names)} names, but {space} takes {count_names(space)}"
+        )
     folded = {_WORD_GAP.sub("", str(name).strip()).casefold() for name in names}
     if len(folded) < len(names) or "" in folded or not all(isinstance(n, str) for n in names):
         raise ConfigError(f"{option} must be texts, all different, got {list(names)!r}")
     return names if isinstance(names, Mapping) else dict.fromkeys(names, "")
+
+
+def count_names(space: Space) -> int:
+    """Returns how many names a space takes: of a Discrete's values, or of a vector's numbers."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return math.prod(space.shape) if _is_numeric(space) else 0
 
 
 def describe_space(space: Space, names: Names) -> str:
@@ -82,26 +89,31 @@ def describe_space(space: Space, names: Names) -> str:
         lengths = [str(length) for length in sorted({space.min_length, space.max_length})]
         characters = "".join(sorted(space.characters))
         return f"a text of {' to '.join(lengths)} characters out of {characters!r}"
-    if isinstance(space, spaces.Dict):
-        head = "an object with these keys:"
-        parts = {f'"{key}"': describe_space(inner, {}) for key, inner in space.spaces.items()}
-    elif isinstance(space, spaces.Tuple):
-        head = f"a list of {len(space.spaces)} items:"
-        parts = {f"item {i}": describe_space(s, {}) for i, s in enumerate(space.spaces, start=1)}
-    else:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
         return f"a value of {space}"
-    if not parts:
-        return "nothing"
-    return head + "".join(
-        "\n" + indent(f"- {label}: {text}", "  ") for label, text in parts.items()
-    )
+    head = "an object with these keys:"
+    parts = {f'"{key}"': inner for key, inner in _parts(space)}
+    if isinstance(space, spaces.Tuple):
+        head = f"a list of {len(space.spaces)} items:"
+        parts = {f"item {index + 1}": inner for index, inner in _parts(space)}
+    lines = [indent(f"- {label}: {describe_space(s, {})}", "  ") for label, s in parts.items()]
+    return "\n".join([head, *lines]) if lines else "nothing"
 
 
 def _describe_numbers(space: Space, names: Names) -> str:
     low, high = _limits(space)
     whole = space.dtype.kind != "f"
     noun = "whole number" if whole else "number"
-    ranges = [_range(least, most, whole) for least, most in zip(low.flat, high.flat, strict=True)]
+    ranges = []
+    for least, most in zip(low.flat, high.flat, strict=True):
+        at_least, at_most = (str(bound).removesuffix(".0") for bound in (least, most))
+        if whole and (least, most) == (0, 1):
+            ranges.append("0 or 1")
+        elif least <= -_UNBOUNDED:
+            ranges.append("of any size" if most >= _UNBOUNDED else f"of at most {at_most}")
+        else:
+            is_open = most >= _UNBOUNDED
+            ranges.append(f"of at least {at_least}" if is_open else f"from {at_least} to {at_most}")
     if _is_scalar(space):
         return ranges[0] if ranges[0] == "0 or 1" else f"a {noun} {ranges[0]}"
     head = f"a list of {space.shape[0]} {noun}s"
@@ -111,18 +123,7 @@ def _describe_numbers(space: Space, names: Names) -> str:
         return f"{head}: " + ", ".join(f"{n} {r}" for n, r in zip(names, ranges, strict=True))
     if len(set(ranges)) == 1:
         return f"{head}, each {ranges[0]}"
-    if len(ranges) <= MAX_NUMBERS:
-        return f"{head}: {', '.join(ranges)}"
-    return f"{head} {_range(low.min(), high.max(), whole)}"
-
-
-def _range(low: Any, high: Any, whole: bool) -> str:
-    if whole and (low, high) == (0, 1):
-        return "0 or 1"
-    least, most = (str(bound).removesuffix(".0") for bound in (low, high))
-    if low <= -_UNBOUNDED:
-        return "of any size" if high >= _UNBOUNDED else f"of at most {most}"
-    return f"of at least {least}" if high >= _UNBOUNDED else f"from {least} to {most}"
+    return f"{head}: {', '.join(ranges[:MAX_NUMBERS])}{', ...' * (len(ranges) > MAX_NUMBERS)}"
 
 
 def describe_observations(space: Space, names: Names) -> str:
@@ -216,9 +217,8 @@ def example_action(space: Space) -> Any:
         return np.asarray(np.maximum(low, np.minimum(high, wish))).astype(space.dtype)
     if isinstance(space, spaces.Text):
         return space.character_list[0] * max(space.min_length, min(3, space.max_length))
-    if isinstance(space, spaces.Dict):
-        return {key: example_action(inner) for key, inner in space.spaces.items()}
-    return tuple(example_action(inner) for inner in space.spaces)
+    parts = {key: example_action(inner) for key, inner in _parts(space)}
+    return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
 
 
 def render_action(space: Space, value: Any, names: Names) -> str:
@@ -232,19 +232,13 @@ def render_action(space: Space, value: Any, names: Names) -> str:
 def _to_json(space: Space, value: Any) -> Any:
     if _is_numeric(space):
         array = np.asarray(value, dtype=space.dtype)
-        return _exact(array.reshape(()) if _is_scalar(space) else array)
+        array = array.reshape(()) if _is_scalar(space) else array
+        # By text: the shortest decimal of a float32 is far shorter than that of the same float64.
+        return (array.astype(str).astype(float) if array.dtype.kind == "f" else array).tolist()
     if isinstance(space, spaces.Text):
         return str(value)
-    if isinstance(space, spaces.Dict):
-        return {str(key): _to_json(inner, value[key]) for key, inner in space.spaces.items()}
-    return [_to_json(inner, part) for inner, part in zip(space.spaces, value, strict=True)]
-
-
-def _exact(array: Any) -> Any:
-    if array.ndim:
-        return [_exact(part) for part in array]
-    # The shortest decimal of a float32 is far shorter than that of the same float64.
-    return float(str(array)) if array.dtype.kind == "f" else int(array)
+    data = {str(key): _to_json(inner, value[key]) for key, inner in _parts(space)}
+    return data if isinstance(space, spaces.Dict) else list(data.values())
 
 
 def parse_action(space: Space, text: str, names: Names) -> Any:
@@ -258,12 +252,21 @@ def parse_action(space: Space, text: str, names: Names) -> Any:
     if isinstance(space, spaces.Text):
         data = text if text in space else text.strip()
     elif isinstance(space, spaces.Discrete):
-        index = _last_name(text, names)
-        data = None if index is None else int(space.start) + index
+        labels = sorted(names, key=len, reverse=True)  # "go far" before "go"
+        words = [map(re.escape, _WORD_GAP.split(label.strip())) for label in labels]
+        pattern = "|".join("(" + r"[\s_-]*".join(parts) + ")" for parts in words)
+        matches = list(re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE))
+        if names and matches:
+            last = labels[(matches[-1].lastindex or 0) - 1]
+            data = int(space.start) + list(names).index(last)
     else:
         data = _last_json(text, "{" if isinstance(space, spaces.Dict) else "[")
     if data is None and _is_scalar(space):
-        data = _last_number(text)
+        numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
+        try:
+            data = int(numbers[-1].removesuffix(".")) if numbers else None
+        except ValueError:  # a fraction, or more digits than Python turns into an int
+            data = float(numbers[-1])
     expected = _as_sentence(f"expected {describe_space(space, names)}")
     if data is None:
         raise InvalidActionError(f"no action found in {_SHORT.repr(text)}, {expected}")
@@ -286,7 +289,7 @@ def _from_json(space: Space, data: Any) -> Any:
     if isinstance(space, spaces.Tuple):
         if not isinstance(data, list) or len(data) != len(space.spaces):
             return None
-        return tuple(_from_json(s, part) for s, part in zip(space.spaces, data, strict=True))
+        return tuple(map(_from_json, space.spaces, data))
     if isinstance(space, spaces.Text):
         return data
     if _is_scalar(space):
@@ -305,29 +308,6 @@ def _from_json(space: Space, data: Any) -> Any:
     if not is_exact or not np.isfinite(value).all():
         return None
     return value[()] if isinstance(space, spaces.Discrete) else value
-
-
-def _last_name(text: str, names: Names) -> int | None:
-    """Returns the index of the name that is last in the text."""
-    if not names:
-        return None
-    labels = list(names)
-    order = sorted(range(len(labels)), key=lambda i: -len(labels[i]))  # "go far" before "go"
-    words = [map(re.escape, _WORD_GAP.split(labels[i].strip())) for i in order]
-    pattern = "|".join("(" + r"[\s_-]*".join(parts) + ")" for parts in words)
-    matches = list(re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE))
-    return order[(matches[-1].lastindex or 0) - 1] if matches else None
-
-
-def _last_number(text: str) -> int | float | None:
-    """Returns the last number in the text; infinite if it is too large for a float."""
-    numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
-    if not numbers:
-        return None
-    try:
-        return int(numbers[-1].removesuffix("."))
-    except ValueError:  # a fraction, or more digits than Python turns into an int
-        return float(numbers[-1])
 
 
 def _last_json(text: str, opening: str) -> Any:
@@ -379,10 +359,15 @@ def _is_scalar(space: Space) -> bool:
     return _is_numeric(space) and math.prod(space.shape) == 1
 
 
+def _parts(space: Space) -> list[tuple[Any, Space]]:
+    """Returns the inner spaces of a Dict or Tuple, with their keys."""
+    inner = space.spaces
+    return list(inner.items() if isinstance(space, spaces.Dict) else enumerate(inner))
+
+
 def _leaves(space: Space) -> Iterator[Space]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        for part in inner:
+        for _, part in _parts(space):
             yield from _leaves(part)
     else:
         yield space
