@@ -1,7 +1,6 @@
 """Conversations stay token for token what was sampled, in every family of templates."""
 
 import math
-import pickle
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -9,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 from chat.families import FAMILIES, make_format
 from turnwise import ConfigError
 from turnwise.chat import ChatFormat, Conversation, TokenStream
-from turnwise.chat.stream import Prefix
 
 WORDS = st.text("abcdehlo <>|[]{}/\n,.05é☃", max_size=20)
 OPENING = [{"role": "user", "content": "hello"}]
@@ -166,18 +164,3 @@ def test_a_parser_keeps_the_special_tokens_that_it_looks_for():
     assert chat_format.decode(ids).strip() == '[{"name"'
     assert chat_format.decode(ids, keep=["[TOOL_CALLS]"]) == '[TOOL_CALLS] [{"name"'
     assert "[AVAILABLE_TOOLS]" in chat_format.template
-
-
-@given(st.lists(st.integers(0, 99)), st.lists(st.integers(0, 99)), st.slices(12))
-def test_a_prefix_is_what_the_stream_was(before, after, part):
-    ids = list(before)
-    prefix = Prefix(ids)
-    ids += after
-    assert list(prefix) == before
-    assert [prefix[i] for i in range(-len(before), len(before))] == before * 2
-    assert prefix[part] == before[part]
-    assert list(reversed(prefix)) == before[::-1]
-    assert list(pickle.loads(pickle.dumps(prefix))) == before
-    assert all(i in prefix for i in before)
-    with pytest.raises(IndexError):
-        prefix[len(before)]

@@ -1,5 +1,7 @@
 """Encodes rendered conversations, so that control tokens come from the template alone.
 
+A control token means more to the model than its text: an end of turn, a role, the start or end of a
+tool call. Only the chat template may write one into a prompt, and only the policy may sample one.
 Text that the template did not write is encoded as ordinary text, whatever it spells. A rendering in
 which no such text spells a control token is encoded in one call, so that its tokens are those of
 the tokenizer; otherwise it is cut inside each forged token, and the pieces are encoded one by one.
@@ -7,15 +9,119 @@ the tokenizer; otherwise it is cut inside each forged token, and the pieces are 
 
 from __future__ import annotations
 
+import json
+import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from turnwise.chat.control import ControlTokens
 from turnwise.chat.ownership import RenderedText, Span
 from turnwise.errors import ConfigError
+
+# Model authors mark only some control tokens as special; most of the others look like these.
+_MARKER = re.compile(r"<[^\s<>]+>|<[|｜].+[|｜]>|\[[^\s\[\]]+\]", re.DOTALL)
+# Gemma has tokens for HTML tags, which are ordinary text.
+_HTML = re.compile(
+    r"</?(table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code"
+    r"|ul|ol|li|p|div|span|br|hr|a|img|pre)>"
+)
+# Ends of a turn that only a generation_config lists; templates do not write them.
+_KNOWN_ENDS = ("<|eom_id|>", "<|call|>")
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer under a chat template.
+
+    These are all special tokens, and other added tokens that the template writes or that have
+    brackets around them. Added tokens for ordinary text stay text: runs of spaces, single letters,
+    HTML tags.
+    """
+
+    def __init__(self, tokenizer: Any, template: str) -> None:
+        self.names: dict[int, str] = {}
+        special = set(tokenizer.all_special_ids)
+        for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+            name = str(token)
+            if token.special:
+                special.add(token_id)
+            elif _HTML.fullmatch(name) or not _MARKER.fullmatch(name):
+                # Not in brackets: a control token only if the template writes it, and no word.
+                is_word = len(name) == 1 or name.isspace() or name.isalnum()
+                if is_word or name not in template:
+                    continue
+            self.names[token_id] = name
+        named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        self.names |= {token_id: str(name) for token_id, name in named}
+        self.special = frozenset(special)
+        """Tokens that decoding leaves out."""
+        self.ids = frozenset(i for i, name in self.names.items() if len(name.strip()) > 1)
+        """Tokens that a text could spell; a single character is always ordinary text."""
+
+    def of(self, ids: Iterable[int]) -> tuple[int, ...]:
+        """Return the control tokens among these, in order."""
+        return tuple(filter(self.ids.__contains__, ids))
+
+    def first(self, ids: Iterable[int]) -> int | None:
+        return next(filter(self.ids.__contains__, ids), None)
+
+    def named(self, names: Iterable[str]) -> frozenset[int]:
+        wanted = set(names)
+        return frozenset(i for i, name in self.names.items() if name in wanted)
+
+    def spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Return where a text spells control tokens: start, end and id."""
+        return [
+            (match.start(), match.end(), self._by_name[match[0]])
+            for match in self._pattern.finditer(text)
+        ]
+
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {self.names[i]: i for i in self.ids}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        names = sorted(self._by_name, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
+
+def end_ids(tokenizer: Any, control: ControlTokens) -> frozenset[int]:
+    """Return the tokens that end a turn according to the model's files.
+
+    They are the tokenizer's end token, the list of its generation_config.json, and tokens that end
+    a turn in every model that has them.
+    """
+    ends = {*configured_ends(tokenizer), *control.named(_KNOWN_ENDS)}
+    if tokenizer.eos_token_id is not None:
+        ends.add(tokenizer.eos_token_id)
+    return frozenset(ends)
+
+
+def configured_ends(tokenizer: Any) -> list[int]:
+    """Return the end tokens in the generation_config.json of a tokenizer; none without one."""
+    source = str(getattr(tokenizer, "name_or_path", "") or "")
+    path: Any = Path(source) / "generation_config.json"
+    if not source:
+        return []
+    if not path.is_file():  # in the hub's cache; nothing is downloaded
+        if Path(source).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+            return []
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(source, "generation_config.json")
+        if not isinstance(path, str):
+            return []
+    try:
+        ends = json.loads(Path(path).read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):  # the file may be missing or broken
+        return []
+    numbers = ends if isinstance(ends, list) else [ends]
+    size = len(tokenizer)
+    return [i for i in numbers if isinstance(i, int) and 0 <= i < size]
+
 
 # One of these precedes a text that continues another; one whose token does not merge with it works.
 _ANCHORS = ("a", ".", "1", "\n", ")")

@@ -11,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
+from os.path import commonprefix
 from typing import Any, Protocol
 
-from turnwise.chat.control import ControlTokens
-from turnwise.chat.encoding import Encoder
-from turnwise.chat.endings import ANSWER, ANSWERED, QUESTION, Endings, end_of_answer
+from turnwise.chat.encoding import ControlTokens, Encoder, end_ids
 from turnwise.chat.ownership import ROLES, RenderedText, change_messages, change_tools
-from turnwise.chat.rendering import Message, Renderer, template_text
+from turnwise.chat.rendering import Message, Renderer
 from turnwise.chat.templates import TEMPLATES
-from turnwise.chat.thinking import thinking_variables
 from turnwise.errors import ConfigError, did_you_mean
 
 _CHARACTERS_PER_TOKEN = 8
 """Texts with fewer per token of the context are encoded without being counted first."""
 _PIECE = 50_000
+# An answer of the agent in the synthetic conversation; no other text contains it.
+ANSWER = "turnwiseAnswer7f3a"
+QUESTION: Message = {"role": "user", "content": "q"}
+ANSWERED: Message = {"role": "assistant", "content": ANSWER}
+# Qwen3, GLM, SmolLM3 and Hunyuan have the first, DeepSeek-V3.1 and Granite the second.
+_THINKING = ("enable_thinking", "thinking")
 
 
 class Tokenizer(Protocol):
@@ -52,18 +56,47 @@ class ChatFormat:
         self, tokenizer: Any, template: str | None = None, *, enable_thinking: bool | None = None
     ) -> None:
         self.tokenizer: Tokenizer = tokenizer
-        own = _chosen_template(tokenizer, template)
-        self.template = template_text(tokenizer, own)
+        if template is None and not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "this tokenizer has no chat template. Choose one by name: ChatFormat(tokenizer, "
+                f"{next(iter(TEMPLATES))!r}); there are {', '.join(TEMPLATES)}."
+            )
+        if template in TEMPLATES:
+            template = TEMPLATES[template]
+        elif template is not None and "{{" not in template and "{%" not in template:
+            raise ConfigError(
+                f"there is no chat template {template!r}. {did_you_mean(template, TEMPLATES)} "
+                "The text of a Jinja template can be given instead of a name."
+            )
+        text = tokenizer.chat_template if template is None else template
+        if isinstance(text, Mapping):  # some tokenizers have several, by name
+            text = text.get("tool_use") or text.get("default") or ""
+        self.template = str(text)
         """The text of the template; it shows how tool calls are written."""
         self.control = ControlTokens(tokenizer, self.template)
         """The tokens that only the template and the policy may write."""
         self._encoder = Encoder(tokenizer, self.control)
-        self._renderer = Renderer(tokenizer, own, self.template, self._encoder)
+        self._renderer = Renderer(tokenizer, template, self.template, self._encoder)
         self.enable_thinking = enable_thinking
         if enable_thinking is not None:
-            self._renderer.variables = thinking_variables(self._renderer, enable_thinking)
+            self._set_thinking(enable_thinking)
         self.num_to_compare = 16
         """Conversations that are still to be compared with a full rendering."""
+
+    def _set_thinking(self, enable: bool) -> None:
+        for name in _THINKING:
+            written = []
+            for value in (True, False):
+                self._renderer.variables = {name: value}
+                written.append(self._renderer.render([QUESTION]))
+            if written[0] != written[1]:
+                self._renderer.variables = {name: enable}
+                return
+        raise ConfigError(
+            f"enable_thinking got {enable}, and this chat template writes the same prompt with and "
+            f"without thoughts (it has no variable {' or '.join(_THINKING)}). Leave "
+            "enable_thinking out; limits.max_thinking_tokens bounds the thoughts of any model."
+        )
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
@@ -85,7 +118,7 @@ class ChatFormat:
         """
         rendered = self._render_increment(self._renderer.completed(messages, history), history)
         ids = self._encoder.encode(rendered, is_continued=True)
-        return ids[self._endings.num_closed(ids, turn_ids) :]
+        return ids[self._num_closed(ids, turn_ids) :]
 
     def is_longer_than(
         self,
@@ -120,7 +153,7 @@ class ChatFormat:
     def _render_increment(
         self, messages: Sequence[Message], history: Sequence[Message]
     ) -> RenderedText:
-        if len(history) > 2 and self._endings.counts_messages:
+        if len(history) > 2 and self._counts_messages:
             try:
                 return self._render_after_answer(messages, _skeleton(history))
             except ConfigError:  # the template refuses these roles, or contents that are texts
@@ -141,7 +174,7 @@ class ChatFormat:
             if messages[0].get("role") != "tool":
                 raise
             return self._render_after_call(messages, before)
-        return rendered.after(end_of_answer(rendered.text))
+        return rendered.after(_end_of_answer(rendered.text))
 
     def _render_after_call(
         self, messages: Sequence[Message], before: Sequence[Message]
@@ -163,14 +196,10 @@ class ChatFormat:
             for start, end, token in self.control.spans(rendered.text)
             if not any(a < end and start < b for a, b in rendered.spans)
         ]
-        start = next((start for start, token in own if token in self._endings.closers), None)
+        start = next((start for start, token in own if token in self._closers), None)
         if start is None or ANSWER not in rendered.text:
             raise ConfigError("the chat template does not end a call of a tool with a token")
         return rendered.after(start)
-
-    @cached_property
-    def _endings(self) -> Endings:
-        return Endings(self.tokenizer, self.control, self._renderer, self._encoder)
 
     def render(
         self,
@@ -212,36 +241,14 @@ class ChatFormat:
         turn or starts another one.
         """
         if self._encoder.adds_prefix:
-            text = self._endings.leading_space + text
+            text = self._leading_space + text
         ids = self._encoder.encode_apart(
             text,
             [(0, len(text))],
             is_continued=self._encoder.adds_prefix,
-            forbidden=self._endings.boundary_ids,
+            forbidden=self._boundary_ids,
         )
-        return [*ids, *self._endings.sampled_end]
-
-    @property
-    def closing_text(self) -> str:
-        """The text that the template writes between an answer and the next message."""
-        return self._endings.closing_text
-
-    @property
-    def closing_ids(self) -> list[int]:
-        return self._endings.closing_ids
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end the agent's turn: the end of text, and the template's end of turn.
-
-        If the template writes none, the token of the next message's role ends a turn.
-        """
-        return self._endings.stop_ids
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Text that ends the turn, if the template's end of turn is not a single token."""
-        return self._endings.stop_strings
+        return [*ids, *self._sampled_end]
 
     def difference(
         self,
@@ -255,7 +262,13 @@ class ChatFormat:
         with that template sees the changed text instead.
         """
         needs_prompt = messages[-1].get("role") != "assistant"
-        cleaned = [self._without_leading_space(message) for message in messages]
+        # The space that the template writes before an answer was sampled by the agent.
+        cleaned = [
+            {**message, "content": message["content"].removeprefix(self._leading_space)}
+            if message.get("role") == "assistant" and isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
         rendered = self.render(cleaned, tools=tools, generation_prompt=needs_prompt)
         # Both are decoded, because a tokenizer may add spaces or normalise characters.
         text, stream = (
@@ -268,16 +281,187 @@ class ChatFormat:
         around = slice(max(0, at - 20), at + 30)
         return f"the stream has {stream[around]!r} where the template would write {text[around]!r}"
 
-    def _without_leading_space(self, message: Message) -> Message:
-        """Return an answer without the space that the template writes and the agent sampled."""
-        content = message.get("content")
-        if message.get("role") != "assistant" or not isinstance(content, str):
-            return message
-        return {**message, "content": content.removeprefix(self._endings.leading_space)}
+    # How the template ends the agent's turn. Three renderings show it: the answer as the last
+    # message (`_final`), before a user message (`_next`), and before another turn of the agent
+    # (`_again`). Most templates write the same end in all of them. Some end only the last answer
+    # with the end of text (Phi), some end the last answer differently from earlier ones (harmony),
+    # some do not end it at all (GLM).
+
+    def _after(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+        """Return the text that the template writes after an answer, for these messages."""
+        conversation = [QUESTION, ANSWERED, *messages]
+        text = self._renderer.render(conversation, generation_prompt=generation_prompt)
+        return text[_end_of_answer(text) :]
+
+    @cached_property
+    def _counts_messages(self) -> bool:
+        """Whether the output depends on the number of earlier messages (ChatGLM's rounds)."""
+        earlier = [QUESTION, {"role": "assistant", "content": "a"}]
+        try:
+            text = self._renderer.render([*earlier, QUESTION, ANSWERED, QUESTION])
+            return text[_end_of_answer(text) :] != self._next
+        except ConfigError:
+            return False
+
+    @cached_property
+    def closing_text(self) -> str:
+        """The text between an answer and the next message."""
+        if self._next.startswith(self._final):
+            return self._final
+        if self._end_id is None:
+            return commonprefix([self._next, self._final])  # noqa: RUF071 - of characters
+        name = self.control.names[self._end_id]
+        before, name, _ = self._next.partition(name)
+        return before + name
+
+    @cached_property
+    def closing_ids(self) -> list[int]:
+        return self._encode(self.closing_text)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the agent's turn: the end of text, and the template's end of turn.
+
+        If the template writes none, the token of the next message's role ends a turn.
+        """
+        ends = end_ids(self.tokenizer, self.control)
+        if self._final_id is not None:
+            return ends | {self._final_id}
+        return ends | set(self._next_role_ids)
+
+    @cached_property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Text that ends the turn, if the template's end of turn is not a single token."""
+        is_token = self._final_id is not None or not self.closing_text
+        return () if is_token else (self.closing_text,)
+
+    @cached_property
+    def _sampled_end(self) -> list[int]:
+        """The tokens that the agent itself samples at the end of a turn."""
+        ids = self._encode(self._final)
+        num = next((n for n, i in enumerate(ids, 1) if i in self.stop_ids), len(ids))
+        eos = self.tokenizer.eos_token_id
+        return ids[:num] or self._next_role_ids[:1] or ([] if eos is None else [eos])
+
+    @cached_property
+    def _leading_space(self) -> str:
+        """White space that the template writes between the generation prompt and the answer."""
+        try:
+            prompt = self._renderer.render([QUESTION])
+            text = self._renderer.render([QUESTION, ANSWERED], generation_prompt=False)
+            start = _end_of_answer(text) - len(ANSWER)
+        except ConfigError:
+            return ""
+        between = text[len(prompt) : start] if text.startswith(prompt) else ""
+        return between if between.isspace() else ""
+
+    @cached_property
+    def _boundary_ids(self) -> frozenset[int]:
+        """Control tokens that end a turn or start another one; a turn must not contain them."""
+        if self._end_id not in self.stop_ids:
+            return self.stop_ids  # harmony: a turn has several messages
+        return self.stop_ids | set(self.control.of(self._encode(self._next)))
+
+    @cached_property
+    def _closers(self) -> frozenset[int]:
+        """Tokens with which the template or the agent ends a turn; not those of the next role."""
+        _closers = self.stop_ids - set(self._next_role_ids)
+        return _closers if self._end_id is None else _closers | {self._end_id}
+
+    def _num_closed(self, ids: Sequence[int], turn: Sequence[int]) -> int:
+        """Return how many of the tokens after an answer were sampled in the turn itself."""
+        if not turn:
+            return 0
+        last = turn[-1]
+        if last in self._next_role_ids:  # the agent sampled the role of the next message
+            return int(bool(ids) and ids[0] == last)
+        if last in self.stop_ids:  # any of them is enough
+            at = next((n for n, i in enumerate(ids) if i in self.control.ids), None)
+            return 0 if at is None or ids[at] not in self._closers else at + 1
+        if not self.stop_strings:
+            return 0
+        closing = self.closing_ids
+        if list(ids[: len(closing)]) != closing:
+            return 0
+        lengths = range(min(len(closing), len(turn)), 0, -1)
+        return next((n for n in lengths if list(turn[-n:]) == closing[:n]), 0)
 
     def with_template_ends(self, ids: Sequence[int], turns: Sequence[tuple[int, int]]) -> list[int]:
         """Return the stream with the template's end of turn at each turn but the last."""
-        return self._endings.with_template_ends(ids, turns)
+        ended, done = [], 0
+        for _, end in turns[:-1]:
+            if ids[end - 1] in self._closers:
+                ended += [*ids[done : end - 1], *([] if self._end_id is None else [self._end_id])]
+                done = end
+        return [*ended, *ids[done:]]
+
+    @cached_property
+    def _final(self) -> str:
+        return self._after([], generation_prompt=False)
+
+    @cached_property
+    def _next(self) -> str:
+        return self._after([QUESTION])
+
+    @cached_property
+    def _again(self) -> str:
+        try:
+            return self._after([])
+        except ConfigError:
+            return ""
+
+    @cached_property
+    def _final_id(self) -> int | None:
+        """The token that ends the last answer."""
+        return self.control.first(self._encode(self._final))
+
+    @cached_property
+    def _end_id(self) -> int | None:
+        """The token that ends an answer before another message."""
+        if self._final_id is None:
+            return None
+        end_id = self.control.first(self._encode(self._next))
+        is_end = end_id in (self._final_id, self.control.first(self._encode(self._again)))
+        return end_id if is_end else None
+
+    @cached_property
+    def _next_role_ids(self) -> list[int]:
+        """Control tokens that start the next message, if nothing ends an answer (as in GLM)."""
+        role_ids: list[int] = []
+        if self.closing_text:
+            return role_ids
+        for role in ("user", "tool"):
+            try:
+                text = self._after([{"role": role, "content": "q"}])
+            except ConfigError:  # a template without tools
+                continue
+            first = self._encode(text)[:1]
+            role_ids += [i for i in first if i in self.control.ids and i not in role_ids]
+        return role_ids
+
+    def _encode(self, text: str) -> list[int]:
+        return self._encoder.encode(RenderedText(text), is_continued=True)
+
+
+def _end_of_answer(text: str) -> int:
+    """Return where the synthetic answer ends in a rendering."""
+    if ANSWER not in text:
+        raise ConfigError(
+            "the chat template does not write the answers of the assistant, expected every "
+            "message of a conversation. It is not made for several turns; give another with "
+            "ChatFormat(tokenizer, template)."
+        )
+    return text.index(ANSWER) + len(ANSWER)
+
+
+def with_thought(template: str, answer: str, thought: str) -> Message:
+    """Return an answer and the thought before it as the message that a template takes."""
+    message = {"role": "assistant", "content": answer}
+    if not thought:
+        return message
+    if "reasoning_content" in template:
+        return {**message, "reasoning_content": thought}
+    return {**message, "content": f"<think>\n{thought}\n</think>\n\n{answer}"}
 
 
 def _skeleton(history: Sequence[Message]) -> list[Message]:
@@ -291,21 +475,3 @@ def _call(result: Message) -> Message:
     function = {"name": result.get("name") or "tool", "arguments": {"x": ANSWER}}
     call_id = result.get("tool_call_id") or "call00000"
     return {"id": call_id, "type": "function", "function": function}
-
-
-def _chosen_template(tokenizer: Any, template: str | None) -> str | None:
-    if template is None:
-        if getattr(tokenizer, "chat_template", None):
-            return None
-        raise ConfigError(
-            "this tokenizer has no chat template. Choose one by name: "
-            f"ChatFormat(tokenizer, {next(iter(TEMPLATES))!r}); there are {', '.join(TEMPLATES)}."
-        )
-    if template in TEMPLATES:
-        return TEMPLATES[template]
-    if "{{" in template or "{%" in template:
-        return template
-    raise ConfigError(
-        f"there is no chat template {template!r}. {did_you_mean(template, TEMPLATES)} "
-        "The text of a Jinja template can be given instead of a name."
-    )

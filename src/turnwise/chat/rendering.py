@@ -25,14 +25,6 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
-def template_text(tokenizer: Any, own: str | None) -> str:
-    """Return the text of a tokenizer's chat template, or `own`."""
-    text = tokenizer.chat_template if own is None else own
-    if isinstance(text, Mapping):  # some tokenizers have several, by name
-        text = text.get("tool_use") or text.get("default") or ""
-    return str(text)
-
-
 class Renderer:
     """Renders with a tokenizer's chat template, or with `own` instead of it.
 

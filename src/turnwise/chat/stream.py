@@ -3,46 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
-from typing import Self, overload
+from itertools import takewhile
+from typing import Self
 
 from turnwise.errors import ConfigError
-
-
-class Prefix(Sequence[int]):
-    """A view of the first tokens of a stream; the stream is append-only, so nothing is copied.
-
-    >>> ids = [5, 6]
-    >>> prefix = Prefix(ids)
-    >>> ids.append(7)
-    >>> list(prefix), prefix[-1], prefix[:1]
-    ([5, 6], 6, [5])
-    """
-
-    __slots__ = ("_ids", "_length")
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = ids
-        self._length = len(ids)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self._ids, self._length)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        found = range(self._length)[index]
-        return [self._ids[i] for i in found] if isinstance(found, range) else self._ids[found]
-
-    def __repr__(self) -> str:
-        return f"<{self._length} tokens>"
 
 
 @dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from turnwise.chat import Conversation, Message
-from turnwise.chat.stream import Prefix
-from turnwise.chat.thinking import with_thought
+from turnwise.chat.format import with_thought
 from turnwise.episode.engine_sessions import new_session
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import sample_turn
@@ -107,7 +106,7 @@ class Agent:
         setup, stream = self._setup, self.record.stream
         most = max_tokens or setup.limits.max_tokens_per_turn
         request = GenerationRequest(
-            Prefix(stream.path),
+            list(stream.path),
             self.tokens_left if most is None else min(self.tokens_left, most),
             setup.sampling,
             stop_ids=setup.chat.stop_ids,

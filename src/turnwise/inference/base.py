@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeAlias, overload
 import numpy as np
 import torch
 
-from turnwise.chat.control import configured_ends
+from turnwise.chat.encoding import configured_ends
 from turnwise.deadlines import result_within, run_sync
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference.sampling import SamplingParams
