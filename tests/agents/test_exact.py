@@ -54,7 +54,7 @@ def play(loaded, cache_tokens, num_agents):
 
     try:
         asyncio.run(all_of_them())
-        assert engine.cache_in_use == 0
+        assert engine._runner.kv_cache.num_allocated == 0
     finally:
         engine.close()
     return [session.tree.stream() for session in sessions]

@@ -51,7 +51,7 @@ def make_episode(engine, gateway):
             await engine.sample(GenerationRequest([5], 1))
 
     asyncio.run(turns_of_nobody())
-    assert engine.cache_in_use == 0
+    assert engine._runner.kv_cache.num_allocated == 0
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ assert refuses("experts", engine.update_weights, saved.model.state_dict())
 # Closing ends what is under way, and makes room for another engine.
 async def close_early():
     turns = [asyncio.create_task(engine.sample(GenerationRequest([1], 255))) for _ in range(3)]
-    await until(lambda: engine.num_unfinished == 3)
+    await until(lambda: len(engine._turns) == 3)
     await asyncio.to_thread(engine.close)
     return await asyncio.gather(*turns)
 

@@ -41,7 +41,7 @@ def test_the_request_of_a_client_that_hangs_up_is_aborted(engine, monkeypatch):
     monkeypatch.setattr(engine._vllm, "step", engine._vllm.step)  # restored afterwards
     with recorded(engine, max_tokens=1000) as (recorder, session, llm):
         check_hang_up(recorder, session, llm, Held(engine._vllm, "step"))
-    assert engine.num_unfinished == 0
+    assert len(engine._turns) == 0
 
 
 def test_turnwise_serves_with_it(first):

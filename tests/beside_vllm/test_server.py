@@ -59,14 +59,6 @@ def test_log_probs_are_those_of_a_plain_forward_under_every_option(client, first
         assert first.gap(request, result) < TOLERANCE, request.sampling
 
 
-def test_the_same_seed_gives_the_same_tokens(client):
-    (one, two), (three,) = (
-        sample_all(client, [GenerationRequest([5, 6, 7], 30, seed=seed) for seed in seeds])
-        for seeds in ((1, 1), (2,))
-    )
-    assert list(one.ids) == list(two.ids) != list(three.ids)
-
-
 def test_scores_are_log_probs_at_temperature_one(client, first):
     for ids, start in ((make_prompt(2, 1), 1), (make_prompt(CONTEXT, 3), 2000)):
         scores = asyncio.run(client.score(ids, start))
@@ -261,18 +253,6 @@ def test_weights_that_do_not_fit_are_not_sent(client, first, tmp_path):
     with pytest.raises(ConfigError, match="weights of its own"):
         client.update_weights(None)
     assert client.weight_version == version
-
-
-def test_tokens_outside_the_vocabulary_are_refused(client, server, first, monkeypatch):
-    beyond = GenerationRequest([1, len(tokenizer())], 5)
-    with pytest.raises(ConfigError, match=f"got id {len(tokenizer())}"):
-        sample(client, beyond)
-    monkeypatch.setattr(client, "_skeleton", None)  # as where the model's folder is not seen
-    with pytest.raises(EngineError, match="out of vocabulary"):
-        sample(client, beyond)
-    with pytest.raises(ConfigError, match="model_path"):
-        client.update_weights(first.model.state_dict())
-    assert len(free_turn(client).ids) == 60
 
 
 def test_a_server_that_is_not_there_is_named():

@@ -77,7 +77,7 @@ def test_out_of_time_gives_what_there_is(engine, first):
     assert len(result.ids) < CONTEXT - 3
     if result.ids:  # a machine that stalls may have had no time for the first
         assert first.gap(request, result) < TOLERANCE
-    assert engine.num_unfinished == 0
+    assert len(engine._turns) == 0
     late = sample(engine, GenerationRequest([5, 6, 7], 5, timeout=0.0))
     assert late.finish_reason is FinishReason.DEADLINE
 
@@ -89,12 +89,12 @@ def test_cancelling_aborts_in_vllm_and_leaves_the_others_alone(engine, first):
     async def cancel_some():
         tasks = [asyncio.create_task(engine.sample(long)) for _ in range(3)]
         kept = asyncio.create_task(engine.sample(short))
-        await until(lambda: engine.num_unfinished == 4)
+        await until(lambda: len(engine._turns) == 4)
         for task in tasks:
             task.cancel()
         result = await kept
         assert all(task.cancelled() for task in tasks)
-        await until(lambda: engine.num_unfinished == 0)
+        await until(lambda: len(engine._turns) == 0)
         return result
 
     result = asyncio.run(cancel_some())

@@ -211,7 +211,7 @@ def collected():
             found.append(collector.collect_sync(3))
             for _ in range(2):  # the engine's thread forgets sessions before its next turn
                 asyncio.run(engine.sample(GenerationRequest([5], 1)))
-            assert engine.cache_in_use == 0
+            assert engine._runner.kv_cache.num_allocated == 0
     return found
 
 

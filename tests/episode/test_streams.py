@@ -130,7 +130,7 @@ def test_the_local_engine_keeps_its_log_probs_and_continues_its_sessions():
             assert scores == pytest.approx(list(stream.log_probs[start:end]), abs=1e-4)
         run_episode(engine, Counting, limits=limits)  # a step in which ended sessions are dropped
         engine.generate("x", max_tokens=1)
-        assert engine.cache_in_use == 0
+        assert engine._runner.kv_cache.num_allocated == 0
 
 
 def test_the_weights_that_sampled_a_turn_are_known():

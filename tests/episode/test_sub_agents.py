@@ -250,7 +250,7 @@ def test_log_probs_are_the_learners_and_nothing_is_left_in_the_engine():
         results = collector.collect_sync(3)
         for _ in range(2):  # the engine's thread forgets sessions before its next turn
             asyncio.run(engine.sample(GenerationRequest([5], 1)))
-        assert engine.cache_in_use == 0
+        assert engine._runner.kv_cache.num_allocated == 0
     rows = [AgentRow(result, result.agent) for result in results]
     batch = make_batch(rows)
     ours = Learner(PolicyValueModel(loaded, None)).score(batch).log_probs[batch.response_mask]

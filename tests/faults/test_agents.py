@@ -120,7 +120,7 @@ def test_every_episode_has_a_status_and_nothing_leaks(agent):
 
     try:
         results = run_sync(play())
-        assert engine.cache_in_use == 0
+        assert engine._runner.kv_cache.num_allocated == 0
         assert not source._gateway._episodes, "no session is left"
     finally:
         RELEASED.set()

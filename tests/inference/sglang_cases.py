@@ -85,7 +85,7 @@ def start_clock_after(engine, runtime, num_tokens):
 
 def start_clock_when(engine, condition):
     """The engine's time stands still until then."""
-    loop = engine._thread.loop
+    loop = engine._loop
     now, begin, started = loop.time, loop.time(), []
 
     def time():

@@ -56,14 +56,6 @@ def test_the_window_is_never_overfull_and_nobody_waits_for_the_slowest():
     assert all("prompt 0" in seen for seen in engine.seen)  # all others came and went meanwhile
 
 
-def test_it_is_what_generate_gives():
-    with create_inference_engine("tiny", config={"device": "cpu"}) as engine:
-        options = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "seed": 4}
-        expected = engine.generate(PROMPTS, **options)
-        output = BatchInferenceManager(engine, batch_size=7).generate_batch(PROMPTS, **options)
-        assert output == expected
-
-
 def test_what_is_not_said_is_as_the_engine_has_it():
     with InferenceEngine("tiny", device="cpu") as engine:
         expected = engine.generate(PROMPTS[:5], 8)
@@ -87,16 +79,6 @@ def test_a_failure_names_its_prompt_and_costs_nothing_that_was_done():
         failed = i in error.failures
         assert error.output[i] == ("" if failed else prompt[::-1])
         assert (error.output.finish_reasons[i] is FinishReason.ABORTED) == failed
-
-
-def test_a_prompt_that_does_not_fit_is_told_and_the_others_answered():
-    config = {"device": "cpu", "max_model_len": 40, "overflow": "error"}
-    with (
-        create_inference_engine("tiny", config=config) as engine,
-        pytest.raises(BatchError, match=r"prompts\[1\].*which holds 40") as raised,
-    ):
-        BatchInferenceManager(engine).generate_batch(["short", "long " * 10, "too"], 10)
-    assert raised.value.output.tokens.shape == (3, 10)
 
 
 def test_mistakes_that_concern_all_come_at_once():

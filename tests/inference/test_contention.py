@@ -99,7 +99,7 @@ def test_threads_that_ask_cancel_and_end_sessions_leave_nothing_behind(monkeypat
     assert sum(totals) > NUM_THREADS * NUM_ROUNDS
     # Sessions end when the next step begins.
     asyncio.run(engine.sample(GenerationRequest([1], 1)))
-    assert engine.cache_in_use == 0
+    assert engine._runner.kv_cache.num_allocated == 0
     assert not engine._schedule._sessions
     assert not engine._active_turns()
     engine.close()

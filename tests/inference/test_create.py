@@ -13,7 +13,6 @@ from turnwise.inference import (
     BaseInferenceEngine,
     FinishReason,
     LocalEngine,
-    ScriptedEngine,
     TransformersEngine,
 )
 
@@ -52,11 +51,6 @@ def test_a_name_a_folder_and_a_model_are_the_same(backend, kind, loaded, folder)
 def test_a_loaded_model_is_shared_and_not_copied(loaded):
     with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
         assert engine.model is loaded.model
-
-
-def test_local_is_the_default():
-    with create_inference_engine("tiny") as engine:
-        assert isinstance(engine, LocalEngine)
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +97,6 @@ def test_one_config_fits_every_backend():
     common = {"dtype": "float32", "max_model_len": 64, "tensor_parallel_size": 1}
     for backend in ("local", "transformers", "scripted"):
         create_inference_engine("tiny", backend, config=common).close()
-
-
-def test_a_script_needs_no_weights_and_answers_by_function_or_chance():
-    with create_inference_engine("tiny", "scripted", policy=lambda prompt: prompt[::-1]) as engine:
-        assert isinstance(engine, ScriptedEngine)
-        assert engine.generate("abc")[0] == "cba"
-    chance = create_inference_engine(None, "scripted", tokenizer="tiny")
-    assert chance.generate("abc", max_tokens=5).tokens.shape[1] <= 5
 
 
 def test_a_model_that_does_not_fit_runs_on_transformers_and_the_log_says_why(caplog):

@@ -8,7 +8,7 @@ import torch
 from inference.tiny_models import make_model, plain_log_probs, run_all
 from inference.zoo import SUPPORTED, make
 from turnwise.inference import GenerationRequest
-from turnwise.inference.local import LocalEngine, UnsupportedModel, fused_forward
+from turnwise.inference.local import LocalEngine, fused_forward
 from turnwise.inference.local.kv_cache import KVCache
 from turnwise.inference.transformers import TransformersEngine
 
@@ -81,22 +81,6 @@ def test_a_window_that_only_the_mask_knows_is_kept(caplog):
     assert is_fused(engine)
     check(model, engine)
     assert not caplog.records
-
-
-def test_attention_that_does_not_keep_a_window_is_not_used(monkeypatch):
-    """The check when an engine is made goes past a window that no check of a few tokens reaches."""
-    config = SUPPORTED["mistral"]()
-    config.sliding_window, config.max_position_embeddings = 1500, 4096
-    model = make(config)
-    LocalEngine(model, deterministic=False).close()
-    attend = fused_forward.Packed.attend
-
-    def attend_to_all(self, layer, query, scale, window=None):
-        return attend(self, layer, query, scale, None)
-
-    monkeypatch.setattr(fused_forward.Packed, "attend", attend_to_all)
-    with pytest.raises(UnsupportedModel, match="away from those of a plain forward"):
-        LocalEngine(model, deterministic=False)
 
 
 def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch, caplog):

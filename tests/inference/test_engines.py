@@ -190,15 +190,6 @@ def test_a_script_answers_with_what_its_function_says():
     assert cut.finish_reason is FinishReason.LENGTH
 
 
-def test_a_script_may_be_one_answer():
-    tokenizer = make_format("chatml").tokenizer
-    end = frozenset({tokenizer.eos_token_id})
-    requests = [GenerationRequest([number], 20, stop_ids=end) for number in (1, 2)]
-    first, second = run_all(ScriptedEngine(tokenizer, "hello"), requests)
-    assert first == second
-    assert tokenizer.decode(first.ids, skip_special_tokens=True) == "hello"
-
-
 def test_chance_is_repeatable_and_knows_its_log_probs():
     tokenizer = make_format("chatml").tokenizer
     requests = [GenerationRequest([1], 9, seed=seed) for seed in (1, 1, 2)]

@@ -61,17 +61,6 @@ def test_what_can_ever_fit_fits_into_an_empty_arena(num_units, first_units, numb
     assert (kv_cache.alloc(number) is not None) == (number <= kv_cache.largest)
 
 
-def test_a_copy_moves_all_layers():
-    kv_cache = KVCache(4 * UNIT, 3, 2, 5, torch.float32, torch.device("cpu"))
-    first, second = kv_cache.alloc(UNIT), kv_cache.alloc(UNIT)
-    kv_cache.storage[:, :, first : first + 7] = torch.randn(2, 3, 7, 2, 5)
-    kv_cache.copy(first, second, 7)
-    assert torch.equal(
-        kv_cache.storage[:, :, second : second + 7], kv_cache.storage[:, :, first : first + 7]
-    )
-    assert not kv_cache.storage[:, :, second + 7 : second + UNIT].any()
-
-
 def test_a_cache_that_grows_keeps_what_it_holds():
     kv_cache = KVCache(2 * UNIT, 3, 2, 5, torch.float32, torch.device("cpu"), max_tokens=16 * UNIT)
     first = kv_cache.alloc(UNIT)

@@ -10,7 +10,7 @@ import pytest
 # and OpenBLAS on Arm takes its number of threads from the environment, not from torch.
 SCRIPT = """
 import os, torch
-from turnwise.inference.openmp_threads import _openmp, release_openmp_threads
+from turnwise.inference.worker import _openmp, release_openmp_threads
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -1,6 +1,7 @@
 """Sampling follows the distribution that it says it follows."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -123,12 +124,21 @@ def test_greedy_takes_the_most_likely_token_and_keeps_the_models_log_prob():
     torch.testing.assert_close(chosen, LOGITS.log_softmax(-1)[:, 0])
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2**-53])
-def test_tokens_that_are_filtered_out_are_never_drawn(uniform):
-    logits = torch.full((1, 1000), -50.0)
-    logits[0, [0, 999]] = -torch.inf
-    logits[0, 500] = 0.0
-    params = [SamplingParams(top_k=1)]
-    ids, log_prob = choose_tokens(sampling_log_probs(logits, params), params, [uniform])
-    assert ids.item() == 500
-    assert log_prob.item() == 0.0
+@pytest.mark.parametrize("vocab_size", [97, 3000, 20000])  # few, more than are sorted, in blocks
+def test_a_row_is_drawn_alike_in_any_batch(vocab_size):
+    rng = random.Random(vocab_size)
+    params = [*SETTINGS, SamplingParams(0.0), SamplingParams(top_k=2500, top_p=0.7)]
+    logits = 2.0 * torch.randn(len(params), vocab_size, generator=torch.Generator().manual_seed(0))
+    uniforms = [rng.random() for _ in params]
+
+    def draw(rows):
+        chosen = [params[i] for i in rows]
+        log_probs = sampling_log_probs(logits[rows], chosen)
+        return choose_tokens(log_probs, chosen, [uniforms[i] for i in rows])
+
+    alone = [draw([i]) for i in range(len(params))]
+    for _ in range(20):
+        rows = rng.sample(range(len(params)), rng.randrange(2, len(params) + 1))
+        for i, token, log_prob in zip(rows, *draw(rows), strict=True):
+            assert token == alone[i][0][0]
+            assert log_prob == alone[i][1][0]

@@ -19,7 +19,6 @@ from inference.sglang_cases import (
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
-from turnwise.inference.create import create_inference_engine
 from turnwise.inference.sglang import kept_log_mass
 
 FILTERS = [
@@ -94,15 +93,6 @@ def test_top_p_after_top_k_is_measured_on_what_top_k_left_where_that_is_how_it_s
     assert kept_log_mass(top, params, 4, is_joint=False)[0] == pytest.approx(math.log(0.4))
 
 
-def test_a_stop_token_ends_the_turn_and_is_part_of_it():
-    with serving() as (_, _, engine):
-        free = list(sample(engine, GenerationRequest([5, 6], 12, GREEDY)).ids)
-        request = GenerationRequest([5, 6], 12, GREEDY, stop_ids=frozenset({free[3]}))
-        result = sample(engine, request)
-        assert list(result.ids) == free[: free.index(free[3]) + 1]
-        assert result.finish_reason is FinishReason.STOP
-
-
 def test_an_end_token_of_the_model_stops_nothing_that_was_not_asked_for():
     with serving() as (runtime, server, engine):
         free = list(sample(engine, GenerationRequest([5, 6], 12, GREEDY)).ids)
@@ -173,15 +163,6 @@ def test_scores_are_those_of_a_plain_forward():
         assert asyncio.run(engine.score(ids, 7)) == []
         with pytest.raises(ConfigError, match="nothing before it"):
             asyncio.run(engine.score(ids, 0))
-
-
-def test_a_server_by_the_name_of_its_backend():
-    with serving() as (_, server, engine):
-        config = {"num_top_log_probs": 9}
-        with create_inference_engine(server.url, "sglang", config, tokenizer=TOKENIZER) as named:
-            assert type(named) is type(engine)
-            request = GenerationRequest([5, 6], 4, GREEDY)
-            assert sample(named, request) == sample(engine, request)
 
 
 def test_a_seed_counts_where_inference_is_deterministic():

@@ -17,18 +17,16 @@ import pytest
 from inference.sglang_cases import (
     GREEDY,
     TOKENIZER,
-    VOCABULARY,
     gap,
     make_model,
     sample,
     sample_in_flight,
-    start_clock_after,
 )
 from inference.sglang_runtime import TinySGLang
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError, MissingExtraError
 from turnwise.errors import EngineError
-from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
+from turnwise.inference import GenerationRequest, SamplingParams
 from turnwise.inference.sglang import SGLangInferenceEngine
 
 
@@ -188,15 +186,6 @@ def test_tokens_log_probs_and_scores_are_those_of_the_model(engine):
     assert len(engine.generate("hello", max_tokens=3).token_ids[0]) <= 3
 
 
-def test_out_of_time_gives_what_there_is(engine):
-    runtime = Engine.made.tokenizer_manager.runtime
-    runtime.hold_after = 7
-    start_clock_after(engine, runtime, 7)
-    result = sample(engine, GenerationRequest([5, 6], 110, timeout=0.15))
-    assert result.finish_reason is FinishReason.DEADLINE
-    assert len(result.ids) == 7
-
-
 def test_new_weights_are_used_from_then_on(engine):
     other = make_model(seed=1)
     request = GenerationRequest([5, 6, 7], 9, GREEDY)
@@ -225,13 +214,6 @@ def test_in_flight_a_turn_goes_on_with_the_new_weights(engine):
     ]
     parts = [*expected[0][:6].tolist(), *expected[1][6:].tolist()]
     assert result.log_probs == pytest.approx(parts, abs=1e-4)
-
-
-def test_what_sglang_refuses_is_passed_on(engine):
-    with pytest.raises(EngineError, match="at most 32 stop strings"):
-        sample(engine, GenerationRequest([5], 3, stop_strings=("x",) * 33))
-    with pytest.raises(ConfigError, match="vocabulary"):
-        sample(engine, GenerationRequest([VOCABULARY], 3))
 
 
 def test_tensors_are_read_where_they_are(engine, monkeypatch):

@@ -72,7 +72,7 @@ def test_a_server_that_cannot_join_gets_files(tmp_path, monkeypatch, caplog):
         monkeypatch.setattr("turnwise.inference.weights._TIMEOUT", timedelta(seconds=1))
         assert engine.update_weights(make_model(seed=1).state_dict()) == 1
         assert len(server.asked("/update_weights_from_disk")) == 1
-    assert "weights reach SGLang by disk: a gloo group with the server failed" in caplog.text
+    assert "weights reach SGLang by disk: a gloo group with its workers failed" in caplog.text
 
 
 def test_a_server_on_the_learners_gpu_reads_the_weights_there(monkeypatch, caplog):

@@ -91,16 +91,6 @@ def test_recorded_prompt_log_probs_are_scores():
     assert (scores[0], scores[-1]) == (-10.499361991882324, -10.262015342712402)
 
 
-def test_a_recorded_refusal_of_weights_is_passed_on():
-    with (
-        SGLangServer(Replay()) as server,
-        SGLangServerEngine(server.url, tokenizer=OfThatSize()) as engine,
-    ):
-        with pytest.raises(EngineError, match="Repo id must be in the form"):
-            engine.update_weights("MISSING")
-        assert engine.weight_version == 0
-
-
 def test_an_answer_that_cannot_be_right_is_an_error():
     other_tokens, broken_off = copy.deepcopy(recorded.IDS), copy.deepcopy(recorded.STOP_STRING)
     other_tokens["output_ids"][1] = 7

@@ -188,16 +188,6 @@ def test_log_probs_of_given_answers_are_those_of_a_plain_forward(engine, loaded)
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-5)
 
 
-def test_log_probs_of_what_was_sampled_are_those_of_the_sampling(engine):
-    output = engine.generate(["Hello"], max_tokens=12, seed=8)
-
-    async def score():
-        before = engine.tokenizer.encode("Hello")
-        return await engine.score([*before, *output.token_ids[0]], len(before))
-
-    assert asyncio.run(score()) == pytest.approx(output.logprobs[0], abs=1e-4)
-
-
 def test_as_many_answers_as_prompts(engine):
     with pytest.raises(ConfigError, match="3 prompts and 1 responses"):
         engine.compute_log_probs(PROMPTS, ["one"])

@@ -27,7 +27,8 @@ class Crowd(WorkerEngine):
         if self._waiting:
             self.crowds.append(len(self._waiting))
         while self._waiting:
-            self._waiting.popleft().finish(FinishReason.LENGTH, 0)
+            turn = self._waiting.popleft()
+            turn.deliver(turn.result(FinishReason.LENGTH, 0))
 
     async def score(self, ids, start):
         raise NotImplementedError
@@ -91,23 +92,6 @@ def test_who_asked_just_before_the_end_is_told():
             await engine.sample(GenerationRequest([1], 5))
 
     asyncio.run(ask_and_close())
-
-
-def test_a_task_that_nobody_waits_for_any_more_breaks_nothing():
-    engine = Crowd()
-    begun, go_on = threading.Event(), threading.Event()
-
-    def hold():
-        begun.set()
-        go_on.wait(60)
-
-    engine._in_thread(hold, wait_for_idle=False)
-    assert begun.wait(60)
-    called_off = engine._in_thread(lambda: 1, wait_for_idle=False)
-    assert called_off.cancel()
-    go_on.set()
-    assert engine._in_thread(lambda: 2, wait_for_idle=False).result(60) == 2
-    engine.close()
 
 
 def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):

@@ -76,7 +76,7 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
-            raise ConfigError("a request got no prompt tokens, expected at least one")
+            raise ConfigError("the prompt has no tokens, and a model must continue something")
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens got {self.max_tokens}, expected 1 or more")
 
@@ -324,15 +324,8 @@ class BaseInferenceEngine(ABC):
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
-            raise ConfigError(
-                "this engine has no tokenizer, and strings need one. Pass tokenizer=."
-            )
+            raise ConfigError("this engine has no tokenizer for strings. Pass tokenizer=.")
         ids: list[int] = self.tokenizer.encode(text)
-        if not ids:
-            raise ConfigError(
-                f"the prompt {text!r} has no tokens, and a model must continue something. "
-                "Give at least one character."
-            )
         return ids
 
     @cached_property

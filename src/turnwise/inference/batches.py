@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any, Self
@@ -64,7 +65,28 @@ class BatchInferenceManager:
         the answers.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        console = Console(stderr=True)
+        console, slots = Console(stderr=True), asyncio.Semaphore(self.batch_size)
+        failures: dict[int, Exception] = {}
+        num_seen = num_tokens = 0
+
+        async def sample(request: GenerationRequest) -> GenerationResult:
+            nonlocal num_seen, num_tokens
+            # `generate` calls in the order of the prompts, and nothing is awaited before this.
+            index, num_seen = num_seen, num_seen + 1
+            async with slots:
+                try:
+                    result = await self.engine.sample(request)
+                except Exception as error:  # reported at the end
+                    failures[index] = error
+                    version = self.engine.weight_version
+                    result = GenerationResult([], [], FinishReason.ABORTED, version)
+            num_tokens += len(result.ids)
+            progress.update(bar, advance=1, num_tokens=num_tokens)
+            return result
+
+        # Its `generate`, with its defaults, but with our window around each request.
+        windowed = copy.copy(self.engine)
+        windowed.sample = sample  # type: ignore[method-assign]
         with Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -74,56 +96,20 @@ class BatchInferenceManager:
             transient=True,
             disable=len(prompts) <= self.batch_size or not console.is_terminal,
         ) as progress:
-            window = _Window(self.engine, self.batch_size, progress, len(prompts))
-            # With the defaults of this engine.
-            asked = inspect.signature(self.engine.generate).bind(prompts, max_tokens, **sampling)
-            asked.apply_defaults()
-            output = window.generate(*asked.args, **asked.kwargs)
-        if window.failures:
-            index, error = min(window.failures.items())
+            bar = progress.add_task("", total=len(prompts), num_tokens=0)
+            output = windowed.generate(prompts, max_tokens, **sampling)
+        if failures:
+            index, error = min(failures.items())
             prompt = str(prompts[index])
             raise BatchError(
-                f"{len(window.failures)} of {len(prompts)} prompts failed, the first is "
+                f"{len(failures)} of {len(prompts)} prompts failed, the first is "
                 f"prompts[{index}] {prompt if len(prompt) <= 40 else prompt[:37] + '...'!r}: "
                 f"{type(error).__name__}: {error} The answers to the others are in this error's "
                 ".output, the causes in .failures.",
                 output,
-                window.failures,
+                failures,
             )
         return output
-
-
-class _Window(BaseInferenceEngine):
-    """An engine that passes at most `size` requests at once to another, and collects failures."""
-
-    def __init__(
-        self, engine: BaseInferenceEngine, size: int, progress: Progress, num_prompts: int
-    ) -> None:
-        super().__init__(engine.tokenizer)
-        self.failures: dict[int, Exception] = {}
-        self._engine = engine
-        self._slots = asyncio.Semaphore(size)
-        self._progress = progress
-        self._bar = progress.add_task("", total=num_prompts, num_tokens=0)
-        self._num_seen = self._num_tokens = 0
-
-    @property
-    def context_length(self) -> int:
-        return self._engine.context_length
-
-    async def sample(self, request: GenerationRequest) -> GenerationResult:
-        # `generate` calls in the order of the prompts, and nothing is awaited before this.
-        index, self._num_seen = self._num_seen, self._num_seen + 1
-        async with self._slots:
-            try:
-                result = await self._engine.sample(request)
-            except Exception as error:  # reported at the end
-                self.failures[index] = error
-                version = self._engine.weight_version
-                result = GenerationResult([], [], FinishReason.ABORTED, version)
-        self._num_tokens += len(result.ids)
-        self._progress.update(self._bar, advance=1, num_tokens=self._num_tokens)
-        return result
 
 
 class VLLMRolloutSPMD:
@@ -144,8 +130,10 @@ class VLLMRolloutSPMD:
         batch_size: int = 256,
         **sampling: Any,
     ) -> None:
+        known = inspect.signature(BaseInferenceEngine.generate).parameters
+        if wrong := [name for name in sampling if name not in known]:
+            raise ConfigError(f"there is no option {wrong[0]!r}. {did_you_mean(wrong[0], known)}")
         self._owns_engine = not isinstance(model_path, BaseInferenceEngine)
-        _check_sampling(sampling)
         self.engine: BaseInferenceEngine = model_path
         if self._owns_engine:
             self.engine = create_inference_engine(model_path, backend, config, tokenizer=tokenizer)
@@ -166,7 +154,27 @@ class VLLMRolloutSPMD:
             return self.inference(prompts, **kwargs)
         if not getattr(prompts, "meta_info", {}).get("do_sample", True):
             kwargs.setdefault("temperature", 0.0)
-        answered = _make_columns(columns, self.inference(prompts, **kwargs))
+        output = self.inference(prompts, **kwargs)
+        prompt_ids = torch.as_tensor(columns["input_ids"])
+        seen = torch.ones_like(prompt_ids)
+        if "attention_mask" in columns.keys():  # noqa: SIM118 - a TensorDict's too
+            seen = torch.as_tensor(columns["attention_mask"]).long()
+        responses = torch.from_numpy(output.tokens)
+        lengths = torch.tensor([[len(ids)] for ids in output.token_ids])
+        mask = (torch.arange(responses.shape[1]) < lengths).long()
+        log_probs = torch.zeros(responses.shape)
+        log_probs[mask.bool()] = torch.tensor([x for row in output.logprobs for x in row])
+        attention = torch.cat([seen, mask], 1)
+        answered = {
+            **{name: column for name, column in columns.items() if name != "input_ids"},
+            "prompts": prompt_ids,
+            "responses": responses,
+            "input_ids": torch.cat([prompt_ids, responses], 1),
+            "attention_mask": attention,
+            "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+            "response_mask": mask,
+            "rollout_log_probs": log_probs,
+        }
         if isinstance(prompts, Mapping):
             return answered
         data = RewardBatch(
@@ -176,14 +184,14 @@ class VLLMRolloutSPMD:
 
     def inference(self, inputs: Any, **kwargs: Any) -> GenerationOutput:
         """Run the model on these inputs, all at once: texts, rows of token ids, or a batch."""
-        return self.engine.generate(_prompts(inputs), **self._with(kwargs))
+        return self.engine.generate(_prompts(inputs), **{**self.sampling, **kwargs})
 
     def batch_generation(self, batch: Any, **kwargs: Any) -> GenerationOutput:
         """Generate for any number of inputs, `batch_size` of them at a time.
 
         An input that fails does not stop the others; see `BatchInferenceManager`.
         """
-        return self._manager.generate_batch(_prompts(batch), **self._with(kwargs))
+        return self._manager.generate_batch(_prompts(batch), **{**self.sampling, **kwargs})
 
     def close(self) -> None:
         """Close the engine that was made here. May be called twice."""
@@ -196,60 +204,24 @@ class VLLMRolloutSPMD:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _with(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        _check_sampling(kwargs)
-        return {**self.sampling, **kwargs}
-
-
-def _check_sampling(options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(BaseInferenceEngine.generate).parameters
-    known = [name for name in parameters if name not in ("self", "prompts")]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"there is no option {name!r}. {did_you_mean(name, known)}")
-
 
 def _prompts(inputs: Any) -> Prompts:
     """Return texts, or rows of token ids without padding."""
+
+    def as_list(row: Any) -> Any:
+        return row.tolist() if hasattr(row, "tolist") else row
+
     columns = inputs if isinstance(inputs, Mapping) else getattr(inputs, "batch", None)
     if columns is None:
-        return inputs if isinstance(inputs, str) else [_row(one) for one in inputs]
+        return inputs if isinstance(inputs, str) else [as_list(row) for row in inputs]
     names = columns.keys()
     if "input_ids" not in names:
         raise ConfigError(f"a batch of prompts needs input_ids, got {', '.join(map(str, names))}")
-    rows = [_row(row) for row in columns["input_ids"]]
+    rows = [as_list(row) for row in columns["input_ids"]]
     if "attention_mask" not in names:
         return rows
-    masks = [_row(row) for row in columns["attention_mask"]]
+    masks = [as_list(row) for row in columns["attention_mask"]]
     return [
         [one for one, seen in zip(ids, mask, strict=True) if seen]
         for ids, mask in zip(rows, masks, strict=True)
     ]
-
-
-def _row(row: Any) -> Any:
-    return row.tolist() if hasattr(row, "tolist") else row
-
-
-def _make_columns(columns: Any, output: GenerationOutput) -> dict[str, Any]:
-    prompts = torch.as_tensor(columns["input_ids"])
-    seen = torch.ones_like(prompts)
-    if "attention_mask" in columns.keys():  # noqa: SIM118 - a TensorDict's too
-        seen = torch.as_tensor(columns["attention_mask"]).long()
-    responses = torch.from_numpy(output.tokens)
-    lengths = torch.tensor([[len(ids)] for ids in output.token_ids])
-    mask = (torch.arange(responses.shape[1]) < lengths).long()
-    log_probs = torch.zeros(responses.shape)
-    log_probs[mask.bool()] = torch.tensor([x for row in output.logprobs for x in row])
-    attention = torch.cat([seen, mask], 1)
-    kept = {name: column for name, column in columns.items() if name != "input_ids"}
-    return {
-        **kept,
-        "prompts": prompts,
-        "responses": responses,
-        "input_ids": torch.cat([prompts, responses], 1),
-        "attention_mask": attention,
-        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
-        "response_mask": mask,
-        "rollout_log_probs": log_probs,
-    }

@@ -31,7 +31,7 @@ ENGINES = {
 
 # Options that every backend accepts, so that one can replace another.
 _LOADING = ("dtype", "device", "trust_remote_code")
-_COMMON = (*_LOADING, "tensor_parallel_size", "max_model_len", "overflow", "start_timeout")
+_COMMON = {*_LOADING, "tensor_parallel_size", "max_model_len", "overflow", "start_timeout"}
 
 
 def engine_class(backend: str) -> type[BaseInferenceEngine]:
@@ -89,12 +89,14 @@ def create_inference_engine(
         kind = kind.server
     if not kind.shares_model and options.get("device") == "auto":
         del options["device"]
-    accepted = _accepted_options(backend, kind, options)
-    if is_url and (decided := [name for name in options if name not in accepted]):
-        raise ConfigError(
-            f"{' and '.join(decided)} cannot be chosen for {model_path}: that was decided when "
-            "the server was started"
-        )
+    accepted = options
+    known = _keywords(kind)
+    if "**" not in known:  # otherwise it passes them on, and checks them itself
+        accepted = {name: value for name, value in options.items() if name in known}
+        known |= _COMMON
+        if unknown := [name for name in options if name not in known]:
+            hint = did_you_mean(unknown[0], known)
+            raise ConfigError(f"the {backend} engine has no option {unknown[0]!r}. {hint}")
     if isinstance(tokenizer, str | os.PathLike):
         tokenizer = load_tokenizer(tokenizer)
     make: Callable[..., BaseInferenceEngine] = kind
@@ -106,6 +108,11 @@ def create_inference_engine(
             )
         return make(load_tokenizer(model_path) if tokenizer is None else tokenizer, policy)
     if is_url:
+        if decided := [name for name in options if name not in accepted]:
+            raise ConfigError(
+                f"{' and '.join(decided)} cannot be chosen for {model_path}: that was decided "
+                "when the server was started"
+            )
         return make(model_path, tokenizer=tokenizer, **accepted)
     if not kind.shares_model:
         if not is_named:
@@ -115,56 +122,32 @@ def create_inference_engine(
                 "a server's URL. For a loaded model take local."
             )
         return make(model_folder(model_path), tokenizer=tokenizer, **accepted)
-    model, tokenizer = _loaded(backend, model_path, tokenizer, options)
-    try:
-        return make(model, tokenizer=tokenizer, **accepted)
-    except UnsupportedModel as error:
-        _log.warning("%s The transformers engine is used instead, which is slower.", error)
-        kept = {
-            name: value for name, value in accepted.items() if name in _keywords(TransformersEngine)
-        }
-        return TransformersEngine(model, tokenizer, **kept)
-
-
-def _loaded(
-    backend: str, model: Any, tokenizer: Any, options: Mapping[str, Any]
-) -> tuple[Any, Any]:
-    """Return a model in this process and its tokenizer; load it if it is named."""
     if options.get("tensor_parallel_size", 1) != 1:
         raise ConfigError(
             f"tensor_parallel_size got {options['tensor_parallel_size']!r}, and the {backend} "
             "engine runs on one device. Take vllm or sglang, or 1."
         )
-    if isinstance(model, str | os.PathLike):
-        loaded = load_model(model, **{k: v for k, v in options.items() if k in _LOADING})
-        return loaded.model, loaded.tokenizer if tokenizer is None else tokenizer
-    if not hasattr(model, "state_dict"):
+    model = model_path
+    if is_named:
+        loaded = load_model(model_path, **{k: v for k, v in options.items() if k in _LOADING})
+        model, tokenizer = loaded.model, loaded.tokenizer if tokenizer is None else tokenizer
+    elif not hasattr(model, "state_dict"):
         raise ConfigError(
             f"model_path got {type(model).__name__}, expected a name, a folder, a Hugging Face "
             "id, or a loaded model"
         )
-    if too_late := [k for k in ("dtype", "device") if options.get(k, "auto") != "auto"]:
+    elif too_late := [k for k in ("dtype", "device") if options.get(k, "auto") != "auto"]:
         raise ConfigError(
             f"{' and '.join(too_late)} cannot be chosen for a model that is loaded already. "
             "Move it with model.to(...), or give its name."
         )
-    return model, tokenizer
-
-
-def _accepted_options(
-    backend: str, kind: Callable[..., Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the options that the engine takes itself; raise for one that nobody knows."""
-    keywords = _keywords(kind)
-    if "**" in keywords:  # it passes them on, and checks them itself
-        return dict(options)
-    known = {*_COMMON, *keywords}
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"the {backend} engine has no option {name!r}. {did_you_mean(name, known)}"
-            )
-    return {name: value for name, value in options.items() if name in keywords}
+    try:
+        return make(model, tokenizer=tokenizer, **accepted)
+    except UnsupportedModel as error:
+        _log.warning("%s The transformers engine is used instead, which is slower.", error)
+        known = _keywords(TransformersEngine)
+        kept = {name: value for name, value in accepted.items() if name in known}
+        return TransformersEngine(model, tokenizer, **kept)
 
 
 def _keywords(engine: Callable[..., Any]) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -20,11 +19,11 @@ from collections.abc import (
 )
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from turnwise.deadlines import resolve_future, result_within
+from turnwise.deadlines import new_loop, resolve_future, result_within
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineError, describe_error
 from turnwise.inference.base import (
     BaseInferenceEngine,
@@ -35,15 +34,22 @@ from turnwise.inference.base import (
     check_ids,
     check_scored,
 )
-from turnwise.inference.weights import NewWeights, Skeleton, Transfer, existing_folder
-from turnwise.inference.worker import SampledTurn
+from turnwise.inference.weights import (
+    GroupAddress,
+    NewWeights,
+    Skeleton,
+    Transfer,
+    WeightSender,
+    existing_folder,
+    run_both,
+)
+from turnwise.inference.worker import CLOSED, EngineTurn
 from turnwise.models import load_tokenizer
 from turnwise.tools.server_processes import ServerProcesses
 
 if TYPE_CHECKING:
     import httpx2
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 START_SECONDS = 900.0
@@ -52,17 +58,6 @@ _CLOSING_SECONDS = 60.0
 """Time limit for closing; afterwards the daemon thread is abandoned."""
 _CANCEL_SECONDS = 5.0
 _LOG = logging.getLogger("turnwise")
-
-
-def wait_for_start(future: Future[T], seconds: float | None, what: str) -> T:
-    """Return the result of the start; raise `DeadlineExceeded` after `seconds` (None: never)."""
-    if seconds is None:
-        return future.result()
-    fix = (
-        "Its own log, above, says how far it came. If the model is large or the disk slow, give "
-        "the engine more time: start_timeout=SECONDS (in a run inference.start_timeout), or None."
-    )
-    return result_within(future, seconds, f"starting {what}", fix)
 
 
 @contextlib.contextmanager
@@ -88,78 +83,15 @@ def own_processes() -> Iterator[None]:
                 os.environ[name] = value
 
 
-class LoopThread(Generic[S]):
-    """Runs coroutines from any thread and any event loop in its own loop and thread.
-
-    `begin` and `end` run in that thread before and after the loop; `start` raises what `begin`
-    raises.
-    """
-
-    def __init__(self, name: str, begin: Callable[[], S], end: Callable[[], None]) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.is_closed = False
-        self._closing = threading.Lock()
-        self._calls: set[Future[Any]] = set()
-        self._begin, self._end = begin, end
-        self._begun: Future[S] = Future()
-        self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
-
-    def start(self, seconds: float | None = None, what: str = "the engine") -> S:
-        """Start the thread; return what `begin` returns, or raise `DeadlineExceeded`."""
-        self._thread.start()
-        try:
-            return wait_for_start(self._begun, seconds, what)
-        except BaseException:
-            self.is_closed = True  # nothing to close
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                self.loop.call_soon_threadsafe(self.loop.stop)  # also if `begin` waits in it
-            raise
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine in the loop; cancelling the future cancels it."""
-        with self._closing:
-            if self.is_closed:
-                coroutine.close()
-                raise RuntimeError("this engine is closed. Make a new one.")
-            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-            self._calls.add(future)
-            future.add_done_callback(self._calls.discard)
-            return future
-
-    def close(self, shutdown: Callable[[], Coroutine[Any, Any, None]], grace: float) -> None:
-        """Run `shutdown`, which should end all calls; after `grace` seconds cancel the rest."""
-        with self._closing:
-            if self.is_closed:
-                return
-            self.is_closed = True
-        ending = asyncio.run_coroutine_threadsafe(shutdown(), self.loop)
-        with contextlib.suppress(TimeoutError):
-            ending.result(grace + _CLOSING_SECONDS)
-        wait(self._calls.copy(), grace)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_CLOSING_SECONDS)
-        if self._thread.is_alive():
-            _LOG.warning("%s: the thread does not end and is abandoned", self._thread.name)
-
-    async def _end_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:  # one that ignores its cancellation is abandoned
-            await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
-
-    def _work(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        resolve_future(self._begun, self._begin)
-        try:
-            if self._begun.exception() is None and not self.is_closed:  # `start` has not given up
-                self.loop.run_forever()
-            self.loop.run_until_complete(self._end_tasks())
-            self._end()
-        except Exception as failure:  # no caller could handle it
-            _LOG.warning("%s: ending failed: %s", self._thread.name, describe_error(failure))
-        finally:
-            self.loop.close()
+def wait_for_start(future: Future[T], seconds: float | None, name: str) -> T:
+    """Return the result of the start; raise `DeadlineExceeded` after `seconds` (None: never)."""
+    if seconds is None:
+        return future.result()
+    fix = (
+        "Its own log, above, says how far it came. If the model is large or the disk slow, give "
+        "the engine more time: start_timeout=SECONDS (in a run inference.start_timeout), or None."
+    )
+    return result_within(future, seconds, f"starting {name}", fix)
 
 
 class UpdateLock:
@@ -241,12 +173,27 @@ class ServedEngine(BaseInferenceEngine):
         self._weights_dir = weights_dir
         self._asked_transfer = transfer
         self._transfer: Transfer | None = None
+        self._sender: WeightSender | None = None
         self._failure: str | None = None
         self._update_lock = UpdateLock()
-        self._thread = LoopThread(self.name.lower(), self._connect, self._disconnect)
-        self._loop = self._thread.loop
+        self._is_closed = False
+        self._closing = threading.Lock()
+        self._calls: set[Future[Any]] = set()
+        self._loop = new_loop()
+        connected: Future[list[str]] = Future()
+        self._thread = threading.Thread(
+            target=self._work, args=[connected], name=f"turnwise: {self.name.lower()}", daemon=True
+        )
         with own_processes():
-            model_paths = self._thread.start(start_timeout, self.name)
+            self._thread.start()
+            try:
+                model_paths = wait_for_start(connected, start_timeout, self.name)
+            except BaseException:
+                self._is_closed = True  # nothing to close
+                with contextlib.suppress(RuntimeError):  # the loop is closed already
+                    # Also if `_connect` waits in it.
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                raise
         self._model_paths = [model_path] if model_path else model_paths
         self._skeleton = Skeleton.find(self._model_paths, trust_remote_code)
 
@@ -261,8 +208,8 @@ class ServedEngine(BaseInferenceEngine):
         """Disconnect. The loop is not running any more."""
 
     @abstractmethod
-    async def _continue(self, turn: SampledTurn, deadline: float | None) -> FinishReason | None:
-        """Sample the rest of a turn, until it ends or the deadline; None if an update cuts it."""
+    async def _continue(self, turn: EngineTurn) -> FinishReason | None:
+        """Sample the rest of a turn, until it ends or its deadline; None if an update cuts it."""
 
     @abstractmethod
     async def _score(self, ids: Sequence[int], start: int) -> list[float]:
@@ -281,36 +228,85 @@ class ServedEngine(BaseInferenceEngine):
         """Return how weights on the device of `sample` are sent, and why."""
 
     @abstractmethod
+    async def _join(self, address: GroupAddress) -> None:
+        """Let its workers join a group for broadcasts."""
+
+    @abstractmethod
     async def _send(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Load tensors, named as in files, without the disk, and forget cached prefixes."""
 
     async def _take_memory(self, tag: Literal["weights", "kv_cache"]) -> None:
         """Take the memory again that `sleep` has freed; by default none is."""
 
+    # The event loop and its thread.
+
+    def _work(self, connected: Future[list[str]]) -> None:
+        asyncio.set_event_loop(self._loop)
+        resolve_future(connected, self._connect)
+        try:
+            if connected.exception() is None and not self._is_closed:  # the start has not given up
+                self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:  # one that ignores its cancellation is abandoned
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_SECONDS))
+            self._disconnect()
+        except Exception as failure:  # no caller could handle it
+            _LOG.warning("%s: ending failed: %s", self._thread.name, describe_error(failure))
+        finally:
+            self._loop.close()
+
+    def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine in the engine's loop; cancelling the future cancels it."""
+        with self._closing:
+            if self._is_closed:
+                coroutine.close()
+                raise RuntimeError(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._calls.add(future)
+            future.add_done_callback(self._calls.discard)
+            return future
+
+    def close(self) -> None:
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        ending = asyncio.run_coroutine_threadsafe(self._end_turns(), self._loop)
+        with contextlib.suppress(TimeoutError):
+            ending.result(self.abort_grace + _CLOSING_SECONDS)
+        wait(self._calls.copy(), self.abort_grace)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSING_SECONDS)
+        if self._thread.is_alive():
+            _LOG.warning("%s: the thread does not end and is abandoned", self._thread.name)
+
+    # Turns.
+
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         self._check_ids(request.prompt_ids)
-        context_left = self.context_left(request)
-        return await asyncio.wrap_future(self._thread.call(self._sample(request, context_left)))
-
-    async def _sample(self, request: GenerationRequest, context_left: int) -> GenerationResult:
-        deadline = None if request.timeout is None else self._loop.time() + request.timeout
         decode = None if self.tokenizer is None else self.tokenizer.decode
-        turn = SampledTurn(request, context_left, decode=decode)
+        turn = EngineTurn(request, self.context_left(request), clock=self._loop.time, decode=decode)
+        return await asyncio.wrap_future(self._in_loop(self._sample(turn)))
+
+    async def _sample(self, turn: EngineTurn) -> GenerationResult:
         version = self.weight_version
-        reason = None if context_left else FinishReason.CONTEXT
+        reason = turn.finish_reason()
         try:
             while reason is None:  # again after each update that has cut the turn
-                async with self._update_lock.sampling(deadline):
+                async with self._update_lock.sampling(turn.deadline):
                     self._check_works()
                     turn.weights_changed(version, self.weight_version)
                     version = self.weight_version
-                    reason = await self._continue(turn, deadline)
-                if reason is None and self._thread.is_closed:
+                    # All of its tokens may have arrived when it was cut.
+                    reason = turn.finish_reason() or await self._continue(turn)
+                if reason is None and self._is_closed:
                     reason = FinishReason.ABORTED
         except TimeoutError:
             reason = FinishReason.DEADLINE
         except asyncio.CancelledError:
-            if not self._thread.is_closed:
+            if not self._is_closed:
                 raise
             reason = FinishReason.ABORTED
         return turn.result(reason, version)
@@ -326,7 +322,17 @@ class ServedEngine(BaseInferenceEngine):
                 self._check_works()
                 return await self._score(ids, start)
 
-        return await asyncio.wrap_future(self._thread.call(score()))
+        return await asyncio.wrap_future(self._in_loop(score()))
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if self._skeleton is not None:  # otherwise only the server checks
+            check_ids(ids, self._skeleton.vocabulary_size)
+
+    def _check_works(self) -> None:
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+    # Weights.
 
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights in place, from tensors by their Hugging Face names or from a folder.
@@ -359,7 +365,7 @@ class ServedEngine(BaseInferenceEngine):
         if self._transfer is None:
             self._transfer, why = "disk", "chosen by the option transfer"
             if self._asked_transfer != "disk":
-                choice = self._thread.call(self._choose_transfer(sample))
+                choice = self._in_loop(self._choose_transfer(sample))
                 self._transfer, why = choice.result()
             _LOG.info("weights reach %s by %s: %s", self.name, self._transfer, why)
         if self._transfer == "disk":
@@ -388,18 +394,17 @@ class ServedEngine(BaseInferenceEngine):
                 self.weight_version = self._next_version
                 return self.weight_version
 
-        return self._updated(self._thread.call(update()))
+        return self._updated(self._in_loop(update()))
 
-    def close(self) -> None:
-        self._thread.close(self._end_turns, self.abort_grace)
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if self._skeleton is not None:  # otherwise only the server checks
-            check_ids(ids, self._skeleton.vocabulary_size)
-
-    def _check_works(self) -> None:
-        if self._failure is not None:
-            raise EngineError(self._failure)
+    async def _make_group(self, url: str, num_workers: int, backend: str) -> tuple[Transfer, str]:
+        """Connect the learner with its workers for broadcasts; the disk is the other way."""
+        try:
+            sender = WeightSender(url, num_workers, backend)
+            await run_both(self._join(sender.address), sender.connect)
+        except (EngineError, RuntimeError, OSError) as error:
+            return "disk", f"a {backend} group with its workers failed ({error})"
+        self._sender = sender
+        return "broadcast", f"{backend}, to {num_workers} workers"
 
 
 class JsonClient:
@@ -456,21 +461,10 @@ class JsonClient:
         try:
             async with self._client.stream(method, path, json=body) as response:
                 if response.is_error:
-                    text = _error_text((await response.aread()).decode(errors="replace"))
-                    raise EngineError(f"{where} answered {response.status_code}: {text}")
+                    text = (await response.aread()).decode(errors="replace")
+                    raise EngineError(f"{where} answered {response.status_code}: {text.strip()}")
                 yield response
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as e:
             raise EngineError(f"no server answers at {self.url}: is it up, and is that it?") from e
         except httpx2.TransportError as e:
             raise EngineError(f"{where} broke off ({e!r}): see the server's log") from e
-
-
-def _error_text(body: str) -> str:
-    """Return the message inside a JSON error."""
-    try:
-        error = json.loads(body)
-    except ValueError:
-        return body.strip()
-    while isinstance(error, dict) and (keys := error.keys() & {"error", "message", "detail"}):
-        error = error[min(keys)]
-    return str(error)

@@ -36,6 +36,7 @@ from turnwise.inference.base import (
 from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.served import START_SECONDS, JsonClient, ServedEngine, WeightsRefused
 from turnwise.inference.weights import (
+    GroupAddress,
     Transfer,
     WeightSender,
     buckets,
@@ -43,7 +44,7 @@ from turnwise.inference.weights import (
     run_both,
     tensor_specs,
 )
-from turnwise.inference.worker import SampledTurn, length_to_stop
+from turnwise.inference.worker import EngineTurn, length_to_stop
 from turnwise.models import load_tokenizer, model_folder
 
 _LOG = logging.getLogger("turnwise")
@@ -86,7 +87,6 @@ class SGLangEngine(ServedEngine):
         self._may_sleep = sleep
         self._released: set[str] = set()
         self._requests: dict[str, asyncio.Task[Any]] = {}
-        self._sender: WeightSender | None = None
         super().__init__(tokenizer, overflow, **more)
         if self._skeleton is not None:
             self._vocab_size = self._skeleton.vocabulary_size
@@ -129,61 +129,53 @@ class SGLangEngine(ServedEngine):
             )
         return await super().sample(request)
 
-    async def _continue(self, turn: SampledTurn, deadline: float | None) -> FinishReason | None:
-        request, most = turn.request, min(turn.request.max_tokens, turn.context_left)
-        while not self._thread.is_closed:
-            finish = await self._respond(turn, deadline)
+    async def _continue(self, turn: EngineTurn) -> FinishReason | None:
+        while not self._is_closed:
+            finish = await self._respond(turn)
             if turn.decode is not None:
                 # SGLang checks as many tokens as the encoded stop string has; the model may have
                 # used more.
-                length = length_to_stop(turn.ids, request.stop_strings, turn.decode)
+                length = length_to_stop(turn.ids, turn.request.stop_strings, turn.decode)
                 if length is not None:
                     del turn.ids[length:], turn.log_probs[length:]
                     return FinishReason.STOP
-            if finish["type"] == "abort":
-                if (reason := turn.finish_reason()) is not None:
-                    return reason
-                if deadline is not None and self._loop.time() >= deadline:
-                    return FinishReason.DEADLINE
+            kind, matched = finish["type"], finish.get("matched")
+            if kind == "stop" and isinstance(matched, str):
+                return FinishReason.STOP
+            if (reason := turn.finish_reason()) is not None:
+                return reason
+            if kind == "abort":
                 is_cut = self.in_flight is not None and self._update_lock.is_waiting
                 return None if is_cut else FinishReason.ABORTED
-            matched = finish.get("matched")
-            if finish["type"] == "stop":
-                if isinstance(matched, str) or matched in request.stop_ids:
-                    return FinishReason.STOP
-                if isinstance(matched, int) and len(turn.ids) < most:
-                    continue  # an end token of the model that the request does not list
-            is_full = len(turn.ids) >= request.max_tokens
-            return FinishReason.LENGTH if is_full else FinishReason.CONTEXT
+            if kind != "stop" or not isinstance(matched, int):
+                return FinishReason.CONTEXT
+            # An end token of the model that the request does not list: the turn goes on.
         return FinishReason.ABORTED
 
-    async def _respond(self, turn: SampledTurn, deadline: float | None) -> Mapping[str, Any]:
+    async def _respond(self, turn: EngineTurn) -> Mapping[str, Any]:
         """Let SGLang continue a turn until it stops or its deadline passes; return why it did."""
-        aborted = {"type": "abort"}
-        if deadline is not None and self._loop.time() >= deadline:
-            return aborted
         rid = uuid.uuid4().hex  # of equal length: an abort applies to every id with this prefix
         task = self._loop.create_task(self._call("generate", **self._body(turn, rid)))
         self._requests[rid] = task
         try:
-            left = None if deadline is None else deadline - self._loop.time()
+            left = None if turn.deadline is None else turn.deadline - self._loop.time()
             await asyncio.wait({task}, timeout=left)
             if not task.done():
                 await self._abort_and_wait(rid, task)
         except asyncio.CancelledError:  # the caller was cancelled
-            if not self._thread.is_closed:
-                self._thread.call(self._call("abort_request", rid=rid))
+            if not self._is_closed:
+                self._in_loop(self._call("abort_request", rid=rid))
             raise
         finally:
             task.cancel()
             del self._requests[rid]
-        if task.cancelled():
-            if self._thread.is_closed:
-                return aborted
-            raise EngineError(f"no answer within {self.abort_grace:g} s after a turn's deadline")
-        return self._append_answer(turn, task.result())
+        if not task.cancelled():
+            return self._append_answer(turn, task.result())
+        if self._is_closed:
+            return {"type": "abort"}
+        raise EngineError(f"no answer within {self.abort_grace:g} s after a turn's deadline")
 
-    def _body(self, turn: SampledTurn, rid: str) -> dict[str, Any]:
+    def _body(self, turn: EngineTurn, rid: str) -> dict[str, Any]:
         """Return a request for tokens with their log-probs, and the top ones at each position."""
         request, params = turn.request, turn.request.sampling
         sampling: dict[str, Any] = {
@@ -200,20 +192,18 @@ class SGLangEngine(ServedEngine):
             sampling["stop_token_ids"] = sorted(request.stop_ids)
         if request.stop_strings:
             sampling["stop"] = list(request.stop_strings)
-        body = {
+        # Never more than the vocabulary: the server would exit.
+        num_top = min(params.top_k or self._num_top_log_probs, self._vocab_size)
+        return {
             "rid": rid,
             "input_ids": [*request.prompt_ids, *turn.ids],
             "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": -1,
+            **({"top_logprobs_num": num_top} if params.is_filtered else {}),
         }
-        if params.is_filtered:
-            # Never more than the vocabulary: the server would exit.
-            num_top = min(params.top_k or self._num_top_log_probs, self._vocab_size)
-            body["top_logprobs_num"] = num_top
-        return body
 
-    def _append_answer(self, turn: SampledTurn, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _append_answer(self, turn: EngineTurn, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         """Append the tokens of an answer to a turn; return why SGLang ended it.
 
         Ids and log-probs come from the same entries, so that they stay aligned.
@@ -236,12 +226,9 @@ class SGLangEngine(ServedEngine):
             # Only flashinfer's min-p kernel renormalises after top-k, before it looks at top-p.
             is_joint = self._sampling_backend == "pytorch" or params.min_p == 0.0
             tops = meta.get("output_top_logprobs") or []
-            if tops and len(tops) < len(ids):
-                raise ValueError(f"{len(tops)} top log-probs of {len(ids)} tokens")
-            for i, top in enumerate(tops[: len(ids)]):
-                low, high = kept_log_mass(
-                    [entry[0] for entry in top], params, self._vocab_size, is_joint=is_joint
-                )
+            for i in range(len(ids) if tops else 0):
+                top = [entry[0] for entry in tops[i]]
+                low, high = kept_log_mass(top, params, self._vocab_size, is_joint=is_joint)
                 log_probs[i] = min(log_probs[i] - (low + high) / 2, 0.0)
                 self.log_prob_slack = max(self.log_prob_slack, (high - low) / 2)
         except (KeyError, TypeError, IndexError, ValueError) as error:
@@ -301,22 +288,18 @@ class SGLangEngine(ServedEngine):
         if self._is_in_process or (self._asked_transfer == "auto" and not sample.is_cuda):
             return "disk", "the learner's weights are not on a GPU"
         backend = "nccl" if sample.is_cuda else "gloo"
-        try:
-            sender = WeightSender(self._url, self._num_workers, backend)
-            joining = self._call(
-                "init_weights_update_group",
-                master_address=sender.address.host,
-                master_port=sender.address.port,
-                rank_offset=1,
-                world_size=sender.address.world_size,
-                group_name=sender.address.name,
-                backend=backend,
-            )
-            await run_both(joining, sender.connect)
-        except (EngineError, RuntimeError, OSError) as error:
-            return "disk", f"a {backend} group with the server failed ({error})"
-        self._sender = sender
-        return "broadcast", f"{backend}, to {self._num_workers} workers"
+        return await self._make_group(self._url, self._num_workers, backend)
+
+    async def _join(self, address: GroupAddress) -> None:
+        await self._call(
+            "init_weights_update_group",
+            master_address=address.host,
+            master_port=address.port,
+            rank_offset=1,
+            world_size=address.world_size,
+            group_name=address.name,
+            backend=address.backend,
+        )
 
     async def _send(self, weights: Mapping[str, torch.Tensor]) -> None:
         if self._sender is not None:
@@ -364,7 +347,7 @@ class SGLangEngine(ServedEngine):
                 self._released = {"kv_cache", "weights"}
 
         if self._may_sleep and not self._released:
-            self._thread.call(fall_asleep()).result(self.update_timeout)
+            self._in_loop(fall_asleep()).result(self.update_timeout)
 
     async def _take_memory(self, tag: Literal["weights", "kv_cache"]) -> None:
         if tag in self._released:

@@ -11,8 +11,8 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,6 +30,8 @@ from turnwise.models.probing import (
 )
 
 _log = logging.getLogger(__name__)
+Logits: TypeAlias = Generator[torch.Tensor, torch.Tensor, None]
+"""Yields the logits after the last token of each sequence [B, V]; is sent their next tokens [B]."""
 
 
 class ModelEngine(WorkerEngine):
@@ -65,12 +67,25 @@ class ModelEngine(WorkerEngine):
 
     @property
     def context_length(self) -> int:
-        return _context_length(self.model.config, self._max_model_len)
+        """The model's positions; those up to where its rotary embedding changes, if it does."""
+        config = self.model.config
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        limits = (positions, rotary_limit(config), self._max_model_len)
+        return min((int(length) for length in limits if length), default=2**31)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         check_scored(ids, start, self.context_length)
-        task = self._in_thread(lambda: _plain_scores(self.model, ids, start), wait_for_idle=False)
-        return await asyncio.wrap_future(task)
+
+        @torch.no_grad()
+        def compute() -> list[float]:
+            with lock_of(self.model):
+                logits = _plain_logits(self.model, ids)
+            log_probs = torch.log_softmax(logits[start - 1 : -1].float(), -1)
+            chosen = torch.tensor(list(ids[start:]), device=self.model.device)
+            scores: list[float] = log_probs.gather(1, chosen[:, None]).squeeze(1).tolist()
+            return scores
+
+        return await asyncio.wrap_future(self._in_thread(compute, wait_for_idle=False))
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         self._synchronize()  # the caller's stream may be computing these weights
@@ -119,7 +134,7 @@ class TransformersEngine(ModelEngine):
         super().__init__(model, tokenizer, max_model_len, overflow)
         self._max_batch_size = max_batch_size
         self._batch: list[EngineTurn] = []
-        self._forward = _Padded if _can_pad(model) else _OneByOne
+        self._forward = _padded_logits if _can_pad(model) else _single_logits
 
     def _active_turns(self) -> list[EngineTurn]:
         return self._batch
@@ -131,7 +146,7 @@ class TransformersEngine(ModelEngine):
             self._sample(self._batch)
         except Exception as error:  # goes to the callers; the engine continues
             for turn in self._batch:
-                turn.fail(error)
+                turn.deliver(error)
         if not self._is_closed:
             self._batch = []
 
@@ -140,9 +155,10 @@ class TransformersEngine(ModelEngine):
         params = [turn.request.sampling for turn in turns]
         forward = self._forward(self.model, [list(turn.request.prompt_ids) for turn in turns])
         reasons: list[FinishReason | None] = [self._end(turn) for turn in turns]
+        chosen: Any = None  # the tokens of the step before
         while None in reasons and not self._is_closed:
             with lock_of(self.model):
-                logits = forward.next_logits()
+                logits = forward.send(chosen)
             log_probs = sampling_log_probs(logits, params)
             uniforms = [turn.rng.random() for turn in turns]
             chosen, chosen_log_probs = choose_tokens(log_probs, params, uniforms)
@@ -153,13 +169,12 @@ class TransformersEngine(ModelEngine):
                     turns[i].log_probs.append(log_prob)
                     reasons[i] = self._end(turns[i])
                     turns[i].report()
-            forward.append(chosen)
 
     def _end(self, turn: EngineTurn) -> FinishReason | None:
         """Deliver the result of a turn that has ended; return why it ended, or None."""
         reason = turn.finish_reason()
         if reason is not None:
-            turn.finish(reason, self.weight_version)
+            turn.deliver(turn.result(reason, self.weight_version))
         return reason
 
 
@@ -196,51 +211,35 @@ class InferenceEngine(TransformersEngine):
         return super().generate(prompts, max_tokens, temperature, top_p, **options)
 
 
-class _Padded:
-    """Computes sequences as one batch with a KV cache, padded on the left."""
-
-    def __init__(self, model: Any, sequences: Sequence[Sequence[int]]) -> None:
-        self._model = model
-        longest = max(map(len, sequences), default=0)
-        rows = [[0] * (longest - len(ids)) + list(ids) for ids in sequences]
-        seen = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences]
-        self._new = torch.tensor(rows, device=model.device)
-        self._mask = torch.tensor(seen, device=model.device)
-        self._cache: Any = None
-
-    def next_logits(self) -> torch.Tensor:
-        """Return the logits after the last token of each sequence [B, V]."""
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -self._new.shape[1] :]
-        output = self._model(
-            input_ids=self._new,
-            attention_mask=self._mask,
+def _padded_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
+    """Compute sequences as one batch with a KV cache, padded on the left."""
+    longest = max(map(len, sequences), default=0)
+    rows = [[0] * (longest - len(ids)) + list(ids) for ids in sequences]
+    seen = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences]
+    new, mask = torch.tensor(rows, device=model.device), torch.tensor(seen, device=model.device)
+    cache: Any = None
+    while True:
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
+        output = model(
+            input_ids=new,
+            attention_mask=mask,
             position_ids=positions,
-            past_key_values=self._cache,
+            past_key_values=cache,
             use_cache=True,
         )
-        self._cache = output.past_key_values
-        logits: torch.Tensor = output.logits[:, -1]
-        return logits
-
-    def append(self, ids: torch.Tensor) -> None:
-        """Append one token to each sequence [B]."""
-        self._new = ids[:, None]
-        self._mask = torch.cat([self._mask, torch.ones_like(self._new)], 1)
+        cache = output.past_key_values
+        ids = yield output.logits[:, -1]
+        new = ids[:, None]
+        mask = torch.cat([mask, torch.ones_like(new)], 1)
 
 
-class _OneByOne:
-    """Computes each whole sequence by itself, which any causal language model can do."""
-
-    def __init__(self, model: Any, sequences: Sequence[Sequence[int]]) -> None:
-        self._model = model
-        self._sequences = [list(ids) for ids in sequences]
-
-    def next_logits(self) -> torch.Tensor:
-        return torch.stack([_plain_logits(self._model, ids)[-1] for ids in self._sequences])
-
-    def append(self, ids: torch.Tensor) -> None:
-        for sequence, token in zip(self._sequences, ids.tolist(), strict=True):
-            sequence.append(token)
+def _single_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
+    """Compute each whole sequence by itself, which any causal language model can do."""
+    rows = [list(ids) for ids in sequences]
+    while True:
+        ids = yield torch.stack([_plain_logits(model, row)[-1] for row in rows])
+        for row, token in zip(rows, ids.tolist(), strict=True):
+            row.append(token)
 
 
 @torch.no_grad()
@@ -252,15 +251,13 @@ def _can_pad(model: Any) -> bool:
     """
     vocab_size = model.get_input_embeddings().num_embeddings
     sequences = [[(7 * i + 3) % vocab_size for i in range(length)] for length in (7, 4)]
-    one_by_one = _OneByOne(model, sequences)
     last = torch.tensor([5 % vocab_size, 1 % vocab_size], device=model.device)
-    one_by_one.append(last)
-    expected = one_by_one.next_logits()
+    single, padded = _single_logits(model, sequences), _padded_logits(model, sequences)
+    next(single)
+    expected = single.send(last)
     try:
-        padded = _Padded(model, sequences)
-        padded.next_logits()
-        padded.append(last)
-        gap = relative_gap(padded.next_logits(), expected)
+        next(padded)
+        gap = relative_gap(padded.send(last), expected)
     except PROBE_ERRORS as error:
         if is_out_of_memory(error):
             raise
@@ -278,28 +275,7 @@ def _can_pad(model: Any) -> bool:
     return False
 
 
-def _context_length(config: Any, limit: int | None) -> int:
-    """Return the number of positions of a model, or `limit` if that is less.
-
-    A model whose rotary embedding changes at some length is used up to that length only.
-    """
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    limits = (positions, rotary_limit(config), limit)
-    return min((int(length) for length in limits if length), default=2**31)
-
-
 def _plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
     """Return the logits [N, V] of one sequence, from one plain forward."""
     logits: torch.Tensor = model(torch.tensor([list(ids)], device=model.device)).logits[0]
     return logits
-
-
-@torch.no_grad()
-def _plain_scores(model: Any, ids: Sequence[int], start: int) -> list[float]:
-    """Return the log-probs of `ids[start:]` from one plain forward of the whole sequence."""
-    with lock_of(model):
-        logits = _plain_logits(model, ids)
-    log_probs = torch.log_softmax(logits[start - 1 : -1].float(), -1)
-    chosen = torch.tensor(list(ids[start:]), device=model.device)
-    scores: list[float] = log_probs.gather(1, chosen[:, None]).squeeze(1).tolist()
-    return scores

@@ -15,7 +15,6 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 import socket
 import tempfile
 import uuid
@@ -139,14 +138,6 @@ class Skeleton:
                 )
 
 
-def memory_folder(weights: Mapping[str, torch.Tensor]) -> str | None:
-    """Return a folder in shared memory with room for these weights; None if there is none."""
-    needed = sum(tensor.nbytes for tensor in weights.values())
-    folder = "/dev/shm"
-    has_room = os.path.isdir(folder) and shutil.disk_usage(folder).free > 1.1 * needed
-    return folder if has_room else None
-
-
 def existing_folder(path: str | os.PathLike[str]) -> Path:
     folder = Path(path).resolve()
     if not any(folder.glob("*.safetensors")):
@@ -246,7 +237,7 @@ class WeightSender:
 
     def connect(self) -> None:
         """Wait until all workers have joined; NCCL only connects at the first broadcast."""
-        self._group = _make_group(self._store, 0, self.address)
+        self._group = join_group(self.address, 0, self._store)
 
     def send(self, tensors: Iterable[torch.Tensor]) -> None:
         """Broadcast these tensors, in this order; returns when they may be changed again."""
@@ -256,25 +247,6 @@ class WeightSender:
             self._group.broadcast([sent.contiguous()]).wait()
         if is_nccl:
             torch.cuda.synchronize()
-
-
-class WeightReceiverGroup:
-    """A worker's end of a group."""
-
-    def __init__(self, address: Mapping[str, Any], rank: int) -> None:
-        self._address = GroupAddress(**address)
-        store = _distributed.TCPStore(
-            self._address.host, self._address.port, self._address.world_size, timeout=_TIMEOUT
-        )
-        self._group = _make_group(store, rank, self._address)
-
-    def receive(self, specs: Iterable[TensorSpec]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor as it arrives; only one is held at a time."""
-        device = "cuda" if self._address.backend == "nccl" else "cpu"
-        for name, dtype, shape in specs:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            self._group.broadcast([tensor]).wait()
-            yield name, tensor
 
 
 async def run_both(request: Coroutine[Any, Any, Any], own_end: Callable[[], None]) -> None:
@@ -310,14 +282,16 @@ def tensor_specs(weights: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
     ]
 
 
-def _make_group(store: Any, rank: int, address: GroupAddress) -> Any:
+def join_group(address: GroupAddress, rank: int, store: Any = None) -> Any:
     """Return a group that torch's registry does not know: the process may have another one."""
+    host, port, world_size = address.host, address.port, address.world_size
+    store = store or _distributed.TCPStore(host, port, world_size, timeout=_TIMEOUT)
     is_nccl = address.backend == "nccl"
     device = "cuda" if is_nccl else "cpu"
     for prefix in (address.name, f"{address.name}/", f"{device}/"):
         store = _distributed.PrefixStore(prefix, store)
     kind = _distributed.ProcessGroupNCCL if is_nccl else _distributed.ProcessGroupGloo
-    return kind(store, rank, address.world_size, _TIMEOUT)
+    return kind(store, rank, world_size, _TIMEOUT)
 
 
 def _address_towards(url: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
-import math
 import queue
 import random
 import threading
@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from turnwise.deadlines import resolve_future
@@ -28,23 +30,28 @@ from turnwise.inference.base import (
     Overflow,
     check_ids,
 )
-from turnwise.inference.openmp_threads import release_openmp_threads
 
 T = TypeVar("T")
 _LOG = logging.getLogger("turnwise")
 _CLOSING_SECONDS = 30.0
 """For the step under way to end; a GPU that hangs never does."""
-_CLOSED = "this engine is closed. Make a new one."
+CLOSED = "this engine is closed. Make a new one."
+_SOFT = 1
+"""`omp_pause_soft` of OpenMP: threads are released, and every setting is kept."""
 
 
 @dataclass(eq=False)
-class SampledTurn:
+class EngineTurn:
     """A request, and what was sampled for it so far."""
 
     request: GenerationRequest
     context_left: int
     """Tokens that fit into the context after the prompt."""
-    decode: Callable[[list[int]], str] | None = field(default=None, kw_only=True)
+    future: asyncio.Future[GenerationResult] | None = None
+    """Where an engine's thread delivers the result."""
+    clock: Callable[[], float] = time.monotonic
+    """The time of deadlines."""
+    decode: Callable[[list[int]], str] | None = None
     """Decodes tokens, to look for stop strings."""
     ids: list[int] = field(default_factory=list, init=False)
     log_probs: list[float] = field(default_factory=list, init=False)
@@ -52,10 +59,14 @@ class SampledTurn:
     """First tokens and versions of the weights that sampled them, after an update in flight."""
 
     def __post_init__(self) -> None:
-        stops = self.request.stop_strings
+        request = self.request
+        self.rng = random.Random(request.seed)
+        self.deadline = None if request.timeout is None else self.clock() + request.timeout
+        """When the turn must end, by `clock`."""
         # A token is at least a byte, so a stop string lies within as many tokens as it has bytes;
         # twice that, since a token may also be part of a character, or of no text at all.
-        self._tail = 2 * max((len(s.encode()) for s in stops), default=0) + 8
+        self._tail = 2 * max((len(s.encode()) for s in request.stop_strings), default=0) + 8
+        self._num_reported = 0
 
     def finish_reason(self) -> FinishReason | None:
         """Return why sampling stops here; None if it continues."""
@@ -70,48 +81,9 @@ class SampledTurn:
             return FinishReason.LENGTH
         if len(ids) >= self.context_left:
             return FinishReason.CONTEXT
-        return None
-
-    def weights_changed(self, before: int, now: int) -> None:
-        """Record that other weights sample the next tokens."""
-        if not self.ids or before == now:
-            return
-        self.versions = self.versions or [(0, before)]
-        if self.versions[-1][0] == len(self.ids):  # those weights sampled nothing
-            self.versions.pop()
-        self.versions.append((len(self.ids), now))
-
-    def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
-        """Return the result so far; `weight_version` is the engine's current one."""
-        (_, first), *later = self.versions or [(0, weight_version)]
-        later = [change for change in later if change[0] < len(self.ids)]
-        return GenerationResult(self.ids, self.log_probs, reason, first, tuple(later))
-
-
-@dataclass(eq=False)
-class EngineTurn(SampledTurn):
-    """A request that an engine's thread samples, or will sample."""
-
-    future: asyncio.Future[GenerationResult]
-    clock: Callable[[], float] = time.monotonic
-    rng: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rng = random.Random(self.request.seed)
-        timeout = self.request.timeout
-        self.deadline = math.inf if timeout is None else self.clock() + timeout
-        """When the turn must end, by `clock`."""
-        self._num_reported = 0
-
-    def finish_reason(self) -> FinishReason | None:
-        """Return why sampling stops here; None if it continues."""
-        reason = super().finish_reason()
-        if reason is not None:
-            return reason
-        if self.request.timeout is not None and self.clock() > self.deadline:
+        if self.deadline is not None and self.clock() >= self.deadline:
             return FinishReason.DEADLINE
-        if self.future.cancelled():
+        if self.future is not None and self.future.cancelled():
             return FinishReason.ABORTED
         return None
 
@@ -128,35 +100,44 @@ class EngineTurn(SampledTurn):
         self.log_probs += log_probs[:left]
         return min(left, len(ids))
 
+    def weights_changed(self, before: int, now: int) -> None:
+        """Record that other weights sample the next tokens."""
+        if not self.ids or before == now:
+            return
+        self.versions = self.versions or [(0, before)]
+        if self.versions[-1][0] == len(self.ids):  # those weights sampled nothing
+            self.versions.pop()
+        self.versions.append((len(self.ids), now))
+
+    def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
+        """Return the result so far; `weight_version` is the engine's current one."""
+        (_, first), *later = self.versions or [(0, weight_version)]
+        later = [change for change in later if change[0] < len(self.ids)]
+        return GenerationResult(self.ids, self.log_probs, reason, first, tuple(later))
+
     def report(self) -> None:
         """Report new tokens, if the request asks for that. Called in the engine's thread."""
-        on_tokens = self.request.on_tokens
-        if on_tokens is None or len(self.ids) == self._num_reported:
-            return
-        self._num_reported = len(self.ids)
-        with contextlib.suppress(RuntimeError):  # as in `deliver`
-            self.future.get_loop().call_soon_threadsafe(on_tokens, list(self.ids))
-
-    def finish(self, reason: FinishReason, weight_version: int) -> None:
-        self.deliver(self.result(reason, weight_version))
-
-    def fail(self, error: BaseException) -> None:
-        self.deliver(error)
+        if self.request.on_tokens is not None and len(self.ids) > self._num_reported:
+            self._num_reported = len(self.ids)
+            self._call_in_loop(self.request.on_tokens, list(self.ids))
 
     def deliver(self, outcome: GenerationResult | BaseException) -> None:
         """Set the result or the error in the event loop that awaits it. Called in any thread."""
 
-        def deliver() -> None:
-            if self.future.done():
+        def resolve(future: asyncio.Future[GenerationResult]) -> None:
+            if future.done():
                 return
             if isinstance(outcome, BaseException):
-                self.future.set_exception(outcome)
+                future.set_exception(outcome)
             else:
-                self.future.set_result(outcome)
+                future.set_result(outcome)
 
-        # A closed loop raises RuntimeError: nobody awaits the result any more.
-        with contextlib.suppress(RuntimeError):
-            self.future.get_loop().call_soon_threadsafe(deliver)
+        self._call_in_loop(resolve, self.future)
+
+    def _call_in_loop(self, function: Callable[..., None], argument: Any) -> None:
+        assert self.future is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody awaits it
+            self.future.get_loop().call_soon_threadsafe(function, argument)
 
 
 def length_to_stop(
@@ -181,10 +162,6 @@ class EngineTask(Generic[T]):
     wait_for_idle: bool
     """Whether to wait until no turn is running."""
     future: Future[T] = field(default_factory=Future)
-
-    def fail(self, error: BaseException) -> None:
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
 
 
 class WorkerEngine(BaseInferenceEngine):
@@ -221,7 +198,7 @@ class WorkerEngine(BaseInferenceEngine):
         future = asyncio.get_running_loop().create_future()
         decode = None if self.tokenizer is None else self.tokenizer.decode
         context_left = self.context_left(request)
-        self._put(EngineTurn(request, context_left, future, self._clock, decode=decode))
+        self._put(EngineTurn(request, context_left, future, self._clock, decode))
         result: GenerationResult = await future
         return result
 
@@ -248,9 +225,8 @@ class WorkerEngine(BaseInferenceEngine):
                 )
         self._read_arrivals(wait=False)
         for turn in [*self._active_turns(), *self._waiting]:
-            turn.finish(FinishReason.ABORTED, self.weight_version)
-        for task in self._tasks:
-            task.fail(RuntimeError(_CLOSED))
+            turn.deliver(turn.result(FinishReason.ABORTED, self.weight_version))
+        self._fail_tasks(RuntimeError(CLOSED))
 
     def _in_thread(self, function: Callable[[], T], *, wait_for_idle: bool) -> Future[T]:
         """Call `function` in the engine's thread, between its steps."""
@@ -261,7 +237,7 @@ class WorkerEngine(BaseInferenceEngine):
     def _put(self, item: EngineTurn | EngineTask[Any]) -> None:
         with self._lock:
             if self._is_closed:
-                raise RuntimeError(_CLOSED)
+                raise RuntimeError(CLOSED)
             if self._thread.ident is None:
                 self._thread.start()
             if self._is_idle:
@@ -282,23 +258,21 @@ class WorkerEngine(BaseInferenceEngine):
                     self._advance(may_admit=not self._tasks)
                     for turn in self._active_turns():
                         turn.report()
-        except BaseException as error:  # otherwise every caller would wait for ever
+        except BaseException as error:  # otherwise every caller would wait for ever, later ones too
             failure = RuntimeError(f"the engine broke down: {describe_error(error)}")
             failure.__cause__ = error
-            self._refuse_all(failure)
+            while not self._is_closed:
+                for turn in [*self._active_turns(), *self._waiting]:
+                    turn.deliver(failure)
+                self._waiting.clear()
+                self._fail_tasks(failure)
+                self._read_arrivals(wait=True)
 
-    def _refuse_all(self, failure: RuntimeError) -> None:
-        """Fail every turn and task, also later ones, until the engine is closed."""
-        while True:
-            for turn in [*self._active_turns(), *self._waiting]:
-                turn.fail(failure)
-            for task in self._tasks:
-                task.fail(failure)
-            self._waiting.clear()
-            self._tasks.clear()
-            if self._is_closed:
-                return
-            self._read_arrivals(wait=True)
+    def _fail_tasks(self, error: RuntimeError) -> None:
+        while self._tasks:
+            future = self._tasks.popleft().future
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
     def _read_arrivals(self, *, wait: bool) -> None:
         items: list[EngineTurn | EngineTask[Any] | None] = []
@@ -322,3 +296,32 @@ class WorkerEngine(BaseInferenceEngine):
                 self._waiting.append(item)
             elif item is not None:
                 self._tasks.append(item)
+
+
+def release_openmp_threads() -> None:
+    """End the OpenMP team of the calling thread, if it has one; its next operation makes another.
+
+    GNU OpenMP keeps a team of worker threads for every thread that ever ran a large operation. If
+    the process has more of them than cores, they sleep between operations instead of spinning, and
+    waking them takes longer than a small model's layer: an engine in the process of a learner ran
+    at two thirds of its speed. So a thread that hands the work to another releases its team.
+    """
+    for library in _openmp():
+        library.omp_pause_resource_all(_SOFT)
+
+
+@cache
+def _openmp() -> list[ctypes.CDLL]:
+    """Return the loaded GNU OpenMP libraries; none in builds with another one (macOS, conda)."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line}
+    libraries = []
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):  # replaced on the disk since
+            library = ctypes.CDLL(path)
+            if hasattr(library, "omp_pause_resource_all"):
+                libraries.append(library)
+    return libraries

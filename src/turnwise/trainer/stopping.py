@@ -22,7 +22,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from turnwise.deadlines import close_loop, ended_if_unresponsive, new_loop
 from turnwise.episode.watchdog import giving_up_blocked_loops, where_thread_is
 from turnwise.errors import EngineStalled
-from turnwise.inference.openmp_threads import release_openmp_threads
+from turnwise.inference.worker import release_openmp_threads
 
 _CLEANUP_SECONDS = 2.0
 """For cancelled episodes to clean up; those that take longer are abandoned."""

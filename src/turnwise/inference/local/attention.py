@@ -188,18 +188,15 @@ def make_batches(
     """Return all segments, in order, in as few batches as possible; `group` heads share a key."""
     groups: list[list[Segment]] = []
     for segment in segments:
-        if groups and _belongs(segment, groups[-1]):
-            groups[-1].append(segment)
+        last = groups[-1] if groups else []
+        is_alike = bool(last) and batch_shape(segment) == batch_shape(last[-1])
+        if is_alike and (
+            len(last) == 1 or segment.region - last[-1].region == last[1].region - last[0].region
+        ):
+            last.append(segment)
         else:
             groups.append([segment])
     return [_make_batch(members, window, group, kv_cache) for members in groups]
-
-
-def _belongs(segment: Segment, group: Sequence[Segment]) -> bool:
-    if batch_shape(segment) != batch_shape(group[-1]):
-        return False
-    distance = segment.region - group[-1].region
-    return len(group) == 1 or distance == group[1].region - group[0].region
 
 
 def _make_batch(

@@ -17,12 +17,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from turnwise.inference.local.fused_linear import FusedLinear
-
-VECTOR = 64
-"""A multiple of the elements that torch computes at once, on any processor and in any data type."""
-GRAIN = 32768
-"""Elements that torch does not split among threads (`at::internal::GRAIN_SIZE`)."""
+from turnwise.inference.local.fused_forward import GRAIN, VECTOR, FusedLinear
 
 _REFERENCE = 32
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -64,12 +59,12 @@ def batch_invariant_sizes(
     invariant = set(sizes)
     for layer, weight, width in distinct.values():
         key = _kernel(layer, weight, width)
-        found = None if key is None else _measured.get((key, *sizes))
-        if found is None:
-            found = frozenset(_invariant_for(layer, weight, width, sizes))
+        measured = None if key is None else _measured.get((key, *sizes))
+        if measured is None:
+            measured = frozenset(_invariant_for(layer, weight, width, sizes))
             if key is not None:
-                _measured[key, *sizes] = found
-        invariant &= found
+                _measured[key, *sizes] = measured
+        invariant &= measured
     # One row alone has no neighbours.
     return sorted(invariant) if _REFERENCE in invariant else [1]
 
@@ -84,15 +79,15 @@ def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
         return None
     assert isinstance(module, FusedLinear | nn.Linear)
     return (
-        *(
-            type(module),
-            *sorted(options.items()),
-            module.bias is None,
-            width,
-            weight.shape,
-            weight.stride(),
-        ),
-        *(weight.dtype, weight.device, torch.get_num_threads()),
+        type(module),
+        *sorted(options.items()),
+        module.bias is None,
+        width,
+        weight.shape,
+        weight.stride(),
+        weight.dtype,
+        weight.device,
+        torch.get_num_threads(),
         torch.get_float32_matmul_precision(),
     )
 

@@ -17,7 +17,7 @@ import torch
 from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.kernels import sample_and_advance
 from turnwise.inference.local.runner import Runner
-from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, kernel_seed
+from turnwise.inference.local.schedule import MAX_GRAPH_STEPS, DecodeRow, kernel_seed
 from turnwise.inference.worker import EngineTurn
 
 
@@ -74,12 +74,14 @@ class DecodeGraphs:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Run several steps; return tokens and log-probs, [row][step]."""
         num_rows = len(rows)
-        if self._num_moves != self._runner.kv_cache.num_moves:
-            self._forget()
+        if self._num_moves != self._runner.kv_cache.num_moves:  # graphs read where it was
+            self._captured.clear()
+            self._pool, self._last = None, []
+            self._num_moves = self._runner.kv_cache.num_moves
         size = next(size for size in self._sizes if size >= num_rows)
         graph, state = self._captured.get(size) or self._capture(size)
-        if not self._continues(rows):  # otherwise the buffers are up to date
-            self._load(state, rows, size)
+        if self._last != [(row.turn, row.region, row.past) for row in rows]:
+            self._load(state, rows, size)  # otherwise the buffers are up to date
         state.step.zero_()
         for _ in range(num_steps):
             graph.replay()
@@ -87,16 +89,6 @@ class DecodeGraphs:
         tokens: list[list[int]] = state.tokens[:num_steps, :num_rows].T.tolist()
         log_probs: list[list[float]] = state.log_probs[:num_steps, :num_rows].T.tolist()
         return tokens, log_probs
-
-    def _forget(self) -> None:
-        """Drop graphs that read a KV cache that has moved."""
-        self._captured.clear()
-        self._pool, self._last = None, []
-        self._num_moves = self._runner.kv_cache.num_moves
-
-    def _continues(self, rows: Sequence[DecodeRow]) -> bool:
-        """Return whether these are the rows of the last burst, unchanged."""
-        return self._last == [(row.turn, row.region, row.past) for row in rows]
 
     @property
     def most_rows(self) -> int:

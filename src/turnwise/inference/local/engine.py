@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from turnwise.inference.base import (
-    FinishReason,
-    GenerationResult,
-    Overflow,
-)
+from turnwise.inference.base import FinishReason, GenerationResult, Overflow
 from turnwise.inference.local.runner import Chunk, Runner
-from turnwise.inference.local.schedule import Schedule, Work
-from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, Session, kernel_seed
+from turnwise.inference.local.schedule import (
+    MAX_GRAPH_STEPS,
+    DecodeRow,
+    Schedule,
+    Session,
+    Work,
+    kernel_seed,
+)
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.transformers import ModelEngine
 from turnwise.inference.worker import EngineTurn
@@ -103,11 +105,6 @@ class LocalEngine(ModelEngine):
             "max_batch_size": self._max_batch_size,
         }
 
-    @property
-    def cache_in_use(self) -> int:
-        """Tokens of the KV cache that sessions hold at this moment."""
-        return self._runner.kv_cache.num_allocated
-
     def _on_new_weights(self) -> None:
         if self.in_flight is None:
             self._schedule.forget_all()
@@ -156,7 +153,7 @@ class LocalEngine(ModelEngine):
             ready = schedule.admit(self._waiting) if may_admit else []
             try:
                 if ready:
-                    logits = schedule.prompt_cache.logits([row for _, row in ready])
+                    logits = schedule.prompts.logits([row for _, row in ready])
                     self._sample([session for session, _ in ready], logits)
                 if self._graphs is None or not self._decode_by_graph(self._graphs):
                     for work in schedule.next_forwards():
@@ -187,7 +184,7 @@ class LocalEngine(ModelEngine):
         for session, num_new in work:
             self._schedule.computed(session, num_new)
         for session, row in zip(sampling, logits, strict=True):
-            self._schedule.prompt_cache.remember(session, row)
+            self._schedule.prompts.remember(session, row)
         if sampling:
             self._sample(sampling, logits)
 
@@ -224,7 +221,16 @@ class LocalEngine(ModelEngine):
         ]
         tokens, log_probs = graphs.decode(rows, num_steps)
         for row, ids, values in zip(rows, tokens, log_probs, strict=True):
-            self._append(row, ids, values)
+            # Each step put the token before into the cache. Tokens after the end are dropped.
+            num_taken, is_over = 0, False
+            while num_taken < len(ids) and not is_over:
+                num_taken += row.turn.append_tokens(ids[num_taken:], values[num_taken:])
+                is_over = row.turn.finish_reason() is not None
+            row.session.ids += ids[:num_taken]
+            for num_tokens in [1] * num_taken if self.deterministic else [num_taken]:
+                schedule.computed(row.session, num_tokens)
+            if is_over:
+                schedule.end(row.session)
         return True
 
     def _make_graphs(self) -> DecodeGraphs | None:
@@ -246,23 +252,6 @@ class LocalEngine(ModelEngine):
             return None
         return graphs
 
-    def _append(self, row: DecodeRow, ids: list[int], log_probs: list[float]) -> None:
-        """Append what a row sampled in a few steps.
-
-        Each step put the token before into the cache. Tokens after the end are dropped.
-        """
-        session, turn = row.session, row.turn
-        num_taken, is_over = 0, False
-        while num_taken < len(ids) and not is_over:
-            num_taken += turn.append_tokens(ids[num_taken:], log_probs[num_taken:])
-            is_over = turn.finish_reason() is not None
-        session.ids += ids[:num_taken]
-        steps = [1] * num_taken if self.deterministic else [num_taken]
-        for num_tokens in steps:
-            self._schedule.computed(session, num_tokens)
-        if is_over:
-            self._schedule.end(session)
-
 
 def _prefill_tokens(model: Any) -> int:
     """Return the prefill tokens of one step: a large batch that decoding turns can wait for."""
@@ -283,32 +272,25 @@ def _draw_tokens(
     if not logits.is_cuda:
         uniforms = [turn.rng.random() for turn in turns]
         return choose_tokens(sampling_log_probs(logits, params), params, uniforms)
+    from turnwise.inference.local.kernels import sample_rows
+
+    # The kernel's random numbers depend on seed and token index, as in a graph.
+    numbers = torch.tensor([[kernel_seed(turn), len(turn.ids)] for turn in turns])
+    seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)
+    counts = counts.int()
+    # Log-probs after temperature and filters are logits at temperature 1.
+    temperatures = [1.0 if p.is_filtered else p.temperature for p in params]
+    scales = torch.tensor(temperatures).to(logits.device, non_blocking=True)
     # The kernel sums float32 and bfloat16 in different orders. So only filtered rows, whose filters
     # need float32, are converted; the bits of the others must not depend on them.
     filtered = [i for i, p in enumerate(params) if p.is_filtered]
     if not filtered:
-        return _launch(logits, [p.temperature for p in params], turns)
+        return sample_rows(logits, scales, seeds, counts)
     plain = [i for i, p in enumerate(params) if not p.is_filtered]
-    # Log-probs after temperature and filters are logits at temperature 1.
     chosen = sampling_log_probs(logits[filtered], [params[i] for i in filtered])
-    drawn = _launch(chosen, [1.0] * len(filtered), [turns[i] for i in filtered])
-    if not plain:
-        return drawn
-    others = _launch(
-        logits[plain], [params[i].temperature for i in plain], [turns[i] for i in plain]
-    )
+    drawn = [sample_rows(chosen, scales[filtered], seeds[filtered], counts[filtered])]
+    if plain:
+        drawn.append(sample_rows(logits[plain], scales[plain], seeds[plain], counts[plain]))
     order = torch.tensor([*filtered, *plain]).argsort().to(logits.device)
-    ids, log_probs = (torch.cat(pair)[order] for pair in zip(drawn, others, strict=True))
+    ids, log_probs = (torch.cat(parts)[order] for parts in zip(*drawn, strict=True))
     return ids, log_probs
-
-
-def _launch(
-    logits: torch.Tensor, temperatures: Sequence[float], turns: Sequence[EngineTurn]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the kernel; its random numbers depend on seed and token index, as in a graph."""
-    from turnwise.inference.local.kernels import sample_rows
-
-    numbers = torch.tensor([[kernel_seed(turn), len(turn.ids)] for turn in turns])
-    seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)
-    scales = torch.tensor(temperatures).to(logits.device, non_blocking=True)
-    return sample_rows(logits, scales, seeds, counts.int())

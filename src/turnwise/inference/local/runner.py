@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,8 +39,6 @@ _FIRST_ON_GPU = 2**29
 """Initial bytes on a GPU, where the cache grows."""
 _CPU_BLOCK = 128
 """Tokens of a block on a CPU; the forwards of a small model hold 16 times as many."""
-_LONGEST_WINDOW = 2**14
-"""Longest sliding window that is probed past its end when an engine is made."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,6 @@ class Chunk:
     region: int
     wants_logits: bool
     """Whether the logits after its last token are needed."""
-
-
-Piece: TypeAlias = tuple[Segment, Sequence[int], int | None]
-"""A segment, its tokens, and the number of the chunk that ends with it."""
 
 
 class Runner:
@@ -124,7 +118,17 @@ class Runner:
     @torch.no_grad()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Compute chunks of several sequences; return logits [chunks that want them, V]."""
-        pieces = [piece for i, chunk in enumerate(chunks) for piece in self._pieces(i, chunk)]
+        pieces: list[tuple[Segment, Sequence[int], int | None]] = []
+        """Segments, their tokens, and the number of the chunk that ends with each."""
+        for number, chunk in enumerate(chunks):
+            start, length = chunk.past, chunk.past + len(chunk.ids)
+            block = self.block or length
+            while start < length:  # cut where a block of the sequence ends
+                end = min(start - start % block + block, length)
+                new_ids = chunk.ids[start - chunk.past : end - chunk.past]
+                segment = Segment(chunk.region, start, end - start)
+                pieces.append((segment, new_ids, number if end == length else None))
+                start = end
         num_tokens = sum(len(chunk.ids) for chunk in chunks)
         fill = self.padded_size(num_tokens) - num_tokens
         pieces += [(Segment(self.kv_cache.scratch, 0, 1), [0], None)] * fill
@@ -146,16 +150,6 @@ class Runner:
         fill = self.padded_size(len(rows)) - len(rows)
         at = torch.tensor(rows + [0] * fill).to(self.device, non_blocking=True)
         return self.forward_packed(table[0], table[1], packed, at)[: len(wanted)]
-
-    def _pieces(self, number: int, chunk: Chunk) -> Iterator[Piece]:
-        """Yield the segments of a chunk, cut where a block of its sequence ends."""
-        start, length = chunk.past, chunk.past + len(chunk.ids)
-        block = self.block or length
-        while start < length:
-            end = min(start - start % block + block, length)
-            ids = chunk.ids[start - chunk.past : end - chunk.past]
-            yield Segment(chunk.region, start, end - start), ids, number if end == length else None
-            start = end
 
     def forward_packed(
         self,
@@ -251,7 +245,7 @@ class Runner:
     def _probe_error(self) -> str | None:
         """Return why forwards over the cache differ from the model's; None if they do not."""
         try:
-            gap = max(self._gap_to_plain_forward(), self._gap_past_windows())
+            gap = self._gap_to_plain_forward()
         except PROBE_ERRORS as error:
             if is_out_of_memory(error):  # not a property of the model
                 raise
@@ -285,41 +279,11 @@ class Runner:
         got = torch.cat(logits)
         self.kv_cache.free(a)
         self.kv_cache.free(b)
-        expected = torch.stack([self._plain_logits(ids) for ids in (other, first)])
-        return relative_gap(got, expected)
-
-    def _plain_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        plain = self.model(torch.tensor([ids], device=self.device), use_cache=False)
-        logits: torch.Tensor = plain.logits[0, -1].float()
-        return logits
-
-    @torch.no_grad()
-    def _gap_past_windows(self) -> float:
-        """Compare our attention on both sides of each window, with random keys and values."""
-        gap, cache = 0.0, self.kv_cache
-        for window in {window for window in self._windows if window is not None}:
-            fits = window <= _LONGEST_WINDOW and window + 2 <= cache.largest
-            region = cache.alloc(window + 2) if fits else None
-            if region is None:
-                continue
-            keys, values = (x[0][region : region + window + 2] for x in (cache.keys, cache.values))
-            generator = torch.Generator().manual_seed(window)
-            for cells in (keys, values):
-                cells.copy_(torch.randn(cells.shape, generator=generator))
-            query = torch.randn((3, *keys.shape[1:]), generator=generator).to(keys)
-            scale = keys.shape[-1] ** -0.5
-            for rows, past in (([0, 1, 2], window - 1), ([2], window + 1)):
-                slots = torch.tensor([region], device=self.device)
-                packed = Packed([Segment(region, past, len(rows))], cache, slots)
-                got = packed.attend(0, query[rows], scale, window).float()
-                for i, row in enumerate(rows):
-                    seen = slice(max(past + i + 1 - window, 0), past + i + 1)
-                    scores = torch.einsum("hd,thd->ht", query[row].float(), keys[seen].float())
-                    weights = torch.softmax(scores * scale, -1)
-                    expected = torch.einsum("ht,thd->hd", weights, values[seen].float())
-                    gap = max(gap, float((got[i] - expected).abs().max()))
-            cache.free(region)
-        return gap
+        plain = [
+            self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0, -1]
+            for ids in (other, first)
+        ]
+        return relative_gap(got, torch.stack(plain).float())
 
 
 def _make_kv_cache(

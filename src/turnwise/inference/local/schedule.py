@@ -19,20 +19,179 @@ The engine's thread calls this before each step. The rules:
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
 
 from turnwise.errors import ConfigError
 from turnwise.inference.local.kv_cache import KVCache
-from turnwise.inference.local.session import PrefixIndex, PromptCache, Session, prompt_key
 from turnwise.inference.worker import EngineTurn
+
+MAX_GRAPH_STEPS = 16
+"""Decode steps in the longest burst on a GPU."""
+_MAX_PROMPTS = 64
+"""Prompts that are cached; the oldest is dropped for a new one."""
+BLOCK = 64
+"""Tokens between two entries of the prefix index; shorter beginnings are not worth a copy."""
+_TOKEN_BYTES = 8
+"""Bytes of a token in a prompt's key."""
+_STEPS_BETWEEN_SWEEPS = 8
+"""Thousands of turns may wait: checking each of them at every step would take too long."""
+
+
+@dataclass(eq=False)
+class Session:
+    """Tokens of one conversation, of which the first `num_cached` are computed."""
+
+    key: Hashable | None
+    """The caller's key; None for an anonymous session, which ends with its turn."""
+    turn: EngineTurn | None = None
+    """The turn under way."""
+    ids: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    region: int | None = None
+    """Start of its region in the KV cache."""
+    chunk_ends: list[int] = field(default_factory=list)
+    """Where each prefill chunk and decode step ended. If the cache is evicted and computed again,
+    the same chunks give the same bits; others would round differently."""
+    prompt_key: bytes | None = None
+    """Key in the index of the prompt that this session was the first to compute."""
+    last_used: int = 0
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.ids) - self.num_cached
+
+    def next_chunk(self, limit: int) -> int:
+        """Return how many tokens to compute next."""
+        if self.chunk_ends and self.chunk_ends[-1] > self.num_cached:
+            return next(cut for cut in self.chunk_ends if cut > self.num_cached) - self.num_cached
+        return min(self.num_pending, limit)
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """A turn that samples one token a step, as captured graphs take it."""
+
+    session: Session
+    turn: EngineTurn
+    token: int
+    """Its last token, not yet in the cache."""
+    past: int
+    """Tokens before it, all in the cache."""
+    region: int
+
+
+def kernel_seed(turn: EngineTurn) -> int:
+    """Return a request's seed in the range of the kernels that sample."""
+    return turn.request.seed & (2**62 - 1)
+
+
+class PromptIndex:
+    """What sessions have computed of their prompts, for others that begin alike.
+
+    A whole prompt is known with the logits after its last token, which lie in one block that is
+    allocated once. Prompts of one task differ late: all have the system message and the tools in
+    common. So beginnings are known too, by an entry for the first `BLOCK`, 2 · `BLOCK`, ... tokens:
+    the longest common one is found without comparing prompts with each other.
+    """
+
+    def __init__(self) -> None:
+        self._whole: OrderedDict[bytes, tuple[Session, int]] = OrderedDict()
+        """By prompt: the session that holds its KV cache, and its row of logits."""
+        self._free_rows = list(range(_MAX_PROMPTS))
+        self._logits: torch.Tensor | None = None
+        self._owners: dict[int, dict[Session, None]] = {}
+        """By the hash of a beginning; a dictionary keeps the order, which a set does not."""
+        self._entries: dict[Session, list[int]] = {}
+
+    def add(self, session: Session) -> None:
+        """Add a session that begins to compute its prompt."""
+        self.forget(session)  # a turn that ended before it computed anything
+        assert session.prompt_key is not None
+        self._entries[session] = _hashes(session.prompt_key)
+        for entry in self._entries[session]:
+            self._owners.setdefault(entry, {})[session] = None
+
+    def remember(self, session: Session, logits: torch.Tensor) -> None:
+        """Keep the logits [V] after a session's whole prompt, if that is where it stands."""
+        key = session.prompt_key
+        if key is None or len(key) != _TOKEN_BYTES * session.num_cached or key in self._whole:
+            return
+        if self._logits is None:
+            self._logits = logits.new_empty(_MAX_PROMPTS, len(logits))
+        if not self._free_rows:
+            _, (_, row) = self._whole.popitem(last=False)
+            self._free_rows.append(row)
+        row = self._free_rows.pop()
+        self._logits[row] = logits
+        self._whole[key] = (session, row)
+
+    def find_whole(self, key: bytes) -> tuple[Session, int] | None:
+        """Return the session and the row of `logits`; None if the prompt is not known."""
+        return self._whole.get(key)
+
+    def logits(self, rows: Sequence[int]) -> torch.Tensor:
+        assert self._logits is not None
+        return self._logits[list(rows)]
+
+    def find_beginning(self, session: Session) -> tuple[Session, int] | None:
+        """Return the session that has most of this one's prompt, and how many tokens it has.
+
+        The last token of a prompt is never counted: its logits are needed.
+        """
+        assert session.prompt_key is not None
+        owners: dict[Session, None] = {}
+        for entry in _hashes(session.prompt_key):
+            if entry not in self._owners:
+                break
+            owners = self._owners[entry]
+        if not owners:
+            return None
+        source = max(owners, key=lambda owner: owner.num_cached)
+        assert source.prompt_key is not None
+        keys = (source.prompt_key, session.prompt_key)
+        length = min(map(len, keys)) // _TOKEN_BYTES
+        first, second = (np.frombuffer(key, np.int64, length) for key in keys)
+        differs = np.flatnonzero(first != second)
+        num_common = int(differs[0]) if len(differs) else length
+        return source, min(num_common, len(session.ids) - 1)
+
+    def forget(self, session: Session) -> None:
+        """Drop a session whose KV cache was evicted."""
+        for entry in self._entries.pop(session, ()):
+            owners = self._owners[entry]
+            del owners[session]
+            if not owners:
+                del self._owners[entry]
+        owner, row = self._whole.get(session.prompt_key or b"", (None, 0))
+        if owner is session:
+            del self._whole[session.prompt_key or b""]
+            self._free_rows.append(row)
+
+    def clear(self) -> None:
+        """Drop all prompts."""
+        self._free_rows += [row for _, row in self._whole.values()]
+        for index in (self._whole, self._owners, self._entries):
+            index.clear()
+
+
+def _hashes(key: bytes) -> list[int]:
+    """Return a number for each beginning of whole blocks; it takes in the one before it."""
+    size, number = BLOCK * _TOKEN_BYTES, 0
+    numbers = []
+    for start in range(0, len(key) - size + 1, size):
+        number = hash((number, key[start : start + size]))
+        numbers.append(number)
+    return numbers
+
 
 Work = list[tuple[Session, int]]
 """Sessions, each with how many of its tokens to compute."""
-
-
-_STEPS_BETWEEN_SWEEPS = 8
-"""Thousands of turns may wait: checking each of them at every step would take too long."""
 
 
 class Schedule:
@@ -55,8 +214,7 @@ class Schedule:
         """In the order in which they were admitted: the first is never preempted."""
         self.preempted: deque[Session] = deque()
         """Sessions whose cache was taken for older turns; they resume before new turns."""
-        self.prompt_cache = PromptCache()
-        self._prefixes = PrefixIndex()
+        self.prompts = PromptIndex()
         self._kv_cache = kv_cache
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
@@ -88,7 +246,7 @@ class Schedule:
     def admit(self, waiting: deque[EngineTurn]) -> list[tuple[Session, int]]:
         """Start as many waiting turns as the batch has room for.
 
-        Returns those that can be sampled at once, since their prompt is in the prompt cache, each
+        Returns those that can be sampled at once, since their prompt is known, each
         with its row of the cached logits.
         """
         ready: list[tuple[Session, int]] = []
@@ -111,8 +269,9 @@ class Schedule:
                 # the same tokens as a new prompt: nothing is copied to it or from it.
                 session.prompt_key = None
             elif session.num_cached == 0:
-                session.prompt_key = prompt_key(session.ids)
-                known = self.prompt_cache.find(session.prompt_key)
+                # Bytes cache their hash, where a tuple would be hashed at every lookup.
+                session.prompt_key = array("q", session.ids).tobytes()
+                known = self.prompts.find_whole(session.prompt_key)
                 if known is not None and self._copy_cache(known[0], session, len(session.ids)):
                     ends = known[0].chunk_ends
                     session.chunk_ends = [cut for cut in ends if cut <= session.num_cached]
@@ -126,7 +285,7 @@ class Schedule:
                     index += 1
                     continue
                 computing.add(session.prompt_key)
-                self._prefixes.add(session)
+                self.prompts.add(session)
             del waiting[index]
             session.turn = turn
             if session.key is not None:
@@ -151,8 +310,8 @@ class Schedule:
         session = self._sessions.get(key) if key is not None else None
         if session is None or session.turn is not None:  # two turns at once: anonymous
             session = Session(key if session is None else None)
-        elif not session.is_continued_by(prompt):
-            self._forget(session)
+        elif len(prompt) <= session.num_cached or prompt[: len(session.ids)] != session.ids:
+            self._forget(session)  # the prompt does not extend its tokens
         session.ids = prompt
         return session
 
@@ -183,10 +342,10 @@ class Schedule:
         batch-invariant mode whole blocks are copied, which have the bits that the session would
         compute itself.
         """
-        found = self._prefixes.find(session)
-        if found is None:
+        match = self.prompts.find_beginning(session)
+        if match is None:
             return True
-        source, num_tokens = found
+        source, num_tokens = match
         cuts: list[int] = []
         if self._tile is not None:
             num_tokens -= num_tokens % self._block
@@ -214,8 +373,11 @@ class Schedule:
 
     def computed(self, session: Session, num_tokens: int) -> None:
         """Count tokens of a session that are now in the cache."""
-        session.computed(num_tokens, remember=self.is_deterministic)
+        session.num_cached += num_tokens
         session.last_used = self._time
+        ends = session.chunk_ends
+        if self.is_deterministic and (not ends or ends[-1] < session.num_cached):
+            ends.append(session.num_cached)
 
     def end(self, session: Session, error: Exception | None = None) -> None:
         """Finish a session's turn; if it has a key and no error, it keeps its cache."""
@@ -245,8 +407,7 @@ class Schedule:
         Prompts are always computed by one version. A conversation after its prompt keeps its KV
         cache, or computes it again.
         """
-        self.prompt_cache.clear()
-        self._prefixes.clear()
+        self.prompts.clear()
         for session in {*self._sessions.values(), *self.running, *self.preempted}:
             in_prompt = session.turn is not None and not session.turn.ids
             if in_prompt or not keeps_cache:
@@ -303,8 +464,7 @@ class Schedule:
         """Free a session's region; its tokens are computed again when they are needed."""
         if session.region is not None:
             self._kv_cache.free(session.region)
-        self.prompt_cache.forget(session)
-        self._prefixes.forget(session)
+        self.prompts.forget(session)
         session.region = None
         session.num_cached = 0
 
@@ -331,7 +491,12 @@ class Schedule:
             if session.num_pending > 1 and session.turn and _is_over(session.turn):
                 self.end(session)
             elif self._make_room(session, len(session.ids) + 1, preempt=True):
-                num_new = session.next_chunk(self._tile or self._chunk_limit(session, budget))
+                # Few tokens more are computed at once: a forward of a few takes nearly as long as
+                # one of a thousand.
+                limit = session.num_pending
+                if limit > budget + self._prefill_tokens // 16:
+                    limit = max(budget, 1)
+                num_new = session.next_chunk(self._tile or limit)
                 budget -= num_new if num_new > 1 else 0
                 work.append((session, num_new))
             elif len(session.ids) + 1 > self._kv_cache.largest:
@@ -343,31 +508,18 @@ class Schedule:
             else:
                 self._preempt(session)
         work = [item for item in work if item[0].region is not None]  # others were preempted since
-        if not work:
-            return []
-        return [work] if self._tile is None else _tiles(work, self._tile)
-
-    def _chunk_limit(self, session: Session, budget: int) -> int:
-        """Return how many tokens of a prompt to compute now: all, if few would be left.
-
-        A forward of a few tokens takes nearly as long as one of a thousand.
-        """
-        few = self._prefill_tokens // 16
-        return session.num_pending if session.num_pending <= budget + few else max(budget, 1)
+        if self._tile is None:
+            return [work] if work else []
+        tiles: list[Work] = []
+        room = 0
+        for item in work:
+            if item[1] > room:
+                tiles.append([])
+                room = self._tile
+            tiles[-1].append(item)
+            room -= item[1]
+        return tiles
 
 
 def _is_over(turn: EngineTurn) -> bool:
     return turn.finish_reason() is not None
-
-
-def _tiles(work: Work, size: int) -> list[Work]:
-    """Split work into forwards of at most `size` tokens."""
-    tiles: list[Work] = []
-    room = 0
-    for item in work:
-        if item[1] > room:
-            tiles.append([])
-            room = size
-        tiles[-1].append(item)
-        room -= item[1]
-    return tiles

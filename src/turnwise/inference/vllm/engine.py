@@ -37,7 +37,6 @@ from turnwise.inference.weights import (
     Skeleton,
     existing_folder,
     export_tensors,
-    memory_folder,
 )
 from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
@@ -78,34 +77,31 @@ class VLLMInferenceEngine(WorkerEngine):
         start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
-        self._is_cpu = _import_vllm()
         self._folder, self._trust_remote_code = model_folder(model_path), trust_remote_code
+        options = {
+            "model": self._folder,
+            "dtype": dtype,
+            "tensor_parallel_size": tensor_parallel_size,
+            "max_model_len": max_model_len,
+            "trust_remote_code": trust_remote_code,
+            **engine_options,
+        }
+        self._is_cpu, self.settings = _import_vllm(options)
+        """The settings of vLLM's engine."""
+        if sleep and not self._is_cpu:  # the CPU build refuses the setting, and takes the calls
+            self.settings["enable_sleep_mode"] = True
         has_files = not Path(self._folder).is_dir() or any(Path(self._folder).glob("tokenizer*"))
         if tokenizer is None and has_files:  # otherwise transformers would return an empty one
             tokenizer = self._folder
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         super().__init__(tokenizer, overflow)
-        self.settings = _engine_settings(
-            self._is_cpu,
-            {
-                "model": self._folder,
-                "dtype": dtype,
-                "tensor_parallel_size": tensor_parallel_size,
-                "max_model_len": max_model_len,
-                "trust_remote_code": trust_remote_code,
-                # The CPU build refuses the setting, and takes the calls.
-                **({"enable_sleep_mode": True} if sleep and not self._is_cpu else {}),
-                **engine_options,
-            },
-        )
-        """The settings of vLLM's engine."""
         self._vllm: Any = None
         self._holds_lock = False
         self._turns: dict[str, EngineTurn] = {}
         self._names = count()
         self._failure: str | None = None
-        self._is_transfer_logged = False
+        self._logged_transfer = ""
         self._may_sleep, self._is_asleep = sleep, False
         try:
             with _preserved_state(), own_processes():
@@ -118,11 +114,6 @@ class VLLMInferenceEngine(WorkerEngine):
     @property
     def context_length(self) -> int:
         return int(self._vllm.model_config.max_model_len)
-
-    @property
-    def num_unfinished(self) -> int:
-        """Number of unfinished requests in vLLM."""
-        return int(self._vllm.get_num_unfinished_requests())
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         self._check_works()
@@ -184,7 +175,7 @@ class VLLMInferenceEngine(WorkerEngine):
         else:
             folder = existing_folder(weights)
             self._skeleton.check_folder(folder)
-            take = partial(self._take, weights_path=str(folder))
+            take = partial(self._take, "through the disk", weights_path=str(folder))
         return self._updated(self._in_thread(take, wait_for_idle=self.in_flight is None))
 
     def _start(self) -> None:
@@ -213,20 +204,33 @@ class VLLMInferenceEngine(WorkerEngine):
         try:
             while may_admit and self._waiting:
                 self._begin(self._waiting.popleft())
-            if self._turns:
-                self._step()
+            outputs = {o.request_id: o for o in self._vllm.step()} if self._turns else {}
+            for name, turn in list(self._turns.items()):
+                output: Any = outputs.get(name)
+                reason = turn.finish_reason() if output is None else _append_output(turn, output)
+                is_finished = output is not None and output.finished
+                if reason is None and not is_finished:
+                    continue
+                del self._turns[name]
+                if not is_finished:
+                    self._vllm.abort_request([name])
+                if reason is not None:
+                    turn.deliver(turn.result(reason, self.weight_version))
+                else:
+                    ended = output.outputs[0].finish_reason
+                    turn.deliver(RuntimeError(f"vLLM ended a turn for its own reason: {ended}"))
         except Exception as error:  # vLLM itself failed: all its requests are lost
             self._failure = f"vLLM failed: {error}. Make a new engine."
             for turn in self._turns.values():
-                turn.fail(error)
+                turn.deliver(error)
             self._turns.clear()
 
     def _begin(self, turn: EngineTurn) -> None:
         reason = turn.finish_reason()
         if self._failure is not None:
-            turn.fail(RuntimeError(self._failure))
+            turn.deliver(RuntimeError(self._failure))
         elif reason is not None:  # no context left, or its deadline has passed
-            turn.finish(reason, self.weight_version)
+            turn.deliver(turn.result(reason, self.weight_version))
         else:
             name = str(next(self._names))
             try:
@@ -238,51 +242,25 @@ class VLLMInferenceEngine(WorkerEngine):
                 params = self._params_kind(**arguments, detokenize=False, output_kind=self._delta)
                 self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
             except Exception as error:  # vLLM validates requests
-                turn.fail(ConfigError(f"vLLM refused a request: {error}"))
+                turn.deliver(ConfigError(f"vLLM refused a request: {error}"))
             else:
                 self._turns[name] = turn
-
-    def _step(self) -> None:
-        """Run one step of vLLM; deliver the results of turns that finish."""
-        outputs = {output.request_id: output for output in self._vllm.step()}
-        for name, turn in list(self._turns.items()):
-            output: Any = outputs.get(name)
-            reason = turn.finish_reason() if output is None else _append_output(turn, output)
-            if output is not None and output.finished:
-                del self._turns[name]
-            elif reason is not None:
-                del self._turns[name]
-                self._vllm.abort_request([name])
-            else:
-                continue
-            if reason is not None:
-                turn.finish(reason, self.weight_version)
-            else:
-                ended = output.outputs[0].finish_reason
-                turn.fail(RuntimeError(f"vLLM ended a turn for a reason of its own: {ended}"))
 
     def _take_tensors(self, weights: Mapping[str, torch.Tensor]) -> int:
         named = self._skeleton.as_files_have_them(weights)
         if self._vllm.vllm_config.parallel_config.world_size == 1:
-            self._log_transfer("in this process")
-            return self._take(
-                weights_iterator=((name, tensor.detach()) for name, tensor in named.items())
-            )
+            pairs = ((name, tensor.detach()) for name, tensor in named.items())
+            return self._take("in this process", weights_iterator=pairs)
         has_receiver = self.settings["worker_extension_cls"] == RECEIVER
         if has_receiver and all(tensor.is_cuda for tensor in named.values()):
-            self._log_transfer("by CUDA IPC")
-            return self._take("turnwise_open", handles=export_tensors(named))
-        parent = memory_folder(weights)
-        self._log_transfer("through shared memory" if parent else "through the disk")
-        with self._skeleton.written(weights, parent) as folder:
-            return self._take(weights_path=str(folder))
+            return self._take("by CUDA IPC", "turnwise_open", handles=export_tensors(named))
+        with self._skeleton.written(weights) as folder:
+            return self._take("through the disk", weights_path=str(folder))
 
-    def _log_transfer(self, how: str) -> None:
-        if not self._is_transfer_logged:
-            self._is_transfer_logged = True
+    def _take(self, how: str, method: str = "reload_weights", **source: Any) -> int:
+        if how != self._logged_transfer:
+            self._logged_transfer = how
             _LOG.info("weights reach vLLM %s", how)
-
-    def _take(self, method: str = "reload_weights", **source: Any) -> int:
         try:
             if self._is_asleep:
                 self._vllm.wake_up(tags=["weights"])
@@ -290,7 +268,16 @@ class VLLMInferenceEngine(WorkerEngine):
             if self._is_asleep:
                 self._vllm.wake_up(tags=["kv_cache"])
                 self._is_asleep = False
-            self._forget_prefixes()
+            # Cached keys and values belong to the old weights. Running turns cannot keep theirs:
+            # new conversations would read them from the cache. An aborted batch may still hold
+            # some blocks for a step or two.
+            for _ in range(8):
+                is_reset = self._vllm.reset_prefix_cache(reset_running_requests=bool(self._turns))
+                if is_reset or self._turns:
+                    break
+                self._vllm.step()
+            else:
+                raise RuntimeError("vLLM keeps keys and values of the old weights")
         except Exception as error:
             self._failure = f"new weights did not load, and the old are gone: {error}"
             raise
@@ -298,18 +285,6 @@ class VLLMInferenceEngine(WorkerEngine):
         for turn in self._turns.values():
             turn.weights_changed(before, self.weight_version)
         return self.weight_version
-
-    def _forget_prefixes(self) -> None:
-        """Reset the prefix cache, whose keys and values belong to the old weights."""
-        if self._turns:
-            # They cannot keep theirs: new conversations would read them from the cache.
-            self._vllm.reset_prefix_cache(reset_running_requests=True)
-            return
-        for _ in range(8):  # an aborted batch may still hold some blocks for a step or two
-            if self._vllm.reset_prefix_cache():
-                return
-            self._vllm.step()
-        raise RuntimeError("vLLM keeps keys and values of the old weights")
 
     def _check_works(self) -> None:
         if self._is_asleep:
@@ -344,8 +319,11 @@ def _append_output(turn: EngineTurn, output: Any) -> FinishReason | None:
     return turn.finish_reason() if not completion.token_ids else None
 
 
-def _import_vllm() -> bool:
-    """Import vLLM with the environment that it needs; return whether it runs on a CPU."""
+def _import_vllm(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Import vLLM with the environment that it needs.
+
+    Returns whether it runs on a CPU, and the settings of its engine: ours, and the user's options.
+    """
     # Its scheduler runs in our engine's thread: weights reach it without a copy to another
     # process, and a script needs no `if __name__ == "__main__"`.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -353,16 +331,6 @@ def _import_vllm() -> bool:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     platform = import_extra("vllm.platforms", "vllm").current_platform
     is_cpu: bool = platform.is_cpu()
-    if is_cpu:
-        # Otherwise its sampler is compiled at first use, which takes half a minute.
-        platform.simple_compile_backend = "eager"
-        # Threads bound to cores would keep ours off those cores.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    return is_cpu
-
-
-def _engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of vLLM's engine: ours, and the user's `options`."""
     settings: dict[str, Any] = {
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
@@ -370,8 +338,14 @@ def _engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]
         "skip_tokenizer_init": True,
         # Workers in other processes read the weights from the GPU of this one.
         "worker_extension_cls": RECEIVER,
+        # Log-probs under the distribution that is sampled from: after temperature and filters.
+        "logprobs_mode": "processed_logprobs",
     }
     if is_cpu:
+        # Otherwise its sampler is compiled at first use, which takes half a minute.
+        platform.simple_compile_backend = "eager"
+        # Threads bound to cores would keep ours off those cores.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         settings |= {
             "enforce_eager": True,
             "kv_cache_memory_bytes": CPU_CACHE_BYTES,
@@ -381,14 +355,12 @@ def _engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]
     settings |= options
     if is_cpu and settings["dtype"] == "auto":
         settings["dtype"] = "float32"  # as all else on a CPU; some have no bfloat16
-    # Log-probs under the distribution that is sampled from: after temperature and filters.
-    mode = settings.setdefault("logprobs_mode", "processed_logprobs")
-    if mode != "processed_logprobs":
+    if (mode := settings["logprobs_mode"]) != "processed_logprobs":
         raise ConfigError(
             f"logprobs_mode got {mode!r}, expected 'processed_logprobs' or nothing: training "
             "needs the log-probs of the distribution that was sampled from"
         )
-    return settings
+    return is_cpu, settings
 
 
 def _make_engine(settings: Mapping[str, Any]) -> Any:

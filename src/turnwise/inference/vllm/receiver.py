@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from turnwise.inference.weights import (
+    GroupAddress,
     TensorSpec,
-    WeightReceiverGroup,
     gpu_ids,
+    join_group,
     machine_id,
     open_tensors,
 )
@@ -21,7 +25,8 @@ class WeightReceiver:
 
     rank: int
     reload_weights: Any
-    _turnwise_group: WeightReceiverGroup
+    _turnwise_group: Any
+    _turnwise_device: str
 
     def turnwise_describe(self) -> dict[str, Any]:
         """Return where this worker runs."""
@@ -29,11 +34,20 @@ class WeightReceiver:
 
     def turnwise_join(self, address: dict[str, Any]) -> None:
         """Join the learner's group, which workers follow in the order of their ranks."""
-        self._turnwise_group = WeightReceiverGroup(address, 1 + self.rank)
+        self._turnwise_group = join_group(GroupAddress(**address), 1 + self.rank)
+        self._turnwise_device = "cuda" if address["backend"] == "nccl" else "cpu"
 
     def turnwise_receive(self, specs: list[TensorSpec]) -> None:
-        """Load weights that the learner broadcasts."""
-        arriving = self._turnwise_group.receive(specs)
+        """Load weights that the learner broadcasts; only one is held at a time."""
+
+        def receive() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, dtype, shape in specs:
+                kind = getattr(torch, dtype)
+                tensor = torch.empty(shape, dtype=kind, device=self._turnwise_device)
+                self._turnwise_group.broadcast([tensor]).wait()
+                yield name, tensor
+
+        arriving = receive()
         try:
             self.reload_weights(weights_iterator=arriving)
         finally:

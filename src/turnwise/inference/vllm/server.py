@@ -20,15 +20,15 @@ from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.served import START_SECONDS, JsonClient, ServedEngine, WeightsRefused
 from turnwise.inference.vllm.receiver import RECEIVER
 from turnwise.inference.weights import (
+    GroupAddress,
     Transfer,
-    WeightSender,
     export_tensors,
     gpu_ids,
     machine_id,
     run_both,
     tensor_specs,
 )
-from turnwise.inference.worker import SampledTurn
+from turnwise.inference.worker import EngineTurn
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 """vLLM silently raises lower temperatures, and refuses higher ones."""
@@ -118,7 +118,6 @@ class VLLMServerEngine(ServedEngine):
         self._client = JsonClient(url.rstrip("/").removesuffix("/v1"), api_key)
         self._asked_model = model
         self.update_timeout = update_timeout
-        self._sender: WeightSender | None = None
         self._cuts: set[asyncio.Timeout] = set()
         """End the requests that are being sampled, when they expire."""
         self._mode_lock = asyncio.Lock()
@@ -159,20 +158,17 @@ class VLLMServerEngine(ServedEngine):
     def context_length(self) -> int:
         return self._context_length
 
-    async def _continue(self, turn: SampledTurn, deadline: float | None) -> FinishReason | None:
-        if turn.ids and (reason := turn.finish_reason()) is not None:
-            return reason  # all had arrived when it was cut
-        cut = asyncio.timeout_at(deadline)
+    async def _continue(self, turn: EngineTurn) -> FinishReason | None:
+        cut = asyncio.timeout_at(turn.deadline)
         try:
             async with cut:
                 self._cuts.add(cut)
                 await self._check_mode(turn.request)
                 return await self._stream(turn)
         except TimeoutError:
-            is_late = deadline is not None and self._loop.time() >= deadline
-            if is_late or not cut.expired():
+            if not cut.expired():
                 raise
-            return None
+            return turn.finish_reason()  # None: cut by new weights before its deadline
         finally:
             self._cuts.discard(cut)
 
@@ -180,7 +176,7 @@ class VLLMServerEngine(ServedEngine):
         for cut in self._cuts:  # which aborts it on the server; its tokens so far are kept
             cut.reschedule(self._loop.time())
 
-    async def _stream(self, turn: SampledTurn) -> FinishReason:
+    async def _stream(self, turn: EngineTurn) -> FinishReason:
         """Sample, appending tokens as they arrive: a turn that ends early keeps them."""
         request, start = turn.request, len(turn.ids)
         if start:  # it goes on with random numbers of its own, not with those of its first tokens
@@ -255,7 +251,7 @@ class VLLMServerEngine(ServedEngine):
         async with self._mode_lock:
             if self._has_processed_log_probs is None:
                 probe = GenerationRequest(request.prompt_ids[:1], 1, SamplingParams(top_k=1))
-                turn = SampledTurn(probe, 1)
+                turn = EngineTurn(probe, 1)
                 await self._stream(turn)
                 self._has_processed_log_probs = turn.log_probs[0] == 0.0
         if not self._has_processed_log_probs:
@@ -325,11 +321,7 @@ class VLLMServerEngine(ServedEngine):
         if self._asked_transfer == "ipc" or (self._asked_transfer == "auto" and shares_gpu):
             return "ipc", "its workers see the GPU with the learner's weights"
         backend = "nccl" if sample.is_cuda and all(w["gpus"] for w in workers) else "gloo"
-        try:
-            sender = WeightSender(self._client.url, len(workers), backend)
-            joining = self._rpc("turnwise_join", address=dataclasses.asdict(sender.address))
-            await run_both(joining, sender.connect)
-        except (EngineError, RuntimeError, OSError) as error:
-            return "disk", f"a {backend} group with its workers failed ({error})"
-        self._sender = sender
-        return "broadcast", f"{backend}, to {len(workers)} workers"
+        return await self._make_group(self._client.url, len(workers), backend)
+
+    async def _join(self, address: GroupAddress) -> None:
+        await self._rpc("turnwise_join", address=dataclasses.asdict(address))
