@@ -219,29 +219,6 @@ def test_a_turn_that_is_cut_ends_where_it_would_have_ended():
         assert (list(result.ids), result.finish_reason) == (ids[:length], reason)
 
 
-def test_new_weights_need_not_wait_for_turns_that_have_not_begun():
-    with serving() as (runtime, _, engine):
-        runtime.step_delay = 0.002
-
-        async def play(over, first):
-            while not over.done():
-                await engine.sample(GenerationRequest([5, first], 10))
-
-        async def update_amid_turns():
-            weights = make_model(seed=1).state_dict()
-            over = asyncio.get_running_loop().create_future()
-            players = [asyncio.create_task(play(over, i)) for i in range(6)]
-            await until(lambda: len(runtime._runs) == 6)
-            try:
-                async with asyncio.timeout(60):
-                    return await asyncio.to_thread(engine.update_weights, weights)
-            finally:
-                over.set_result(None)
-                await asyncio.gather(*players)
-
-        assert asyncio.run(update_amid_turns()) == 1
-
-
 def test_weights_can_be_updated_from_the_loop_that_waits_for_turns():
     with serving() as (runtime, _, engine):
         runtime.step_delay = 0.005

@@ -423,7 +423,8 @@ class JsonClient:
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            limits=httpx2.Limits(max_connections=None),
+            # Servers close idle connections after 5 s: none is used again shortly before that.
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=2.0),
             timeout=httpx2.Timeout(None, connect=10.0),
             verify=url.startswith("https"),  # otherwise no certificates are needed
             trust_env=False,  # no proxy between us and the server

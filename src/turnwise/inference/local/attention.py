@@ -26,24 +26,19 @@ Table: TypeAlias = tuple[torch.Tensor, int]
 number of rows of the longest."""
 
 
-def padded_kv_len(past: int, num_new: int) -> int:
-    """Return how many tokens of its own region a segment attends to, masked ones included.
+def batch_shape(segment: Segment) -> tuple[int, int]:
+    """Return what segments of one batch have in common: new tokens, and those attended to.
 
     Single tokens attend to a few more than there are, and mask those: so sequences of almost equal
     length share a batch. A region holds as many.
     """
-    length = past + num_new
-    if num_new > 1:
-        return length
+    length = segment.past + segment.num_new
+    if segment.num_new > 1:
+        return segment.num_new, length
     unit = 16
     while unit < KVCache.UNIT * 4 and length > 16 * unit:
         unit *= 2
-    return -(-length // unit) * unit
-
-
-def batch_shape(segment: Segment) -> tuple[int, int]:
-    """Return what segments of one batch have in common: new tokens, and padded KV length."""
-    return segment.num_new, padded_kv_len(segment.past, segment.num_new)
+    return 1, -(-length // unit) * unit
 
 
 def packing_order(segment: Segment) -> tuple[int, int, int]:

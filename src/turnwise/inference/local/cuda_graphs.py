@@ -62,6 +62,7 @@ class DecodeGraphs:
     def __init__(self, runner: Runner, sizes: Sequence[int]) -> None:
         self._runner = runner
         self._sizes = sorted(sizes)
+        self.most_rows = self._sizes[-1]
         self._captured: dict[int, tuple[Any, _State]] = {}
         self._pool: Any = None
         self._num_moves = runner.kv_cache.num_moves
@@ -89,10 +90,6 @@ class DecodeGraphs:
         tokens: list[list[int]] = state.tokens[:num_steps, :num_rows].T.tolist()
         log_probs: list[list[float]] = state.log_probs[:num_steps, :num_rows].T.tolist()
         return tokens, log_probs
-
-    @property
-    def most_rows(self) -> int:
-        return self._sizes[-1]
 
     def _load(self, state: _State, rows: Sequence[DecodeRow], size: int) -> None:
         spare = self._runner.kv_cache.scratch

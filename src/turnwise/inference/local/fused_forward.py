@@ -64,9 +64,10 @@ class FusedLinear:
             layer.get_base_layer() if adapted else layer
             for layer, adapted in zip(layers, has_adapters, strict=True)
         ]
-        self._merged = layers_by_name if any(has_adapters) else {}
+        self.merged = layers_by_name if any(has_adapters) else {}
+        """The layers whose adapters are merged into a copy of their weights."""
         weights = [base.weight for base in bases]
-        self.weight = torch.cat([w.data for w in weights]) if self._merged else _block(weights)
+        self.weight = torch.cat([w.data for w in weights]) if self.merged else _block(weights)
         biases = [base.bias for base in bases if base.bias is not None]
         self.bias = _block(biases) if biases else None
         self.merge()
@@ -74,17 +75,12 @@ class FusedLinear:
     def merge(self) -> None:
         """Merge the adapters as they are now, in the same memory; without adapters, do nothing."""
         row = 0
-        for name, layer in self._merged.items():
+        for name, layer in self.merged.items():
             block = self.weight[row : row + layer.out_features]
             merged = merged_weight(layer) if is_adapted(layer) else layer.weight.detach()
             # Rounded to nearest, what small adapters add would be lost.
             block.copy_(round_weight(merged, block.dtype, threshold_key(f"{name}.weight")))
             row += layer.out_features
-
-    @property
-    def is_merged(self) -> bool:
-        """Whether the weight is a copy with adapters merged in."""
-        return bool(self._merged)
 
     def __call__(self, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
         """Map hidden [N, in] to [N, out], which is stored as [out, N] if transposed."""
@@ -260,7 +256,7 @@ class FusedForward:
     @property
     def has_merged(self) -> bool:
         """Whether there are copies of weights with adapters."""
-        return any(product.is_merged for product in self.products)
+        return any(product.merged for product in self.products)
 
     @property
     def products(self) -> list[FusedLinear]:

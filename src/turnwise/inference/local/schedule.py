@@ -66,12 +66,6 @@ class Session:
     def num_pending(self) -> int:
         return len(self.ids) - self.num_cached
 
-    def next_chunk(self, limit: int) -> int:
-        """Return how many tokens to compute next."""
-        if self.chunk_ends and self.chunk_ends[-1] > self.num_cached:
-            return next(cut for cut in self.chunk_ends if cut > self.num_cached) - self.num_cached
-        return min(self.num_pending, limit)
-
 
 @dataclass(frozen=True)
 class DecodeRow:
@@ -432,27 +426,21 @@ class Schedule:
         if session.region is not None and self._kv_cache.capacity(session.region) >= num_tokens:
             return True
         while (region := self._kv_cache.alloc(num_tokens)) is None:
-            if self._evict_idle((session, keep)):
-                continue
-            if not preempt or self.running[-1] is session:
+            others = (s for s in self._sessions.values() if s is not session and s is not keep)
+            idle = [s for s in others if s.turn is None and s.region is not None]
+            if idle:
+                oldest = min(idle, key=lambda other: other.last_used)
+                self._evict(oldest)
+                if not self.is_deterministic:  # else it must be computed again just as it was
+                    self._sessions.pop(oldest.key, None)
+            elif not preempt or self.running[-1] is session:
                 return False
-            self._preempt(self.running[-1])  # the youngest
+            else:
+                self._preempt(self.running[-1])  # the youngest
         if session.region is not None:
             self._kv_cache.copy(session.region, region, session.num_cached)
             self._kv_cache.free(session.region)
         session.region = region
-        return True
-
-    def _evict_idle(self, kept: Sequence[Session | None]) -> bool:
-        """Evict the session that was idle longest, except those that are kept."""
-        cached = [s for s in self._sessions.values() if s.turn is None and s.region is not None]
-        idle = [session for session in cached if session not in kept]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda session: session.last_used)
-        self._evict(oldest)
-        if not self.is_deterministic:  # else it must be computed again just as it was
-            self._sessions.pop(oldest.key, None)
         return True
 
     def _preempt(self, session: Session) -> None:
@@ -496,7 +484,10 @@ class Schedule:
                 limit = session.num_pending
                 if limit > budget + self._prefill_tokens // 16:
                     limit = max(budget, 1)
-                num_new = session.next_chunk(self._tile or limit)
+                num_new = min(session.num_pending, self._tile or limit)
+                if session.chunk_ends and session.chunk_ends[-1] > session.num_cached:  # as before
+                    ends = (cut for cut in session.chunk_ends if cut > session.num_cached)
+                    num_new = next(ends) - session.num_cached
                 budget -= num_new if num_new > 1 else 0
                 work.append((session, num_new))
             elif len(session.ids) + 1 > self._kv_cache.largest:
