@@ -9,6 +9,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -437,7 +438,7 @@ class JsonClient:
             is_json = response.headers.get("content-type", "").startswith("application/json")
             return response.json() if is_json else response.text
 
-    async def post_lines(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
+    async def post_lines(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[str]:
         """Yield the lines of the response as they arrive."""
         begun = b""
         async with self._open("POST", path, body) as response:

@@ -38,7 +38,6 @@ from turnwise.inference.served import START_SECONDS, JsonClient, ServedEngine, W
 from turnwise.inference.weights import (
     GroupAddress,
     Transfer,
-    WeightSender,
     buckets,
     gpu_ids,
     run_both,
@@ -303,8 +302,19 @@ class SGLangEngine(ServedEngine):
 
     async def _send(self, weights: Mapping[str, torch.Tensor]) -> None:
         if self._sender is not None:
+            parts = buckets(weights, _BUCKET_BYTES)
             try:
-                await self._broadcast(self._sender, weights)
+                for number, part in enumerate(parts, 1):
+                    names, dtypes, shapes = zip(*tensor_specs(part), strict=True)
+                    receiving = self._call(
+                        "update_weights_from_distributed",
+                        names=list(names),
+                        dtypes=list(dtypes),
+                        shapes=list(shapes),
+                        group_name=self._sender.address.name,
+                        flush_cache=number == len(parts),
+                    )
+                    await run_both(receiving, partial(self._sender.send, part.values()))
                 return
             except RuntimeError as error:  # of the server, or of NCCL at this end
                 # NCCL says so when it connects, before anything is sent.
@@ -323,20 +333,6 @@ class SGLangEngine(ServedEngine):
         await self._call(
             "update_weights_from_tensor", serialized_named_tensors=payloads, flush_cache=True
         )
-
-    async def _broadcast(self, sender: WeightSender, weights: Mapping[str, torch.Tensor]) -> None:
-        parts = buckets(weights, _BUCKET_BYTES)
-        for number, part in enumerate(parts, 1):
-            names, dtypes, shapes = zip(*tensor_specs(part), strict=True)
-            receiving = self._call(
-                "update_weights_from_distributed",
-                names=list(names),
-                dtypes=list(dtypes),
-                shapes=list(shapes),
-                group_name=sender.address.name,
-                flush_cache=number == len(parts),
-            )
-            await run_both(receiving, partial(sender.send, part.values()))
 
     def sleep(self) -> None:
         """Free weights and KV cache until `update_weights`, if the engine was made with `sleep`."""

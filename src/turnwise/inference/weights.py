@@ -226,7 +226,10 @@ class WeightSender:
     """The learner's end of a group."""
 
     def __init__(self, url: str, num_workers: int, backend: str) -> None:
-        host, size = _address_towards(url), 1 + num_workers
+        parts, size = urlsplit(url), 1 + num_workers
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname or "localhost", port), timeout=10.0) as link:
+            host = str(link.getsockname()[0])  # the address of this machine that the server reaches
         self._store = _distributed.TCPStore(
             host, 0, size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
         )
@@ -292,11 +295,3 @@ def join_group(address: GroupAddress, rank: int, store: Any = None) -> Any:
         store = _distributed.PrefixStore(prefix, store)
     kind = _distributed.ProcessGroupNCCL if is_nccl else _distributed.ProcessGroupGloo
     return kind(store, rank, world_size, _TIMEOUT)
-
-
-def _address_towards(url: str) -> str:
-    """Return the address of this machine that the server at `url` can reach."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    with socket.create_connection((parts.hostname or "localhost", port), timeout=10.0) as link:
-        return str(link.getsockname()[0])

@@ -386,17 +386,14 @@ def _make_engine(settings: Mapping[str, Any]) -> Any:
 @contextmanager
 def _preserved_state() -> Iterator[None]:
     """Restore the random generators and torch's threads, which vLLM's start changes."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = cast(Any, torch.cuda)
-    gpus = cuda.get_rng_state_all() if cuda.is_initialized() else []
+    python, numpy = random.getstate(), np.random.get_state()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    has_cuda = cast(Any, torch.cuda).is_initialized()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if has_cuda else []):
+            yield
     finally:
         torch.set_num_threads = set_num_threads  # vLLM replaces it on a CPU
         torch.set_num_threads(num_threads)
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if gpus:
-            cuda.set_rng_state_all(gpus)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -133,19 +133,16 @@ class VLLMServerEngine(ServedEngine):
         )
 
     def _connect(self) -> list[str]:
-        return self._loop.run_until_complete(self._find_model(self._asked_model))
-
-    async def _find_model(self, name: str | None) -> list[str]:
         try:
-            reply = await self._client.request("GET", "/v1/models")
+            reply = self._loop.run_until_complete(self._client.request("GET", "/v1/models"))
         except EngineError as error:
             raise EngineError(f"{error} Start a server with: {_START}") from error
         cards: dict[str, dict[str, Any]] = {card["id"]: card for card in reply["data"]}
-        self.model: str = next(iter(cards)) if name is None else name
+        self.model: str = next(iter(cards)) if self._asked_model is None else self._asked_model
         """The server's name of the model."""
         if self.model not in cards:
             raise ConfigError(
-                f"the server at {self._client.url} has no model {name!r}. "
+                f"the server at {self._client.url} has no model {self.model!r}. "
                 f"{did_you_mean(self.model, cards)}"
             )
         self._context_length = int(cards[self.model]["max_model_len"])
@@ -196,38 +193,35 @@ class VLLMServerEngine(ServedEngine):
             "spaces_between_special_tokens": False,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
+            "stream": True,
             # Only a turn that may end early needs partial results.
             "stream_interval": 1 if request.timeout is not None or self.in_flight else 64,
         }
         ended = None
-        async with aclosing(self._choices(body)) as choices:
-            async for choice in choices:
-                log_probs = choice["logprobs"]["token_logprobs"] if choice["token_ids"] else []
-                for token, log_prob in zip(choice["token_ids"] or [], log_probs, strict=True):
-                    turn.ids.append(token)
-                    turn.log_probs.append(log_prob)
-                    if start and turn.finish_reason() is FinishReason.STOP:
-                        return FinishReason.STOP  # a stop string that began before the cut
-                ended = choice["finish_reason"] or ended
+        async with aclosing(self._client.post_lines("/v1/completions", body)) as lines:
+            async for line in lines:
+                data = line.removeprefix("data:").strip()
+                if not data or data == "[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    reason = event["error"]["message"]
+                    raise EngineError(f"{self._client.url} gave up a turn: {reason}")
+                for choice in event["choices"]:
+                    ids = choice["token_ids"] or []
+                    log_probs = choice["logprobs"]["token_logprobs"] if ids else []
+                    for token, log_prob in zip(ids, log_probs, strict=True):
+                        turn.ids.append(token)
+                        turn.log_probs.append(log_prob)
+                        if start and turn.finish_reason() is FinishReason.STOP:
+                            return FinishReason.STOP  # a stop string that began before the cut
+                    ended = choice["finish_reason"] or ended
         if ended == "length":
             is_full = len(turn.ids) >= turn.request.max_tokens
             return FinishReason.LENGTH if is_full else FinishReason.CONTEXT
         if ended not in ("stop", "abort"):
             raise EngineError(f"the server ended a turn for a reason of its own: {ended}")
         return FinishReason.STOP if ended == "stop" else FinishReason.ABORTED
-
-    async def _choices(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """Yield a completion in pieces."""
-        lines = self._client.post_lines("/v1/completions", {**body, "stream": True})
-        async for line in lines:
-            data = line.removeprefix("data:").strip()
-            if not data or data == "[DONE]":
-                continue
-            event = json.loads(data)
-            if "error" in event:
-                raise EngineError(f"{self._client.url} gave up a turn: {event['error']['message']}")
-            for choice in event["choices"]:
-                yield choice
 
     async def _score(self, ids: Sequence[int], start: int) -> list[float]:
         prompt, arguments = scoring_arguments(ids)
