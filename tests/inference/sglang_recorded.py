@@ -89,9 +89,3 @@ PROMPT_LOG_PROBS = {
         completion_tokens=1,
     ),
 }
-UPDATE_REFUSED = {
-    "success": False,
-    "message": "Failed to get weights iterator: Repo id must be in the form 'repo_name' or "
-    "'namespace/repo_name': 'MISSING'. Use `repo_type` argument if needed..",
-    "num_paused_requests": 0,
-}

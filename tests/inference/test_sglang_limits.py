@@ -96,7 +96,7 @@ def test_min_p_would_end_a_deterministic_server_and_is_refused():
 
 def test_an_error_of_the_server_is_passed_on_and_the_engine_lives_on():
     with serving() as (_, _, engine):
-        with pytest.raises(EngineError, match=r"/generate answered 400: at most 32 stop strings"):
+        with pytest.raises(EngineError, match=r"/generate answered 400: .*at most 32 stop strings"):
             sample(engine, GenerationRequest([5], 3, stop_strings=("x",) * 33))
         assert len(sample(engine, GenerationRequest([5], 3)).ids) == 3
 
@@ -136,7 +136,7 @@ def test_something_else_behind_the_address_is_named():
 def test_a_key_opens_a_server_that_wants_one():
     runtime = TinySGLang(make_model(), TOKENIZER, "elsewhere")
     with SGLangServer(runtime, api_key="sesame") as server:
-        with pytest.raises(EngineError, match="401: Unauthorized"):
+        with pytest.raises(EngineError, match="401: .*Unauthorized"):
             SGLangServerEngine(server.url, tokenizer=TOKENIZER)
         with SGLangServerEngine(server.url, tokenizer=TOKENIZER, api_key="sesame") as engine:
             assert len(sample(engine, GenerationRequest([5], 2)).ids) == 2

@@ -35,9 +35,6 @@ class Replay:
             "sampling_backend": "pytorch",
         }
 
-    def update_weights_from_disk(self, *_, **__):
-        return False, recorded.UPDATE_REFUSED["message"]
-
 
 class OfThatSize:
     """Stands for the tokenizer of the model that was recorded."""
