@@ -136,7 +136,7 @@ def test_something_else_behind_the_address_is_named():
 def test_a_key_opens_a_server_that_wants_one():
     runtime = TinySGLang(make_model(), TOKENIZER, "elsewhere")
     with SGLangServer(runtime, api_key="sesame") as server:
-        with pytest.raises(EngineError, match="401: .*Unauthorized"):
+        with pytest.raises(EngineError, match=r"401: .*Unauthorized"):
             SGLangServerEngine(server.url, tokenizer=TOKENIZER)
         with SGLangServerEngine(server.url, tokenizer=TOKENIZER, api_key="sesame") as engine:
             assert len(sample(engine, GenerationRequest([5], 2)).ids) == 2
