@@ -54,38 +54,23 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
     assert properties["size"] == {"type": "integer", "minimum": 1, "default": 3}
     assert definition.parameters["required"] == ["colour", "at"]
     assert "title" not in json.dumps(properties)
-
-
-def test_signature_says_how_to_call() -> None:
-    assert FunctionTool(paint).definition.signature == (
+    assert definition.signature == (
         'paint(colour: "red"|"blue", at: object, size: integer = 3, '
         "tags: array of string|null = null)"
     )
 
 
-def test_name_and_description_can_be_given() -> None:
+def test_a_tool_may_be_described_in_words_of_its_own() -> None:
     @tool(name="other", description="Said otherwise.")
     def function() -> None:
         """Not this."""
 
-    definition = FunctionTool(function).definition
-    assert (definition.name, definition.description) == ("other", "Said otherwise.")
-    assert definition.parameters["properties"] == {}
-
-
-def test_class_without_schema_takes_it_from_execute() -> None:
     class HTTPGetTool(Tool):
         """Fetch a page."""
 
         def execute(self, url: str, retries: int = 2) -> str:
             return url * retries
 
-    definition = HTTPGetTool().definition
-    assert definition.signature == "http_get_tool(url: string, retries: integer = 2)"
-    assert definition.description == "Fetch a page."
-
-
-def test_class_attributes_win() -> None:
     class Named(Tool):
         name = "given"
         description = "Given too."
@@ -94,25 +79,20 @@ def test_class_attributes_win() -> None:
         def execute(self, **params: Any) -> Any:
             return params
 
-    assert Named().definition == ToolDefinition("given", "Given too.", Named.parameters)
-
-
-def test_class_may_give_its_definition_whole() -> None:
     class Whole(Tool):
         definition = ToolDefinition("whole", "All at once.")
 
         def execute(self, **params: Any) -> Any:
             return params
 
+    definition = FunctionTool(function).definition
+    assert (definition.name, definition.description) == ("other", "Said otherwise.")
+    definition = HTTPGetTool().definition
+    assert definition.signature == "http_get_tool(url: string, retries: integer = 2)"
+    assert definition.description == "Fetch a page."
+    assert Named().definition == ToolDefinition("given", "Given too.", Named.parameters)
     assert Whole().definition.name == "whole"
-
-
-def test_open_keywords_take_anything() -> None:
-    class Anything(Tool):
-        def execute(self, **params: Any) -> Any:
-            return params
-
-    assert Anything().check({"whatever": [1]}) == {"whatever": [1]}
+    assert Whole().check({"whatever": [1]}) == {"whatever": [1]}
 
 
 @pytest.mark.parametrize("name", ["copy", "schema", "json", "model_config", "_private", "self_"])

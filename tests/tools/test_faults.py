@@ -26,12 +26,6 @@ def good(n: int, context: ToolContext) -> int:
 
 
 @tool(timeout=60.0)
-async def good_async(n: int) -> int:
-    await asyncio.sleep(0)
-    return n
-
-
-@tool(timeout=60.0)
 def raises(n: int) -> None:
     raise ValueError(n)
 
@@ -41,29 +35,9 @@ def hangs(n: int) -> None:
     RELEASE.wait(60)
 
 
-@tool(timeout=0.1)
-async def hangs_async(n: int) -> None:
-    await asyncio.Event().wait()
-
-
 @tool(timeout=60.0)
 def exits(n: int) -> None:
     sys.exit(n)
-
-
-@tool(timeout=60.0)
-async def exits_async(n: int) -> None:
-    sys.exit(n)
-
-
-@tool(timeout=60.0)
-def wrong_type(n: int) -> object:
-    return object()
-
-
-@tool(timeout=60.0)
-def huge(n: int) -> list[str]:
-    return ["x" * 1_000_000] * 100
 
 
 @tool(timeout=60.0)
@@ -76,29 +50,20 @@ def forks(n: int) -> str:
 
 EXPECTED: dict[str, ToolFailure | None] = {
     "good": None,
-    "good_async": None,
     "raises": ToolFailure.RAISED,
     "hangs": ToolFailure.TIMED_OUT,
-    "hangs_async": ToolFailure.TIMED_OUT,
     "exits": ToolFailure.RAISED,
-    "exits_async": ToolFailure.RAISED,
-    "wrong_type": ToolFailure.BAD_RESULT,
-    "huge": None,
     "forks": None,
     "missing": ToolFailure.UNKNOWN_TOOL,
 }
-TOOLS = [good, good_async, raises, hangs, hangs_async]
-TOOLS += [exits, exits_async, wrong_type, huge, forks]
+TOOLS = [good, raises, hangs, exits, forks]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_every_call_has_a_result_and_nothing_is_left() -> None:
     rng = random.Random(0)
-    faults = [name for name in EXPECTED if not name.startswith("good")]
-    names = [
-        rng.choice(faults) if rng.random() < 0.2 else rng.choice(["good", "good_async"])
-        for _ in range(NUM_CALLS)
-    ]
+    faults = [name for name in EXPECTED if name != "good"]
+    names = [rng.choice(faults) if rng.random() < 0.2 else "good" for _ in range(NUM_CALLS)]
     registry = ToolRegistry(TOOLS)
     RELEASE.clear()
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.errors import ToolError
-from turnwise.tools import ToolCall, ToolDefinition, ToolRegistry, get_parser
+from turnwise.tools import ToolCall, ToolRegistry, get_parser
 
 tagged = pytest.mark.parametrize("name", ["qwen-coder", "glm"])
 
@@ -107,24 +107,3 @@ def test_a_value_that_the_definition_turns_into_a_text_is_refused(name: str) -> 
         parser.render(ToolCall("note", {"text": None}))
     with pytest.raises(ToolError, match="defined as null or string"):
         parser.render(ToolCall("note", {"maybe": 5}))
-
-
-def test_odd_schemas_are_no_trouble() -> None:
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {
-            "loop": {"$ref": "#/$defs/loop"},
-            "odd": True,
-            "level": {"$ref": "#/$defs/level"},
-            "enum": {"enum": ["1", "2"]},
-            "mixed": {"enum": ["1", 2]},
-            "open": {},
-            "list": {"type": ["string", "null"]},
-        },
-        "$defs": {"loop": {"$ref": "#/$defs/loop"}, "level": {"enum": ["1"], "type": "string"}},
-    }
-    parser = get_parser("glm", definitions=[ToolDefinition("note", "", schema)])
-    expected = {"loop": 1, "odd": 1, "level": "1", "enum": "1", "mixed": 1, "open": 1, "list": "1"}
-    for argument, value in expected.items():
-        (call,) = parser.parse(write("glm", argument, "1")).calls
-        assert call.arguments == {argument: value}

@@ -62,27 +62,19 @@ class StepCounter(Counter):
         return super().increase(10 * by)
 
 
-def test_a_tool_class_is_called_by_its_snake_case_name() -> None:
-    registry = ToolRegistry()
-    registry.register(MyTool())
-    assert registry.execute_tool("my_tool", param="value") == (True, "VALUE")
-
-
 def test_register_unregister_and_ask() -> None:
     registry = ToolRegistry([MyTool(), add])
     assert registry.names == ["my_tool", "add"]
     assert [definition.name for definition in registry.definitions] == registry.names
     assert "add" in registry
     assert len(registry) == 2
+    assert registry.execute_tool("my_tool", param="value") == (True, "VALUE")
+    with pytest.raises(ToolError, match="already a tool 'add'"):
+        registry.register(add)
     registry.unregister("add")
     assert "add" not in registry
     with pytest.raises(ToolError, match="there is no tool 'add'"):
         registry.unregister("add")
-
-
-def test_duplicate_names_are_an_error() -> None:
-    with pytest.raises(ToolError, match="already a tool 'add'"):
-        ToolRegistry([add, add])
 
 
 def test_registering_what_is_no_tool_says_the_cure() -> None:
