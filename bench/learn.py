@@ -21,7 +21,7 @@ from results import add_record_option, describe_machine, record
 from turnwise import ConfigStore, Trainer, expert_player, play_episode, random_player
 from turnwise.cli.train import DEMO
 from turnwise.env import environment_factory
-from turnwise.trainer.evaluation import held_out_tasks
+from turnwise.trainer.rollout import held_out_tasks
 
 ENOUGH = 0.9
 """The share of the expert's success that every seed must reach."""

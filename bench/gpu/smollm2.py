@@ -33,7 +33,7 @@ from results import add_record_option, record
 from turnwise import ConfigStore, Trainer
 from turnwise.env import environment_factory, play_episode
 from turnwise.env.players import expert_player
-from turnwise.trainer.evaluation import held_out_tasks
+from turnwise.trainer.rollout import held_out_tasks
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.warm_start import imitation_batches
 
@@ -146,15 +146,9 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
     with Trainer(config, resume="never") as trainer, trainer._rollout() as rollout:
         parts = trainer.components
         num_steps, last = 0, (1, 0.0)
-        for batch in imitation_batches(
-            str(training.warm_start),
-            collector=parts.collector,
-            tasks=rollout.imitation_tasks,
-            steps=range(training.warm_start_steps),
-            batch_size=training.batch_size,
-            seed=training.seed,
-            stop=stop,
-        ):
+        steps = range(training.warm_start_steps)
+        tasks = rollout.imitation_tasks
+        for batch in imitation_batches(training, parts.collector, tasks, steps, stop):
             parts.learner.imitate(batch, training.warm_start_learning_rate)
             num_steps += 1
             if num_steps % 3:

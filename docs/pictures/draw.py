@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.progress.lines import RunState
 from turnwise.progress.live import RunView
-from turnwise.progress.run_state import RunState
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.trainer.reporter import RunInfo
 

@@ -16,9 +16,8 @@ from rich.console import Console
 
 from cli.terminal import Terminal
 from turnwise.progress import make_reporter
-from turnwise.progress.lines import JsonReporter, LineReporter
+from turnwise.progress.lines import JsonReporter, LineReporter, RunState
 from turnwise.progress.live import LiveReporter, RunView
-from turnwise.progress.run_state import RunState
 from turnwise.trainer.reporter import RunInfo
 
 

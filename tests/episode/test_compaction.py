@@ -16,7 +16,7 @@ from turnwise.episode import EpisodeCollector
 from turnwise.inference import GenerationRequest, create_inference_engine
 from turnwise.learner import Learner, PolicyValueModel
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.trainer.batches import AgentRow, _turn_ids, make_batch
+from turnwise.trainer.learning import AgentRow, make_batch, turn_ids
 from turnwise.types import EpisodeStatus
 from turnwise.view.payloads import episode_payload
 
@@ -177,9 +177,9 @@ def test_summaries_have_the_credit_of_the_action_after_them():
     numbers = agent.action_numbers
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(len(agent.actions)))
-    turn_ids = _turn_ids(batch, rows)
+    ids = turn_ids(batch, rows)
     for number, (start, end) in zip(numbers, agent.stream.turns, strict=True):
-        assert set(turn_ids[0, start:end].tolist()) == {number}
+        assert set(ids[0, start:end].tolist()) == {number}
     fields = {
         "token_level_rewards": batch.rewards,
         "response_mask": batch.response_mask,

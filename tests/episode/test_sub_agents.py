@@ -18,7 +18,7 @@ from turnwise.learner import Learner, PolicyValueModel, PPOBatch
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.tools import ActionParser, ToolCall, ToolContext
 from turnwise.tools.parsers.base import ParseResult
-from turnwise.trainer.batches import AgentRow, _turn_ids, make_batch
+from turnwise.trainer.learning import AgentRow, make_batch, turn_ids
 from turnwise.types import EpisodeStatus, StepResult
 from turnwise.view.payloads import episode_payload
 
@@ -181,7 +181,7 @@ def test_the_reward_of_an_action_reaches_the_sub_agents_that_it_called():
     rows = [AgentRow(result, agent)]
     batch = make_batch(rows)
     assert batch.rewards[0, agent.reward_positions[0]] == 1.0
-    assert set(_turn_ids(batch, rows)[batch.response_mask].tolist()) == {0}
+    assert set(turn_ids(batch, rows)[batch.response_mask].tolist()) == {0}
 
 
 def test_a_truncated_episode_is_bootstrapped_from_the_agents_own_conversation():

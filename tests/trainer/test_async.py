@@ -10,7 +10,7 @@ import torch
 from trainer.runs import Listener, episodes, fit_to_the_end, metrics_of
 from trainer.worlds import Echo, Memory, Several, small_trainer
 from turnwise import ConfigError, EpisodeFailed, RewardBatch
-from turnwise.trainer.curriculum import Levels
+from turnwise.trainer import Levels
 
 SMALL = (
     "training.batch_size=3",

@@ -11,7 +11,7 @@ from turnwise import Levels
 from turnwise.runs.doctor import findings
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
-from turnwise.trainer.evaluation import held_out_tasks
+from turnwise.trainer.rollout import held_out_tasks
 
 SMALL = (
     "training.warm_start=null",

@@ -12,7 +12,6 @@ from trainer.worlds import Memory, small_model, small_trainer
 from turnwise import ConfigError, ConfigStore
 from turnwise.trainer import assembly
 from turnwise.trainer.assembly import make_engine
-from turnwise.trainer.checks import check_settings
 
 SHORT = ("training.warm_start=null", "training.batch_size=4", "training.max_log_prob_gap=1e-3")
 
@@ -58,21 +57,6 @@ def test_options_reach_the_engine():
     config.inference.options = {"max_batch": 3}
     with pytest.raises(ConfigError, match=r"no option 'max_batch'. Did you mean 'max_batch_size'"):
         make_engine(config, model, tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["inference.backend=local"], r"the local engine runs in this process.*vllm or sglang"),
-        (["model.tensor_parallel_size=2"], "decided when that server was started"),
-        (["ray.use_ray=true", "ray.num_actors=2"], "num_actors got 2.*from one worker"),
-    ],
-)
-def test_what_a_server_cannot_follow_is_refused(overrides, message):
-    url = ["inference.backend=vllm", "inference.url=http://127.0.0.1:8000"]
-    check_settings(ConfigStore.load(overrides=url))
-    with pytest.raises(ConfigError, match=message):
-        check_settings(ConfigStore.load(overrides=[*url, *overrides]))
 
 
 class TestRotaryLimits:

@@ -9,7 +9,7 @@ from trainer.runs import Listener, assert_same_run, metrics_of
 from trainer.worlds import Echo, small_trainer
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.run_folder import RunFolder
-from turnwise.trainer.lifecycle import Epochs
+from turnwise.trainer.trainer import Epochs
 
 SMALL = (
     "training.warm_start=null",

@@ -143,8 +143,8 @@ def test_a_constant_reward_and_success_that_is_not_reported_are_named_at_once(tm
         "no episode reported success, so none is shown. To have it measured, return it in the info "
         'of step, or from an agent: {"success": True} or {"success": False}.',
         "the reward was 0 in each of the 8 episodes of the first 2 steps: as long as all earn the "
-        "same, nothing is learned. Look at what the reward depends on (turnwise play --player "
-        "random), or begin with an easier task or training.warm_start.",
+        "same, nothing is learned. Read some episodes (turnwise view) and look at what the reward "
+        "depends on; if the task is too hard, begin with an easier one.",
     ]
 
 

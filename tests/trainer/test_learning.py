@@ -1,6 +1,7 @@
 """Small tasks that must be learned, from a seed, by each family of algorithms."""
 
 import functools
+import random
 import tempfile
 from statistics import mean
 
@@ -31,8 +32,37 @@ class FallibleMemory(Fallible, Memory):
     letters = "abc"
 
 
-def trained(world, *settings, seed, weights=None):
-    """The rewards of the steps, and the weights that they led to."""
+class LuckThenEcho(Fallible, Echo):
+    """First a coin is tossed for 30, whatever is said; then two letters are shown, one after the
+    other, and to say one pays 1.
+
+    Luck gives the rewards a variance of 225, what can be learned at most 1/2. Credit for the
+    episode puts all of it on each turn, so what a right letter is worth drowns; credit for the turn
+    leaves out what was earned before. The coin is not of the seed, for a group shares that. Nor may
+    it depend on what is said: a policy soon says the same in a whole group there, and has the same
+    luck.
+    """
+
+    num_shown = 2
+    coins = random.Random(0)
+
+    def reset(self):
+        super().reset()
+        self.is_lucky = self.coins.random() < 0.5
+        return "?"
+
+    def step(self, action):
+        self.step_count += 1
+        is_right = action == self.letter
+        earned = 30.0 * self.is_lucky if self.step_count == 1 else float(is_right)
+        self.letter = self.rng.choice(self.letters)
+        self._done = self.step_count > self.num_shown
+        return self.letter, earned, self._done, {"success": is_right}
+
+
+def trained(world, *settings, seed, weights=None, metric="reward"):
+    """A metric of the steps, and the weights that they led to."""
+    LuckThenEcho.coins = random.Random(seed)
     # Tied embeddings make it easy to say again what was read.
     model, tokenizer = small_model(seed, tie_word_embeddings=True)
     if weights is not None:
@@ -47,18 +77,18 @@ def trained(world, *settings, seed, weights=None):
             *settings,
         )
         with Trainer(config, world, model=model, tokenizer=tokenizer) as trainer:
-            rewards = [metrics["reward"] for metrics in trainer.fit()]
-    return rewards, {name: x.clone() for name, x in model.state_dict().items()}
+            values = [metrics[metric] for metrics in trainer.fit()]
+    return values, {name: x.clone() for name, x in model.state_dict().items()}
 
 
 @functools.cache
-def imitated(world, seed):
+def imitated(world, seed, num_steps=50):
     """What the expert can teach: the start of all that is learned here, made once."""
     return trained(
         world,
         "training.batch_size=16",
         "training.warm_start=expert",
-        "training.warm_start_steps=50",
+        f"training.warm_start_steps={num_steps}",
         "training.warm_start_learning_rate=5e-3",
         "training.steps_per_epoch=1",
         "training.learning_rate=1e-12",
@@ -66,8 +96,8 @@ def imitated(world, seed):
     )[1]
 
 
-def learn(world, estimator, *settings, seed=0):
-    """The mean reward of each step."""
+def learn(world, estimator, *settings, num_imitated=50, metric="reward"):
+    """The mean reward of each step, or another metric."""
     return trained(
         world,
         "training.warm_start=null",
@@ -77,10 +107,11 @@ def learn(world, estimator, *settings, seed=0):
         "training.update_epochs=2",
         "training.mini_batch_size=32",
         f"training.adv_estimator={estimator}",
-        f"training.batch_size={BATCHES[estimator]}",
+        f"training.batch_size={BATCHES.get(estimator, 8)}",
         *settings,
-        seed=seed,
-        weights=imitated(world, seed),
+        seed=0,
+        weights=imitated(world, 0, num_imitated),
+        metric=metric,
     )[0]
 
 
@@ -97,6 +128,16 @@ class TestEachAlgorithm:
         rewards = learn(FallibleMemory, estimator, "training.steps_per_epoch=15")
         assert rewards[0] < 0.85
         assert mean(rewards[-4:]) > 0.9
+
+
+def test_credit_for_the_turn_learns_what_luck_hides_from_credit_for_the_episode():
+    by_episode, by_turn = (
+        learn(LuckThenEcho, name, "training.steps_per_epoch=15", num_imitated=100, metric="success")
+        for name in ("grpo", "turn_grpo")
+    )
+    assert by_turn[0] == by_episode[0] < 0.8
+    assert mean(by_turn[-4:]) > 0.9
+    assert mean(by_turn[-4:]) > mean(by_episode[-4:]) + 0.1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from trainer.runs import Listener, assert_same_run, episodes, fit_to_the_end, metrics_of
+from trainer.runs import Listener, assert_same_run, episodes, fit_to_the_end
 from trainer.worlds import LETTERS, Echo, Memory, small_trainer
 from turnwise import ConfigError, ConfigStore, Levels
 from turnwise.trainer.episode_metrics import weighted_mean
@@ -246,7 +246,3 @@ def test_the_overall_metrics_are_those_of_the_mixture():
     )
     whole = figures([*parts["a"], *parts["b"]])
     assert found == pytest.approx(whole)
-
-
-def test_the_metrics_file_has_them(run):
-    assert all("memory/success" in metrics for metrics in metrics_of(run[0]))

@@ -141,21 +141,6 @@ def test_a_terminal_gets_the_live_display_and_all_else_above_it(tmp_path, termin
     assert sys.stdout is sys.stderr is screen
 
 
-class Breaks(Echo):
-    def step(self, action):
-        raise KeyError("door")
-
-
-def test_a_run_that_fails_leaves_the_terminal_as_it_was(tmp_path, terminal):
-    screen = terminal()
-    with pytest.raises(RuntimeError, match="every episode of the first step failed"):
-        fit(tmp_path, Breaks)
-    assert screen.raw.endswith("\x1b[?25h")
-    assert sys.stdout is screen
-    assert "\nstopped" in screen.screen
-    assert "KeyError" not in screen.screen  # the error says it, once
-
-
 @pytest.fixture
 def kernel(monkeypatch):
     """As much of a notebook's kernel as a display needs; what its cell shows, in order."""

@@ -4,29 +4,14 @@ import importlib.util
 
 import pytest
 
-from turnwise import ConfigError, ConfigStore, MissingExtraError
+from turnwise import ConfigStore, MissingExtraError
 from turnwise.models import load_model
-from turnwise.trainer.checks import check_settings
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 
 
 def settings(*overrides):
     return ConfigStore.load(overrides=["model.load_in_4bit=true", *overrides])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ((), "4-bit weights cannot be trained"),
-        (("training.lora_rank=4", "inference.backend=vllm"), "'vllm' does not support"),
-        (("training.lora_rank=4", "ray.use_ray=true"), "Ray does not support"),
-    ],
-)
-def test_what_cannot_be_combined_is_refused(overrides, words):
-    with pytest.raises(ConfigError, match=words):
-        check_settings(settings(*overrides))
-    check_settings(settings("training.lora_rank=4"))
 
 
 @pytest.mark.skipif(HAS_BITSANDBYTES, reason="bitsandbytes is installed")

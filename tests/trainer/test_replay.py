@@ -15,7 +15,7 @@ from turnwise import ConfigError
 from turnwise.config import ConfigStore
 from turnwise.errors import TrainingStopped
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.trainer.batches import make_batch, trained_rows
+from turnwise.trainer.learning import make_batch, trained_rows
 from turnwise.trainer.replay import RecordedRun, replay_run
 
 AHEAD = (

@@ -8,7 +8,7 @@ import torch
 
 from trainer.runs import assert_same_run, episodes, fit_to_the_end, metrics_of
 from trainer.worlds import LETTERS, Memory, small_trainer
-from turnwise.trainer.curriculum import Levels
+from turnwise.trainer import Levels
 
 SMALL = (
     "training.batch_size=4",

@@ -8,7 +8,7 @@ import pytest
 from trainer.runs import Listener, episodes
 from trainer.worlds import LETTERS, Echo, small_trainer
 from turnwise import ConfigError, CustomEnvDataset
-from turnwise.trainer.curriculum import Levels
+from turnwise.trainer import Levels
 from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.stopping import StopRequest
 

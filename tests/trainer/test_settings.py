@@ -5,31 +5,37 @@ import pytest
 from turnwise import ConfigError, ConfigStore
 from turnwise.trainer.checks import check_settings
 
-
-@pytest.mark.parametrize("backend", ["local", "transformers"])
-def test_an_engine_on_one_device_refuses_a_model_that_is_split(backend):
-    overrides = [f"inference.backend={backend}", "model.tensor_parallel_size=2"]
-    with pytest.raises(
-        ConfigError, match=r"tensor_parallel_size got 2.*one device.*vllm or sglang"
-    ):
-        check_settings(ConfigStore.load(overrides=overrides))
-    check_settings(ConfigStore.load(overrides=["inference.backend=vllm", overrides[1]]))
+SERVER = ["inference.backend=vllm", "inference.url=http://127.0.0.1:8000"]
+QLORA = ["model.load_in_4bit=true", "training.lora_rank=4"]
+VLLM = ["inference.backend=vllm"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "error"),
+    ("good", "more", "error"),
     [
-        (["training.kl_coef=0.2"], r"kl_coef got 0.2, and there is no KL penalty"),
-        (["logging.wandb.project=mine"], r"logging.wandb has settings, and nothing is sent"),
+        ([], ["model.tensor_parallel_size=2"], r"one device.*vllm or sglang"),
+        ([*VLLM, "model.tensor_parallel_size=2"], ["inference.backend=transformers"], "one device"),
+        (SERVER, ["inference.backend=local"], r"the local engine runs in this process.*vllm"),
+        (SERVER, ["model.tensor_parallel_size=2"], "decided when that server was started"),
+        (SERVER, ["ray.use_ray=true", "ray.num_actors=2"], "num_actors got 2.*from one worker"),
+        (QLORA, ["training.lora_rank=0"], "4-bit weights cannot be trained"),
+        (QLORA, VLLM, "'vllm' does not support"),
+        (QLORA, ["ray.use_ray=true"], "Ray does not support"),
+        (["training.kl_loss_coef=0.1"], ["training.kl_coef=0.2", "training.kl_loss_coef=0"], "KL"),
+        ([], ["training.warm_start=exprt"], "got 'exprt', expected 'expert', 'random', or"),
     ],
 )
-def test_a_setting_without_effect_is_refused(overrides, error):
+def test_what_cannot_be_combined_or_has_no_effect_is_refused(good, more, error):
+    check_settings(ConfigStore.load(overrides=good))
     with pytest.raises(ConfigError, match=error):
-        check_settings(ConfigStore.load(overrides=overrides))
-    use = ["training.use_kl_in_reward=true", "logging.sinks=[wandb]"]
-    check_settings(ConfigStore.load(overrides=[*overrides, *use]))
+        check_settings(ConfigStore.load(overrides=[*good, *more]))
 
 
 def test_a_warm_start_is_bounded():
     with pytest.raises(ConfigError, match="warm_start_steps got 100000000000"):
         ConfigStore.load(overrides=["training.warm_start_steps=100000000000"])
+
+
+def test_options_of_a_tracker_that_is_not_used_are_mentioned(caplog):
+    check_settings(ConfigStore.load(overrides=["logging.wandb.project=mine"]))
+    assert "logging.sinks has no wandb" in caplog.text

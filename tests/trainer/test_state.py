@@ -1,20 +1,12 @@
 """What a checkpoint holds, and models that are read from one."""
 
 import json
-import random
 
-import numpy as np
 import pytest
-import torch
 
 from trainer.worlds import Echo, small_trainer
 from turnwise import CheckpointError
-from turnwise.trainer.state import (
-    find_checkpoint,
-    restore_generators_if_interrupted,
-    seed_generators,
-)
-from turnwise.trainer.stopping import Interrupted
+from turnwise.trainer.state import find_checkpoint
 
 QUICK = (
     "training.batch_size=2",
@@ -35,10 +27,6 @@ def run(tmp_path_factory):
     return trainer.run_folder
 
 
-def drawn():
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
 def test_nothing_in_it_is_pickled(run):
     for folder in (run / "checkpoints").glob("step-*"):
         assert sorted(path.suffix for path in folder.iterdir()) == [
@@ -56,22 +44,3 @@ def test_finding_one(run, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has not saved a checkpoint yet"):
         find_checkpoint(tmp_path)
-
-
-def called_off():
-    with restore_generators_if_interrupted():
-        drawn()
-        raise Interrupted
-
-
-def test_work_that_is_called_off_draws_nothing():
-    seed_generators(1)
-    expected = drawn()
-    seed_generators(1)
-    with pytest.raises(Interrupted):
-        called_off()
-    assert drawn() == expected
-    seed_generators(1)
-    with restore_generators_if_interrupted():
-        drawn()
-    assert drawn() != expected

@@ -7,7 +7,7 @@ import torch
 
 from trainer.runs import Listener
 from trainer.worlds import LETTERS, Echo, Memory, Several, small_trainer
-from turnwise import BaseEnvironment, ChatFormat, ConfigError, ScriptedEngine
+from turnwise import ChatFormat, ConfigError, ScriptedEngine
 from turnwise.episode.collector import EpisodeCollector
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import TrainingStopped
@@ -109,21 +109,6 @@ class TestPlayers:
             trainer.fit()
         assert len(asked) == 8  # by the one step of reinforcement
 
-    def test_an_environment_without_an_expert(self, tmp_path):
-        class Plain(BaseEnvironment):
-            def reset(self):
-                return "go"
-
-            def step(self, action):
-                return "", 1.0, True, {}
-
-            def get_state_description(self):
-                return ""
-
-        trainer = small_trainer(tmp_path, Plain, *QUICK, "training.warm_start=expert")
-        with pytest.raises(ConfigError, match="Plain has no method expert_action"):
-            trainer.fit()
-
     def test_a_loss_that_is_no_number(self, tmp_path):
         trainer = small_trainer(tmp_path, Echo, *QUICK)
         parameter = next(trainer.components.learner.model.parameters())
@@ -186,8 +171,3 @@ class TestFiles:
     def test_bad_ones(self, tmp_path, lines, message):
         with pytest.raises(ConfigError, match=message):
             read_conversations(self.write(tmp_path, *lines), CHAT)
-
-    def test_no_file(self, tmp_path):
-        trainer = small_trainer(tmp_path, Echo, *QUICK, "training.warm_start=exprt")
-        with pytest.raises(ConfigError, match="got 'exprt', expected 'expert', 'random', or"):
-            trainer.fit()

@@ -75,7 +75,7 @@ def check_env(
     ):
         config = open_settings(source, overrides, is_checked=False)
         if config.agent is not None:
-            from turnwise.trainer.agents import no_environment
+            from turnwise.trainer.components import no_environment
 
             raise no_environment(config.agent)
         report = run_checks(

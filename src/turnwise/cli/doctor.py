@@ -71,7 +71,7 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from turnwise.progress.run_state import count
+    from turnwise.progress.lines import count
     from turnwise.runs.checkpoints import CheckpointStore
     from turnwise.runs.doctor import diagnose, findings, present, settings_if_readable
     from turnwise.runs.headline import headline

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.cli.common import print_json, working
 from turnwise.config import ConfigStore
-from turnwise.progress.run_state import clock_time, count, one_line
+from turnwise.progress.lines import clock_time, count, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,12 +47,11 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
     """Measure in a temporary folder, and print the estimate: seconds, bytes and tokens."""
     from rich.filesize import decimal
 
-    from turnwise.trainer.lifecycle import DEFAULT_STEPS
-    from turnwise.trainer.trainer import Trainer
+    from turnwise.trainer.trainer import DEFAULT_STEPS, Trainer
 
     training, times, trial = config.training, _Times(), copy.deepcopy(config)
     trial.checkpoint.run_name = "trial"
-    trial.logging.sinks = []
+    trial.logging.sinks, trial.logging.wandb = [], {}
     trial.training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
     with (
         tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder,

@@ -256,9 +256,8 @@ def _play(part: Part, player: LoadedModel, plan: Plan, name: str) -> None:
     from rich.status import Status
 
     from turnwise.cli.eval_episodes import play_part
-    from turnwise.trainer.failures import cut_below_own_limit, described
-    from turnwise.trainer.rollout import Interrupted
-    from turnwise.trainer.stopping import StopRequest
+    from turnwise.trainer.episode_metrics import cut_below_own_limit, describe_failure
+    from turnwise.trainer.stopping import Interrupted, StopRequest
 
     console = make_console(stderr=True)
     status = Status("", console=console)
@@ -280,7 +279,7 @@ def _play(part: Part, player: LoadedModel, plan: Plan, name: str) -> None:
         say(note, err=True)
     if all(result.status.is_error for result in results):
         where = f" of {name}" if name else ""
-        why = legible(described(results[0]))
+        why = legible(describe_failure(results[0]))
         raise ConfigError(f"every episode{where} failed, the first one with: {why}")
 
 

@@ -23,8 +23,7 @@ from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.models import LoadedModel
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.evaluation import GREEDY, held_out_tasks, num_of_rows
-from turnwise.trainer.rollout import Rows, run_tasks
+from turnwise.trainer.rollout import GREEDY, Rows, held_out_tasks, num_of_rows, run_tasks
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
 _AGENT_CONCURRENCY = 8

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise import __version__
 from turnwise.cli.run_paths import run_containing
 from turnwise.episode import episode_limits
-from turnwise.progress.run_state import count
+from turnwise.progress.lines import count
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
 

@@ -66,7 +66,7 @@ def play_episodes(
         from turnwise.episode.player_engine import player_episode
         from turnwise.episode.types import EpisodeTask
         from turnwise.trainer.components import UserComponents
-        from turnwise.trainer.evaluation import GREEDY
+        from turnwise.trainer.rollout import GREEDY
         from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
         is_function = run is None and ".py:" in player

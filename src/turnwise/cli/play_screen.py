@@ -18,7 +18,7 @@ from turnwise.cli.common import legible, make_console
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.report import explain
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.progress.run_state import count
+from turnwise.progress.lines import count
 from turnwise.tools import ActionParser, ToolCall, ToolDefinition
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 

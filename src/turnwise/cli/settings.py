@@ -98,7 +98,7 @@ class Overrides:
     def allow_code(self, player: str | None = None) -> None:
         """Allow the code that the options and `player` name: the user typed the names."""
         if self.agent is not None:
-            from turnwise.trainer.agents import remember_agent  # late: it imports torch
+            from turnwise.trainer.components import remember_agent  # late: it imports torch
 
             remember_agent(self.agent)
         names = [
@@ -205,11 +205,11 @@ def open_settings(
 
     config = ConfigStore() if source is None else read_settings(source)
     if source is not None and config.environments is None and config.agent is None:
-        from turnwise.trainer.components import UserComponents, environment_of
+        from turnwise.trainer.components import UserComponents, find_environment
 
         # The rows of a dataset without an environment are prompts. Named before the overrides:
         # other rows do not make it another environment.
-        if environment_of(UserComponents(), config) == PROMPTS:
+        if find_environment(UserComponents(), config) == PROMPTS:
             config.environment.name = PROMPTS
     overrides.put_into(config)
     if config.environments is not None and not takes_mix:
@@ -366,9 +366,12 @@ def check_code(config: ConfigStore) -> None:
                 # It was never reset, so its `close` may fail or hang.
                 close_environment(environment, settings.limits.close_timeout)
             else:
-                from turnwise.trainer.agents import agent_of, expert_of  # late: it imports torch
+                from turnwise.trainer.components import (  # late: it imports torch
+                    find_agent,
+                    find_expert,
+                )
 
-                expert_of(None, settings, agent_of(None, settings))
+                find_expert(None, settings, find_agent(None, settings))
             checked = "the reward"
             reward_by_name(settings.reward)
             checked = "a tool"

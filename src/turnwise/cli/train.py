@@ -326,7 +326,7 @@ def _about_the_demo(config: ConfigStore) -> str:
 def _learned(config: ConfigStore, history: Sequence[Mapping[str, float]]) -> str:
     """Return what the demo learned: its success before and after, and the expert's."""
     from turnwise.env import environment_factory, expert_player, play_episode
-    from turnwise.trainer.evaluation import held_out_tasks
+    from turnwise.trainer.rollout import held_out_tasks
 
     make = environment_factory(config.environment.name, config.environment)
     tasks = held_out_tasks(max(config.training.eval_episodes, 1), config.training.seed)
@@ -343,9 +343,9 @@ def _learned(config: ConfigStore, history: Sequence[Mapping[str, float]]) -> str
 def _other_players(config: ConfigStore) -> str:
     """Return whom an evaluation also plays: those players that every environment has."""
     from turnwise.env.players import lacks_player
-    from turnwise.trainer.components import UserComponents, environment_of
+    from turnwise.trainer.components import UserComponents, find_environment
 
-    sources = [environment_of(UserComponents(), part) for part in config.parts().values()]
+    sources = [find_environment(UserComponents(), part) for part in config.parts().values()]
     words = {"expert": "the expert", "random": "a random player"}
     names = [word for who, word in words.items() if not any(lacks_player(s, who) for s in sources)]
     return f", next to {' and '.join(names)}" if names else ""
@@ -356,7 +356,7 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
 
     That are the means of its first and its last tenth, its headline and its best checkpoint.
     """
-    from turnwise.progress.run_state import brief
+    from turnwise.progress.lines import brief
     from turnwise.runs.checkpoints import CheckpointStore
     from turnwise.runs.headline import headline
     from turnwise.runs.run_folder import RunFolder

@@ -26,8 +26,17 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.progress.lines import LastingStream, LegibleConsole, LineReporter, as_block
-from turnwise.progress.run_state import RunInfo, RunState, brief, clock_time, one_line
+from turnwise.progress.lines import (
+    LastingStream,
+    LegibleConsole,
+    LineReporter,
+    RunInfo,
+    RunState,
+    as_block,
+    brief,
+    clock_time,
+    one_line,
+)
 from turnwise.runs.headline import policy_movement
 
 MOST_COLUMNS = 100

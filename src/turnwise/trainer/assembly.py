@@ -22,9 +22,9 @@ from turnwise.learner.base import BaseLearner
 from turnwise.models import model_folder
 from turnwise.models.probing import rope_types, rotary_limit
 from turnwise.models.weight_files import read_wide
-from turnwise.trainer.batches import Advantages
 from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import EpisodeKind, UserComponents
+from turnwise.trainer.learning import Advantages
 from turnwise.user_code import require_model_code
 
 Collector = TypeVar("Collector", bound=EpisodeCollector)

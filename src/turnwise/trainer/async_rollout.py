@@ -8,7 +8,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -25,23 +25,13 @@ _MAX_BLOCKS = 16
 
 
 class Draw(NamedTuple):
-    """A group to play: the block of the task order that it belongs to, and its place in it.
+    """A group to play: the block of the task order that it belongs to, and its number in it.
 
-    Synchronous step n plays block n. Block and place give the group's task and seeds.
+    Synchronous step n plays block n. Block and number give the group's task and seeds.
     """
 
     block: int
-    place: int
-
-
-@dataclass
-class _Started:
-    """A group that has started and is not trained on."""
-
-    draw: Draw
-    version: int
-    """Updates that were done when it started."""
-    is_finished: bool = False
+    number: int
 
 
 class Pacer:
@@ -82,8 +72,11 @@ class Pacer:
         self._next = Draw(version, 0)
         self._again: deque[Draw] = deque()
         """Groups that had started when the run was interrupted; they start before new ones."""
-        self._started: dict[Draw, _Started] = {}
-        """In the order in which they started."""
+        self._started: dict[Draw, int] = {}
+        """Groups that have started and are not trained on, in the order in which they started,
+        each with the updates that were done then."""
+        self._finished: set[Draw] = set()
+        """Those of them whose episodes have all ended."""
         self._window = 2 * batch_size
         self._has_waited = False
         """Whether the learner has to wait for its next batch."""
@@ -103,15 +96,16 @@ class Pacer:
         if self._again:
             draw = self._again.popleft()
         else:
-            draw, (block, place) = self._next, self._next
-            is_last = place + 1 >= self.batch_size
-            self._next = Draw(block + 1, 0) if is_last else Draw(block, place + 1)
-        self._started[draw] = _Started(draw, self.version)
+            draw = self._next
+            block, number = draw
+            is_last = number + 1 >= self.batch_size
+            self._next = Draw(block + 1, 0) if is_last else Draw(block, number + 1)
+        self._started[draw] = self.version
         return draw
 
     def finish(self, draw: Draw) -> None:
         """Record that all episodes of a group have ended."""
-        self._started[draw].is_finished = True
+        self._finished.add(draw)
 
     def next_batch(self) -> list[Draw] | None:
         """Return the groups of the next update, the oldest first; None if it has to wait.
@@ -119,9 +113,16 @@ class Pacer:
         They are removed: each group is trained on once.
         """
         assert not self._batch, "the update on the last batch is not done"
-        finished = [group for group in self._started.values() if group.is_finished]
-        batch = finished[: self.batch_size]
-        if len(batch) < self.batch_size or not self._can_wait_without(batch):
+        batch = [draw for draw in self._started if draw in self._finished][: self.batch_size]
+        chosen = set(batch)
+        left = [version for draw, version in self._started.items() if draw not in chosen]
+        due = Counter(version + self.max_staleness for version in left)
+        num_due = 0
+        can_wait = True  # whether later updates can train on all other groups in time
+        for update in sorted(due):
+            num_due += due[update]
+            can_wait = can_wait and num_due <= self.batch_size * (update - self.version)
+        if len(batch) < self.batch_size or not can_wait:
             self._has_waited = True
             return None
         if self._has_waited:
@@ -131,22 +132,11 @@ class Pacer:
         largest = self.batch_size * (self.max_staleness + 1)
         self._window = min(max(self._window, self.batch_size), largest)
         self._has_waited = False
-        for group in batch:
-            del self._started[group.draw]
-        self._batch = [group.draw for group in batch]
-        return list(self._batch)
-
-    def _can_wait_without(self, batch: Iterable[_Started]) -> bool:
-        """Return whether later updates can train on all other groups in time."""
-        chosen = {group.draw for group in batch}
-        left = [group for group in self._started.values() if group.draw not in chosen]
-        due = Counter(group.version + self.max_staleness for group in left)
-        num_due = 0
-        for update in sorted(due):
-            num_due += due[update]
-            if num_due > self.batch_size * (update - self.version):
-                return False
-        return True
+        for draw in batch:
+            del self._started[draw]
+            self._finished.remove(draw)
+        self._batch = batch
+        return list(batch)
 
     def updated(self) -> None:
         """Record that the update on the last batch is done."""
@@ -163,6 +153,7 @@ class Pacer:
         self._next = Draw(*map(int, state["next"]))
         self._again = deque(Draw(*map(int, draw)) for draw in state["again"])
         self._started.clear()
+        self._finished.clear()
         self._batch = []
         return self
 
@@ -180,48 +171,8 @@ class _Group:
     """The results of the first attempt, if they all had the same reward and others replace them."""
     first_tasks: list[EpisodeTask] = field(default_factory=list)
 
-    @property
-    def is_complete(self) -> bool:
-        return len(self.results) == len(self.tasks)
-
-    @property
-    def has_zero_variance(self) -> bool:
-        return bool(zero_variance_groups(self.results))
-
 
 Work: TypeAlias = tuple[_Group, EpisodeTask]
-
-
-class IdleClock:
-    """Measures how long things were idle, from one step to the next."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._engine_before = 0.0
-
-    @contextlib.contextmanager
-    def idle(self, what: str) -> Iterator[None]:
-        """Count the time inside the block; it may overlap with others in the same thread."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[what] += time.monotonic() - max(started, self._started)
-
-    def shares(self, num_slots: int, engine_seconds: float | None) -> dict[str, float]:
-        """Return the shares since the last call; `engine_seconds` is the engine's own count."""
-        now = time.monotonic()
-        passed, self._started = max(now - self._started, 1e-9), now
-        seconds, self._seconds = self._seconds, defaultdict(float)
-        shares = {
-            "idle/learner": seconds["learner"] / passed,
-            "idle/episodes": seconds["episodes"] / (passed * num_slots),
-        }
-        if engine_seconds is not None:
-            shares["idle/engine"] = (engine_seconds - self._engine_before) / passed
-            self._engine_before = engine_seconds
-        return shares
 
 
 class AsyncRollout(Rollout):
@@ -260,10 +211,13 @@ class AsyncRollout(Rollout):
         self._groups: dict[Draw, _Group] = {}
         self._tasks_to_play: deque[Work] = deque()
         self._blocks: dict[int, list[list[EpisodeTask]]] = {}
-        """Drawn tasks by block and place."""
+        """Drawn tasks by block and number."""
         self._waiting: list[asyncio.Future[None]] = []
         """Idle workers, and `play`."""
-        self._clock = IdleClock()
+        self._idle_seconds: defaultdict[str, float] = defaultdict(float)
+        """Since the last call of `idle_shares`, by who was idle."""
+        self._idle_since = time.monotonic()
+        self._engine_idle_before = 0.0
         self._failure: BaseException | None = None
         self._host: EpisodeCall[None] | None = None
         self._stop: StopRequest | None = None
@@ -275,21 +229,41 @@ class AsyncRollout(Rollout):
             with giving_up_blocked_loops(stop.give_up):
                 self._host, self._stop = stop.thread.submit(self._play_all_the_time()), stop
             self.idle_shares()  # from now on
-        with self._clock.idle("learner"):
+        with self._idle("learner"):
             return run_unless_stopped(self._next_batch(on_episode), stop)
+
+    @contextlib.contextmanager
+    def _idle(self, what: str) -> Iterator[None]:
+        """Count the time inside the block; it may overlap with others in the same thread."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._idle_seconds[what] += time.monotonic() - max(started, self._idle_since)
 
     def idle_shares(self) -> dict[str, float]:
         """Return the shares of the last step's time in which learner, engine and episodes waited.
 
         `idle/episodes` is that of the slots for episodes in which none was allowed to start.
         """
+        now = time.monotonic()
+        passed, self._idle_since = max(now - self._idle_since, 1e-9), now
+        seconds, self._idle_seconds = self._idle_seconds, defaultdict(float)
+        shares = {
+            "idle/learner": seconds["learner"] / passed,
+            "idle/episodes": seconds["episodes"] / (passed * self._num_slots),
+        }
         engine_seconds = getattr(self.collector.setup.engine, "idle_seconds", None)
-        return self._clock.shares(self._num_slots, engine_seconds)
+        if engine_seconds is not None:  # its own count
+            shares["idle/engine"] = (engine_seconds - self._engine_idle_before) / passed
+            self._engine_idle_before = engine_seconds
+        return shares
 
     def step_done(self) -> None:
         with self._lock:
             self._pacer.updated()
-        self._call_in_loop(self._wake_all)
+        if self._stop is not None and self._stop.thread is not None:
+            self._stop.thread.call_soon(self._wake_all)
 
     def close(self) -> None:
         """Cancel the running episodes; they are played again when the run is resumed."""
@@ -329,7 +303,7 @@ class AsyncRollout(Rollout):
             with self._lock:
                 draw = self._pacer.start()
             if draw is None:
-                with self._clock.idle("episodes"):
+                with self._idle("episodes"):
                     await self._change()
             else:
                 group = self._groups[draw] = _Group(draw, self._drawn(draw))
@@ -346,11 +320,11 @@ class AsyncRollout(Rollout):
             self._blocks[draw.block] = groups
             while len(self._blocks) > _MAX_BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
-        return self._blocks[draw.block][draw.place % len(self._blocks[draw.block])]
+        return self._blocks[draw.block][draw.number % len(self._blocks[draw.block])]
 
     def _keep(self, group: _Group, result: EpisodeResult) -> None:
         group.results.append(result)
-        if group.is_complete and not self._plays_others(group):
+        if len(group.results) == len(group.tasks) and not self._plays_others(group):
             with self._lock:
                 self._pacer.finish(group.draw)
         self._wake_all()
@@ -358,22 +332,22 @@ class AsyncRollout(Rollout):
     def _plays_others(self, group: _Group) -> bool:
         """Play other tasks in place of a complete group with equal rewards; whether it does."""
         num_attempts = self._config.training.resample
-        if self._group_size == 1:
+        if not zero_variance_groups(group.results):
             return False
-        if group.has_zero_variance and group.attempt < num_attempts:
-            if group.first is None:
-                group.first, group.first_tasks = group.results, group.tasks
-            group.attempt += 1
-            # An own number for each place, or two groups of a block would get the same rows.
-            number = group.draw.place * (num_attempts + 1) + group.attempt
-            with self._drawing:
-                group.tasks = self._tasks(group.draw.block, number, groups=[group.draw.place])
-            group.results = []
-            self._tasks_to_play.extend((group, task) for task in group.tasks)
-            return True
-        if group.has_zero_variance and group.first is not None:  # as good as any other attempt
-            group.results, group.tasks, group.attempt = group.first, group.first_tasks, 0
-        return False
+        if group.attempt >= num_attempts:
+            if group.first is not None:  # as good as any other attempt
+                group.results, group.tasks, group.attempt = group.first, group.first_tasks, 0
+            return False
+        if group.first is None:
+            group.first, group.first_tasks = group.results, group.tasks
+        group.attempt += 1
+        # A number of its own for each group, or two groups of a block would get the same rows.
+        number = group.draw.number * (num_attempts + 1) + group.attempt
+        with self._drawing:
+            group.tasks = self._tasks(group.draw.block, number, groups=[group.draw.number])
+        group.results = []
+        self._tasks_to_play.extend((group, task) for task in group.tasks)
+        return True
 
     async def _next_batch(self, on_episode: OnEpisode | None) -> Collection:
         """Wait for the groups of the next update, and return their episodes."""
@@ -403,10 +377,8 @@ class AsyncRollout(Rollout):
         }
         collection = await self.collector.finish(results)
         self.num_resampled = sum(group.attempt > 0 for group in groups)
-        self.zero_variance = {}
-        if self._group_size > 1:
-            replaced = {number for number, group in enumerate(groups) if group.first is not None}
-            self._measure_zero_variance(collection, replaced)
+        replaced = {number for number, group in enumerate(groups) if group.first is not None}
+        self._measure_zero_variance(collection, replaced)
         return collection
 
     async def _change(self) -> None:
@@ -420,8 +392,3 @@ class AsyncRollout(Rollout):
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-
-    def _call_in_loop(self, function: Any) -> None:
-        thread = None if self._stop is None else self._stop.thread
-        if thread is not None:
-            thread.call_soon(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from turnwise.trainer.reporter import CALLBACK_EVENTS
 from turnwise.trainer.rollout import group_size
 from turnwise.user_code import require_use, server_use
 
+_LOG = logging.getLogger("turnwise")
 _NUM_ROWS_CHECKED = 100
 _MOST_EPISODES = 10**6
 """Of one step: a batch of more would fill the memory before the first episode ends."""
@@ -53,8 +55,8 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
         )
     group_size(config, user.algorithm(config).estimator)
     _check_best_metric(config)
-    for components in [part.components for part in user.mix] or [user]:
-        _check_components(components, config)
+    for part in user.parts(config):
+        _check_components(part.components, config)
 
 
 def check_settings(config: ConfigStore) -> None:
@@ -126,11 +128,6 @@ def check_settings(config: ConfigStore) -> None:
             "in the loss.",
         ),
         (
-            config.logging.wandb and "wandb" not in config.logging.sinks,
-            "logging.wandb has settings, and nothing is sent there. Set logging.sinks to [wandb], "
-            "or remove logging.wandb.",
-        ),
-        (
             training.max_staleness and inference.options.get("sleep"),
             f"inference.options.sleep got true with training.max_staleness="
             f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
@@ -144,6 +141,8 @@ def check_settings(config: ConfigStore) -> None:
     ):
         if is_refused:
             raise ConfigError(why)
+    if config.logging.wandb and "wandb" not in config.logging.sinks:
+        _LOG.warning("logging.wandb has settings, and logging.sinks has no wandb: none is sent")
 
 
 def _check_best_metric(config: ConfigStore) -> None:
@@ -212,44 +211,26 @@ def _check_components(user: UserComponents, config: ConfigStore) -> None:
 
 def _check_types(user: UserComponents) -> None:
     """Raise for arguments of the trainer that are of another type."""
-    parser, tokenizer = user.parser, user.tokenizer
-    is_parser = isinstance(parser, str) or _has(parser, "parse", "render")
-    is_tokenizer = isinstance(tokenizer, str) or _has(tokenizer, "encode")
-    for name, value, is_right, expected in (
-        (
-            "parser",
-            parser,
-            is_parser,
-            "a name such as 'hermes', or an object of a class derived from turnwise.ActionParser",
-        ),
-        (
-            "system_prompt",
-            user.system_prompt,
-            isinstance(user.system_prompt, str),
-            "a string, which is put before the environment's own system prompt",
-        ),
-        (
-            "model",
-            user.model,
-            isinstance(user.model, torch.nn.Module),
-            "a loaded Hugging Face model, together with its tokenizer. To name a model, use the "
-            "setting model.model_name, or model.local_path for a folder",
-        ),
-        (
-            "tokenizer",
-            tokenizer,
-            is_tokenizer,
-            "a Hugging Face tokenizer, or the name or folder of one",
-        ),
-        (
-            "limits",
-            user.limits,
-            isinstance(user.limits, EpisodeLimits),
-            "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)",
-        ),
-    ):
-        if value is not None and not is_right:
-            raise ConfigError(f"{name} got {value!r:.80}, expected {expected}.")
+    is_right = {
+        "parser": isinstance(user.parser, str) or _has(user.parser, "parse", "render"),
+        "system_prompt": isinstance(user.system_prompt, str),
+        "model": isinstance(user.model, torch.nn.Module),
+        "tokenizer": isinstance(user.tokenizer, str) or _has(user.tokenizer, "encode"),
+        "limits": isinstance(user.limits, EpisodeLimits),
+    }
+    expected = {
+        "parser": "a name such as 'hermes', or an object of a class derived from "
+        "turnwise.ActionParser",
+        "system_prompt": "a string, which is put before the environment's own system prompt",
+        "model": "a loaded Hugging Face model, together with its tokenizer. To name a model, use "
+        "the setting model.model_name, or model.local_path for a folder",
+        "tokenizer": "a Hugging Face tokenizer, or the name or folder of one",
+        "limits": "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)",
+    }
+    for name, text in expected.items():
+        value = getattr(user, name)
+        if value is not None and not is_right[name]:
+            raise ConfigError(f"{name} got {value!r:.80}, expected {text}.")
 
 
 def checked_callbacks(callbacks: Any) -> list[Any]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import inspect
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,31 +33,39 @@ from turnwise.reward.combine import reward_by_name
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name
-from turnwise.trainer.agents import (
-    agent_episodes,
-    agent_name,
-    agent_of,
-    expert_of,
-    no_environment,
+from turnwise.trainer.rollout import (
+    Curriculum,
+    Rows,
+    check_curriculum,
+    evaluation_tasks,
 )
-from turnwise.trainer.curriculum import Curriculum, check_curriculum, evaluation_tasks
-from turnwise.trainer.rollout import Rows, TaskSource
 from turnwise.trainer.state import (
     check_reference,
     load_configured_model,
     load_configured_model_in_parts,
     load_configured_tokenizer,
 )
-from turnwise.user_code import code_name
+from turnwise.user_code import (
+    callable_label,
+    code_name,
+    fingerprint,
+    import_object,
+    names_code,
+    remember_use,
+    require_use,
+)
 
 if TYPE_CHECKING:
     from turnwise.agents import AgentSource, Expert
+    from turnwise.chat.tree import ThoughtPolicy
 
 GivenEnvironment: TypeAlias = (
     EnvironmentSource | tuple[EnvironmentSource, float] | Mapping[str, Any]
 )
 """An environment of a mix: alone, with a weight, or as a dict with the keys of the YAML."""
 _SETTINGS = ("weight", "name", "max_steps", "params")
+_INTERPRETERS = {"python", "python3", "node", "npx", "uv", "uvx", "run", "bash", "sh", "env"}
+"""Words of an agent's command before the name of the program that is meant."""
 _OBJECTS = ("reward", "dataset", "eval_dataset", "tools", "system_prompt", "curriculum")
 
 
@@ -86,15 +97,15 @@ class UserComponents:
 
     def filled_from(self, config: ConfigStore) -> UserComponents:
         """Return these components, completed from the settings."""
-        agent = agent_of(self.agent, config)
+        agent = find_agent(self.agent, config)
         has_one = config.environments is None and agent is None
-        environment = environment_of(self, config) if has_one else None
+        environment = find_environment(self, config) if has_one else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
         return dataclasses.replace(
             self,
             environment=environment,
             agent=agent,
-            expert=expert_of(self.expert, config, agent),
+            expert=find_expert(self.expert, config, agent),
             dataset=_rows(self.dataset, config.dataset, are_prompts),
             eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
             reward_fn=reward_by_name(config.reward) if self.reward_fn is None else self.reward_fn,
@@ -153,23 +164,22 @@ class UserComponents:
 
     @property
     def environment_name(self) -> str:
-        """The name of the environment, or of the agent."""
-        if self.agent is not None:
-            return agent_name(self.agent)
-        source = self.environment
+        """The name of the environment, or of the agent: of its function, class or program."""
+        source: Any = self.environment if self.agent is None else self.agent
+        if isinstance(source, str) and self.agent is not None:
+            words = [word for word in shlex.split(source) if not word.startswith("-")]
+            programs = [Path(word).stem for word in words]
+            return next((name for name in programs if name not in _INTERPRETERS), programs[0])
         if isinstance(source, str):
             return source
+        while isinstance(source, functools.partial) and self.agent is not None:
+            source = source.func
         kind = type(source) if isinstance(source, BaseEnvironment) else source
         return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
 
-    def task_sources(self) -> list[TaskSource]:
-        """Return where the tasks of training come from; a mix has a source for each environment."""
-        if not self.mix:
-            return [TaskSource(rows=self.train_rows, curriculum=self.curriculum)]
-        return [
-            TaskSource(part.name, part.weight, part.components.train_rows, part.given.curriculum)
-            for part in self.mix
-        ]
+    def parts(self, config: ConfigStore) -> tuple[MixEnvironment, ...]:
+        """Return the environments of the mix; without one, the only one under an empty name."""
+        return self.mix or (MixEnvironment("", 1.0, config, self, self),)
 
     def algorithm(self, config: ConfigStore) -> Algorithm:
         """Return the estimator and policy loss that were given, or those of the settings."""
@@ -188,10 +198,8 @@ class UserComponents:
         if self.agent is not None:
             return limits.horizon(None, has_tools=has_tools)
         horizons = []
-        for user, settings in [(part.components, part.config) for part in self.mix] or [
-            (self, config)
-        ]:
-            environment = user.factory(settings)()
+        for part in self.parts(config):
+            environment = part.components.factory(part.config)()
             tools = has_tools or bool(marked_tools(environment))
             horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
             if not is_async(environment.close):
@@ -213,8 +221,11 @@ class UserComponents:
         """Return what creates episodes: an environment's factory, or the agent's episodes."""
         if self.agent is None:
             return self.factory(config)
+        from turnwise.agents import AgentEpisodes  # here: it needs an extra
+
         assert not isinstance(self.expert, str)
-        episodes = agent_episodes(self.agent, self.expert, config)
+        thoughts: ThoughtPolicy = "keep" if config.inference.thoughts == "keep" else "as_sent"
+        episodes = AgentEpisodes(self.agent, expert=self.expert, thoughts=thoughts)
         closing.callback(episodes.close)
         return episodes
 
@@ -312,13 +323,94 @@ class MixEnvironment:
     has_own_tools: bool = False
 
 
-def environment_of(user: UserComponents, config: ConfigStore) -> EnvironmentSource:
+def find_environment(user: UserComponents, config: ConfigStore) -> EnvironmentSource:
     """Return the environment that was given or named; a dataset alone means prompts."""
     if user.environment is not None:
         return user.environment
     has_rows = user.dataset is not None or config.dataset.path is not None
     is_named = config.environment.name != EnvironmentConfig().name
     return PROMPTS if has_rows and not is_named else config.environment.name
+
+
+def find_agent(given: Any, config: ConfigStore) -> AgentSource | None:
+    """Return the agent that was given or that the settings name; None without one."""
+    agent = config.agent if given is None else given
+    if agent is None:
+        return None
+    from turnwise.agents import check_agent
+
+    if not isinstance(agent, str):
+        return check_agent(agent)
+    if names_code(agent) or agent.startswith("<"):
+        return check_agent(import_object(agent, option="--agent or the setting agent"))
+    if given is None:
+        require_use(f"the agent's command {agent!r}")
+    return check_agent(agent)
+
+
+def find_expert(given: Any, config: ConfigStore, agent: AgentSource | None) -> Expert | None:
+    """Return the agent's expert that was given or that the settings name; None without one."""
+    expert = config.expert if given is None else given
+    if agent is None and expert is not None:
+        raise ConfigError(
+            "expert is given without an agent, whose turns it would write. An environment has its "
+            "own expert, the method expert_action."
+        )
+    if isinstance(expert, str):
+        expert = import_object(expert, option="the setting expert")
+    if expert is not None and not callable(expert):
+        raise ConfigError(
+            f"expert got {type(expert).__name__}, expected a function of (messages, tools) that "
+            "returns the reply as a text or a message"
+        )
+    if expert is not None:
+        try:
+            inspect.signature(expert).bind([], [])
+        except ValueError:  # a function of C, which does not say what it takes
+            pass
+        except TypeError as error:
+            raise ConfigError(
+                f"expert {callable_label(expert)} cannot be called with (messages, tools): {error}"
+            ) from None
+    start = config.training.warm_start
+    if agent is not None and (start == "random" or (start == "expert" and expert is None)):
+        raise ConfigError(
+            f"training.warm_start got {start!r}, and an agent has no such player. Set "
+            "training.warm_start to expert, and pass Trainer(expert=function) or set expert: "
+            "file.py:function; it takes (messages, tools) and returns what the model should reply."
+        )
+    checked: Expert | None = expert
+    return checked
+
+
+def agent_label(agent: AgentSource) -> str:
+    """Return an agent as the settings have it: a command, or the name of a function."""
+    return agent if isinstance(agent, str) else callable_label(agent)
+
+
+def agent_hash(agent: AgentSource) -> str:
+    """Return a hash of what an agent does; of a command, of its words and the files it names."""
+    if not isinstance(agent, str):
+        return fingerprint(agent)
+    digest = hashlib.sha256(agent.encode())
+    for word in shlex.split(agent):
+        if Path(word).suffix and Path(word).is_file():
+            digest.update(Path(word).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def remember_agent(label: str | None) -> None:
+    """Record that the user ran this command: a run folder that names it may use it later."""
+    if label is not None and not names_code(label) and not label.startswith("<"):
+        remember_use(f"the agent's command {label!r}")
+
+
+def no_environment(name: str) -> ConfigError:
+    """Return the error of a command that needs an environment, for the run of an agent."""
+    return ConfigError(
+        f"this is played by the agent {name}, which has no environment. turnwise eval plays "
+        "it, turnwise view shows its conversations, turnwise serve lets you talk to its model."
+    )
 
 
 def _rows(
@@ -353,6 +445,13 @@ def with_mix(
 
     Each environment of it gets its own components, and the shared ones where it has none.
     """
+    for name in ("environment", "tools", "system_prompt", "environments"):
+        value = environments if name == "environments" else getattr(given, name)
+        if given.agent is not None and value is not None:
+            raise ConfigError(
+                f"agent= and {name}= are both given. An agent has its own loop, tools and prompts, "
+                f"and no environment: leave out {name}=, or leave out agent=."
+            )
     parsed: list[tuple[EnvironmentItem, UserComponents]] = []
     if environments is not None:
         if isinstance(environments, str) or not isinstance(environments, Iterable):
@@ -377,35 +476,25 @@ def with_mix(
     mix = []
     for number, (name, settings) in enumerate(config.parts().items()):
         item = config.environments[number]
-        own = parsed[number][1] if parsed else UserComponents()
-        # A component that stays None is taken from the settings of the environment.
+        part = parsed[number][1] if parsed else UserComponents()
         components = dataclasses.replace(
             given,
-            environment=item.environment if own.environment is None else own.environment,
-            dataset=own.dataset,
-            eval_dataset=own.eval_dataset,
-            reward_fn=_first(own.reward_fn, given.reward_fn, item.reward or None),
-            tools=_first(own.tools, given.tools, item.tools),
-            system_prompt=_first(own.system_prompt, given.system_prompt, item.system_prompt),
+            environment=item.environment if part.environment is None else part.environment,
+            dataset=part.dataset,
+            eval_dataset=part.eval_dataset,
         )
-        mix.append(
-            MixEnvironment(
-                name,
-                item.weight,
-                settings,
-                own,
-                components.filled_from(settings),
-                has_own_tools=own.tools is not None or item.tools is not None,
-            )
-        )
+        for key, in_settings in (
+            ("reward_fn", item.reward or None),
+            ("tools", item.tools),
+            ("system_prompt", item.system_prompt),
+        ):
+            # What is None then is taken from the settings of the environment.
+            if getattr(part, key) is not None or in_settings is not None:
+                components = dataclasses.replace(components, **{key: getattr(part, key)})
+        has_own_tools = part.tools is not None or item.tools is not None
+        components = components.filled_from(settings)
+        mix.append(MixEnvironment(name, item.weight, settings, part, components, has_own_tools))
     return config, dataclasses.replace(given, mix=tuple(mix))
-
-
-def _first(of_environment: Any, shared: Any, in_settings: Any) -> Any:
-    """Return the environment's own component, or the shared one if its settings have none."""
-    if of_environment is None and in_settings is None:
-        return shared
-    return of_environment
 
 
 def _mix_environment(

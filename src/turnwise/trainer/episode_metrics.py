@@ -1,4 +1,8 @@
-"""The metrics of a step's episodes: all metrics that do not come from the learner."""
+"""What the episodes of a step show: all metrics that do not come from the learner; failures.
+
+A run must end where every episode fails, or no step changes the model. What is only suspicious is
+reported as soon as it is played.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,30 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import TypeAlias
 
 from turnwise.episode import AgentRecord, Collection, EpisodeResult, TurnRecord
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolFailure
 from turnwise.trainer.reporter import Metrics
+from turnwise.types import EpisodeStatus
 
-_TIMED = ("engine", "environment", "tools", "reward")
+FailureKind: TypeAlias = tuple[str, str]
+"""How an episode failed: its status, and where in the user's code."""
+
+MAX_FAILED_STEPS = 5
+"""A run ends after this many consecutive steps from which nothing can be learned."""
+_NUM_FIRST_STEPS = 2
+_MIN_EPISODES = 8
+"""Fewer episodes may have the same reward by chance."""
+_TIMED = {"engine": "generate", "environment": "environment", "tools": "tools", "reward": "reward"}
 _PER_ENVIRONMENT = (
     *("num_groups", "num_episodes", "reward", "reward_std", "success", "turns"),
     *("tokens_per_episode", "truncated", "errors", "invalid_actions"),
 )
 """Metrics that a step logs for each environment of a mix."""
+_EVALUATED = ("num_episodes", "reward", "reward_std", "success", "turns", "truncated", "errors")
 
 
 def step_metrics(played: Collection, success_reported: Set[str] = frozenset()) -> Metrics:
@@ -30,9 +45,39 @@ def step_metrics(played: Collection, success_reported: Set[str] = frozenset()) -
     """
     metrics = episode_metrics(played, success_reported)
     for name in sorted({result.part for result in [*played, *played.dropped]} - {""}):
-        values = episode_metrics(episodes_of(played, name), success_reported)
+        values = episode_metrics(select_part(played, name), success_reported)
         metrics |= {f"{name}/{key}": values[key] for key in _PER_ENVIRONMENT if key in values}
     return metrics
+
+
+def evaluation_metrics(
+    played: Collection, weights: Mapping[str, float], success_reported: Set[str]
+) -> dict[str, Metrics]:
+    """Return the metrics of each environment of a mix, and of all under the empty name.
+
+    In a mix, whose environments have these weights, the latter are means over the environments,
+    each counted with its weight.
+    """
+    by_part = {}
+    for name in weights or [""]:
+        part = select_part(played, name)
+        results = [*part, *part.dropped]
+        # Failed episodes count as failed only.
+        ended_well = Collection([result for result in part if not result.status.is_error])
+        metrics = episode_metrics(ended_well, success_reported)
+        if results:
+            metrics["errors"] = sum(result.status.is_error for result in results) / len(results)
+        kept = [key for key in _EVALUATED if key in metrics]
+        # Where rows were played several times: confidence intervals count rows.
+        if metrics["num_groups"] < metrics["num_episodes"]:
+            kept.append("num_groups")
+        by_part[name] = {key: metrics[key] for key in kept}
+    if not weights:
+        return by_part
+    whole = weighted_mean(by_part, weights)
+    whole["num_episodes"] = sum(values["num_episodes"] for values in by_part.values())
+    whole.pop("num_groups", None)  # a weighted mean has no confidence interval
+    return {"": whole, **by_part}
 
 
 def environments_with_success(played: Collection) -> set[str]:
@@ -44,7 +89,7 @@ def environments_with_success(played: Collection) -> set[str]:
     }
 
 
-def episodes_of(played: Collection, name: str) -> Collection:
+def select_part(played: Collection, name: str) -> Collection:
     """Return the episodes of one environment of a mix."""
     return Collection(
         [result for result in played if result.part == name],
@@ -59,15 +104,15 @@ def weighted_mean(by_environment: Mapping[str, Metrics], weights: Mapping[str, f
     share of the episodes. A metric that some environments lack is averaged over the others.
     """
     metrics: Metrics = {}
-    for name in dict.fromkeys(key for found in by_environment.values() for key in found):
-        own = {env: found[name] for env, found in by_environment.items() if name in found}
-        total = sum(weights[env] for env in own)
-        metrics[name] = sum(weights[env] * value for env, value in own.items()) / total
+    for name in dict.fromkeys(key for values in by_environment.values() for key in values):
+        known = {env: values[name] for env, values in by_environment.items() if name in values}
+        total = sum(weights[env] for env in known)
+        metrics[name] = sum(weights[env] * value for env, value in known.items()) / total
     if "reward_std" in metrics:  # of the mixture: the means of the environments differ too
         squares = {
-            env: {"square": found["reward_std"] ** 2 + found["reward"] ** 2}
-            for env, found in by_environment.items()
-            if "reward" in found
+            env: {"square": values["reward_std"] ** 2 + values["reward"] ** 2}
+            for env, values in by_environment.items()
+            if "reward" in values
         }
         mean_square = weighted_mean(squares, weights)["square"]
         metrics["reward_std"] = math.sqrt(max(0.0, mean_square - metrics["reward"] ** 2))
@@ -79,52 +124,44 @@ def episode_metrics(collection: Collection, success_reported: Set[str] = frozens
 
     For `success_reported` see `step_metrics`.
     """
-    reporting = success_reported | environments_with_success(collection)
     results = [*collection, *collection.dropped]
     agents = [agent for result in collection for agent in result.agents]
     turns = [turn for agent in agents for turn in agent.actions]
-    return {
+    metrics: Metrics = {
         "num_episodes": len(results),
         "num_groups": len({result.group for result in results}),
-        **_rewards(agents),
-        **_success([r for r in collection if r.part in reporting]),
-        **_credit(agents),
-        **_lengths(agents, turns, len(collection)),
-        **_endings(results, turns),
-        **_tools(turns, len(collection)),
     }
-
-
-def _rewards(agents: Sequence[AgentRecord]) -> Metrics:
     scored = [agent for agent in agents if agent.reward is not None]
-    rewards = [agent.reward for agent in scored if agent.reward is not None]
-    if not rewards:
-        return {}
-    totals = [reward.total for reward in rewards]
-    metrics = {
-        "reward": statistics.fmean(totals),
-        "reward_std": statistics.pstdev(totals),
-        "reward_min": min(totals),
-        "reward_max": max(totals),
-    }
-    for name in sorted({name for reward in rewards for name in reward.parts}):
-        metrics[f"reward/{name}"] = statistics.fmean(r.parts.get(name, 0.0) for r in rewards)
-    num_turns = sum(len(agent.actions) for agent in scored)
-    if num_turns:
-        metrics["reward_per_turn"] = sum(totals) / num_turns
-    return metrics
+    if rewards := [agent.reward for agent in scored if agent.reward is not None]:
+        totals = [reward.total for reward in rewards]
+        metrics["reward"] = statistics.fmean(totals)
+        metrics["reward_std"] = statistics.pstdev(totals)
+        metrics["reward_min"], metrics["reward_max"] = min(totals), max(totals)
+        for name in sorted({name for reward in rewards for name in reward.parts}):
+            metrics[f"reward/{name}"] = statistics.fmean(r.parts.get(name, 0.0) for r in rewards)
+        if num_turns := sum(len(agent.actions) for agent in scored):
+            metrics["reward_per_turn"] = sum(totals) / num_turns
+    reporting = success_reported | environments_with_success(collection)
+    judged = [agent for r in collection if r.part in reporting for agent in r.agents]
+    if successes := [a.trajectory.success for a in judged if a.reward is not None]:
+        metrics["success"] = statistics.fmean(successes)
+    metrics |= _credit([agent for agent in scored if agent.actions])
+    num_sampled = sum(agent.num_sampled_tokens for agent in agents)
+    num_tokens = sum(len(agent.stream) for agent in agents)
+    metrics["num_sampled_tokens"] = num_sampled
+    if num_episodes := len(collection):
+        metrics["turns"] = len(turns) / num_episodes
+        metrics["tokens_per_episode"] = num_sampled / num_episodes
+        metrics["context_tokens_per_episode"] = (num_tokens - num_sampled) / num_episodes
+    if turns:
+        metrics["tokens_per_turn"] = num_sampled / len(turns)
+    if num_summaries := sum(len(agent.turns) for agent in agents) - len(turns):
+        metrics["summaries"] = num_summaries / num_episodes
+    return metrics | _endings(results, turns) | _tools(turns, num_episodes)
 
 
-def _success(results: Iterable[EpisodeResult]) -> Metrics:
-    scored = [agent for r in results for agent in r.agents if agent.reward is not None]
-    if not scored:
-        return {}
-    return {"success": statistics.fmean(agent.trajectory.success for agent in scored)}
-
-
-def _credit(agents: Sequence[AgentRecord]) -> Metrics:
+def _credit(scored: Sequence[AgentRecord]) -> Metrics:
     """Return how well the reward follows success, and whether it is on the turn that earned it."""
-    scored = [agent for agent in agents if agent.reward is not None and agent.actions]
     solved = [agent for agent in scored if agent.trajectory.success]
     failed = [agent for agent in scored if not agent.trajectory.success]
     shown = [agent for agent in solved if _repeats_the_prompt(agent)]
@@ -146,23 +183,6 @@ def _repeats_the_prompt(agent: AgentRecord) -> bool:
     action = trajectory.actions[0].strip() if len(trajectory.actions) == 1 else ""
     shown = "\n".join([*trajectory.prompts, *trajectory.states[:1]])
     return bool(action) and re.search(rf"(?<!\w){re.escape(action)}(?!\w)", shown) is not None
-
-
-def _lengths(
-    agents: Sequence[AgentRecord], turns: Sequence[TurnRecord], num_episodes: int
-) -> Metrics:
-    num_sampled = sum(agent.num_sampled_tokens for agent in agents)
-    num_tokens = sum(len(agent.stream) for agent in agents)
-    metrics: Metrics = {"num_sampled_tokens": num_sampled}
-    if num_episodes:
-        metrics["turns"] = len(turns) / num_episodes
-        metrics["tokens_per_episode"] = num_sampled / num_episodes
-        metrics["context_tokens_per_episode"] = (num_tokens - num_sampled) / num_episodes
-    if turns:
-        metrics["tokens_per_turn"] = num_sampled / len(turns)
-    if num_summaries := sum(len(agent.turns) for agent in agents) - len(turns):
-        metrics["summaries"] = num_summaries / num_episodes
-    return metrics
 
 
 def _endings(results: Sequence[EpisodeResult], turns: Sequence[TurnRecord]) -> Metrics:
@@ -232,13 +252,133 @@ def split_seconds(collection: Collection, seconds: float) -> Metrics:
     spent: Counter[str] = Counter()
     for result in [*collection, *collection.dropped]:
         spent.update(result.seconds)
-    total = spent["total"] or 1.0
-    shares = {name: spent[name] / total for name in _TIMED}
-    names = {"engine": "generate"}
-    metrics = {f"time/{names.get(name, name)}": seconds * shares[name] for name in _TIMED}
+    shares = {name: spent[name] / (spent["total"] or 1.0) for name in _TIMED}
+    metrics = {f"time/{_TIMED[name]}": seconds * share for name, share in shares.items()}
     metrics["time/idle"] = seconds * max(0.0, 1.0 - sum(shares.values()))
     return metrics
 
 
 def _share(values: Iterable[bool]) -> float:
     return statistics.fmean(values)
+
+
+# ---- failures ----
+
+
+class FailureReport:
+    """Reports the first failed episode of each kind, and when all episodes fail.
+
+    A run must end when every episode of its first step failed in the same way, or every episode of
+    five consecutive steps; in a mix, when this holds for one environment.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._reported: set[FailureKind | str] = set()
+        self._num_first_steps: int | None = None
+        """Steps of a new run so far; None: the run was resumed."""
+        self._first_rewards: list[float] = []
+        self._in_a_row: dict[str, tuple[FailureKind, int]] = {}
+        """By environment: how all its episodes failed, and in how many consecutive steps."""
+
+    def check(self, played: Collection, *, is_first_step: bool) -> str | None:
+        """Report new kinds of failures of a step; return why the run must end, or None."""
+        episodes = [*played, *played.dropped]
+        if is_first_step and self._num_first_steps is None:
+            self._num_first_steps = 0
+        self._check_first_steps([result for result in episodes if not result.status.is_error])
+        for environment in sorted({result.part for result in episodes}):
+            results = [result for result in episodes if result.part == environment]
+            kinds = {_kind(result) for result in results}
+            if len(kinds) > 1 or not results[0].status.is_error:
+                self._in_a_row.pop(environment, None)
+                continue
+            (kind,) = kinds
+            before, number = self._in_a_row.get(environment, (kind, 0))
+            number = number + 1 if before == kind else 1
+            self._in_a_row[environment] = kind, number
+            where = f" of {environment}" if environment else ""
+            if is_first_step:
+                where += " in the first step" if environment else " of the first step"
+            elif number < MAX_FAILED_STEPS:
+                continue
+            how_long = "" if is_first_step else f" in {number} steps in a row"
+            return (
+                f"every episode{where} failed in the same way{how_long}, so there is nothing "
+                f"{'' if is_first_step else 'more '}to learn from.\n{describe_failure(results[0])}"
+            )
+        note = cut_below_own_limit(episodes)
+        if note is not None and note not in self._reported:
+            self._reported.add(note)
+            self._say(note)
+        failed = [result for result in episodes if result.status.is_error]
+        for kind, result in {_kind(result): result for result in reversed(failed)}.items():
+            if kind not in self._reported:
+                self._reported.add(kind)
+                number = sum(_kind(other) == kind for other in failed)
+                text = describe_failure(result)
+                self._say(f"{number} of {len(episodes)} episodes failed: {text}")
+        return None
+
+    def _check_first_steps(self, played: Sequence[EpisodeResult]) -> None:
+        """Report in the first steps of a run a constant reward, and that success is unknown."""
+        if self._num_first_steps is None or self._num_first_steps >= _NUM_FIRST_STEPS or not played:
+            return
+        self._num_first_steps += 1
+        agents = [agent for result in played for agent in result.agents]
+        turns = [turn for agent in agents for turn in agent.turns]
+        if self._num_first_steps == 1 and not turns:
+            self._say(
+                "no episode of the first step called the model, so there is nothing to learn from. "
+                "Pass llm.base_url, llm.api_key and llm.model to the agent's client."
+            )
+        elif self._num_first_steps == 1 and not any("success" in turn.info for turn in turns):
+            self._say(
+                "no episode reported success, so none is shown. To have it measured, return it in "
+                'the info of step, or from an agent: {"success": True} or {"success": False}.'
+            )
+        rewards = self._first_rewards
+        rewards += [agent.reward.total for agent in agents if agent.reward is not None]
+        is_constant = len(set(rewards)) == 1 and len(rewards) >= _MIN_EPISODES
+        is_solved = all(agent.turns and agent.turns[-1].info.get("success") for agent in agents)
+        if self._num_first_steps == _NUM_FIRST_STEPS and is_constant and not is_solved:
+            self._say(
+                f"the reward was {rewards[0]:.4g} in each of the {len(rewards)} episodes of the "
+                f"first {_NUM_FIRST_STEPS} steps: as long as all earn the same, nothing is "
+                "learned. Read some episodes (turnwise view) and look at what the reward depends "
+                "on; if the task is too hard, begin with an easier one."
+            )
+
+
+def _kind(result: EpisodeResult) -> FailureKind:
+    """Return the kind of a failure: the same line of the user's code is the same kind."""
+    where = "\n".join((result.traceback or "").splitlines()[:-1])
+    return result.status.value, where or (result.error or "")
+
+
+def describe_failure(result: EpisodeResult) -> str:
+    """Return how an episode failed, with the lines of the user's code."""
+    text = f"{result.status.value.replace('_', ' ')}: {result.error}"
+    lines = (result.traceback or "").removesuffix(str(result.error)).rstrip()  # said already
+    return f"{text}\n{lines}" if lines else text
+
+
+def cut_below_own_limit(episodes: Iterable[EpisodeResult]) -> str | None:
+    """Return a note on the first episode with fewer turns than its environment allows, or None."""
+    for result in episodes:
+        if result.status is EpisodeStatus.TRUNCATED_BY_TURNS and result.error:
+            return f"an episode was {result.error}"
+    return None
+
+
+def why_nothing_changes(num_broken_steps: int, metrics: Mapping[str, float]) -> str | None:
+    """Return why a run should end after so many steps in a row that did not change the model."""
+    if num_broken_steps < MAX_FAILED_STEPS:
+        return None
+    why = "no episode could be learned from. Look at the errors in log.txt."
+    if metrics.get("num_skipped_steps"):
+        why = (
+            "the loss or its gradient was not a finite number. Lower training.learning_rate, "
+            "or look for extreme rewards."
+        )
+    return f"{MAX_FAILED_STEPS} steps in a row changed nothing: {why}"

@@ -53,8 +53,13 @@ from turnwise.tools.by_name import ToolEntry, server_words, tools_by_name, uses_
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code.tool import package_folders
-from turnwise.trainer.agents import agent_hash, agent_label, remember_agent
-from turnwise.trainer.components import UserComponents, environment_of
+from turnwise.trainer.components import (
+    UserComponents,
+    agent_hash,
+    agent_label,
+    find_environment,
+    remember_agent,
+)
 from turnwise.user_code import (
     callable_label,
     code_name,
@@ -104,15 +109,23 @@ class RunRecord:
 
         rewrite_names(config, name_in_folder)
         facts = copy.deepcopy(self.facts)
-        facts["unrecorded"] = _unrecorded(config) | facts["unrecorded"]
+        lost: dict[str, str] = {}  # the settings whose objects a later command cannot load
+        for name in names_of(config):
+            section, *words = name.setting.split(".")
+            setting = words[0] if section == "training" else section
+            if section == "environments":
+                setting = f"{words[1]} of {list(config.parts())[int(words[0])]}"
+            if is_lost(name.text):
+                lost[setting] = f"{lost[setting]}, {name.text}" if setting in lost else name.text
+        facts["unrecorded"] = lost | facts["unrecorded"]
         facts["base_directory"] = describe_base(base, folder.path)
         paths = {name: setting.path for name, setting in config.datasets()}
         rows_before = folder.status.get("datasets", {}) if resumes else {}
-        for name, rows in facts["datasets"].items():
-            path = {"path": paths[name]} if "path" in rows else {}
-            known = rows_before.get(name, {})
+        for dataset, rows in facts["datasets"].items():
+            path = {"path": paths[dataset]} if "path" in rows else {}
+            known = rows_before.get(dataset, {})
             is_same = known.get("hash") == rows["hash"]  # where the rows came from stays known
-            facts["datasets"][name] = {**(known if is_same else rows), **path}
+            facts["datasets"][dataset] = {**(known if is_same else rows), **path}
         return config, facts
 
 
@@ -137,7 +150,14 @@ def record_run(
         if rows is None or (source is None and setting.path is None):
             continue
         trained_on[name] = rows
-        datasets[name] = facts = _rows_facts(setting, source, rows)
+        facts: dict[str, Any] = {"path": setting.path, "split": setting.split}
+        if source is not None and (setting.path is None or any(map(is_lost, setting.paths))):
+            in_python = f"a {type(source).__name__} in Python"
+            facts = {"origin": in_python if setting.path else "the environment's openings"}
+        first = _row(rows, 0)
+        columns = sorted(map(str, first)) if isinstance(first, dict) else []
+        facts |= {"rows": len(rows), "hash": _dataset_hash(rows), "columns": columns}
+        datasets[name] = facts
         if name.startswith("eval_"):
             training_rows = trained_on.get(name.removeprefix("eval_"))
             shared = None if training_rows is None else shared_rows(rows, training_rows)
@@ -163,20 +183,6 @@ def record_run(
     if user.limits is not None:
         run_facts["limits"] = dataclasses.asdict(user.limits)
     return RunRecord(settings, files, run_facts)
-
-
-def _unrecorded(config: ConfigStore) -> dict[str, str]:
-    """Return the settings whose objects a later command cannot load."""
-    parts = list(config.parts())
-    lost: dict[str, str] = {}
-    for name in names_of(config):
-        section, *words = name.setting.split(".")
-        setting = words[0] if section == "training" else section
-        if section == "environments":
-            setting = f"{words[1]} of {parts[int(words[0])]}"
-        if is_lost(name.text):
-            lost[setting] = f"{lost[setting]}, {name.text}" if setting in lost else name.text
-    return lost
 
 
 # ---- names ----
@@ -206,7 +212,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         settings.expert = agent_label(given.expert)
     source = given.environment
     if source is None and given.dataset is not None and settings.agent is None:
-        source = environment_of(given, config)  # prompts, if no other was named
+        source = find_environment(given, config)  # prompts, if no other was named
     if source is not None:
         settings.environment = _environment(source, config.environment)
     if isinstance(given.reward_fn, WeightedReward):
@@ -221,8 +227,8 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     if isinstance(given.parser, str):
         settings.parser = given.parser
     elif given.parser is not None:
-        known = [name for name, kind in PARSERS.items() if kind is type(given.parser)]
-        settings.parser = known[0] if known else instance_label(given.parser)
+        names = [name for name, kind in PARSERS.items() if kind is type(given.parser)]
+        settings.parser = names[0] if names else instance_label(given.parser)
     if given.model is not None:
         settings.model.model_name, settings.model.local_path = object_label(given.model), None
     if given.system_prompt is not None:
@@ -232,16 +238,14 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         # Null would mean `inference.max_tokens`; these limits replace those of that section.
         settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
         settings.inference.max_turns = None
-    estimator, loss = given.adv_estimator, given.policy_loss
-    if isinstance(estimator, str):
-        settings.training.adv_estimator = estimator
-    elif estimator is not None:
-        estimator = get_advantage_estimator(estimator)
-        settings.training.adv_estimator = _algorithm(estimator, ADVANTAGE_ESTIMATORS)
-    if isinstance(loss, str):
-        settings.training.policy_loss = loss
-    elif loss is not None:
-        settings.training.policy_loss = _algorithm(get_policy_loss(loss), POLICY_LOSSES)
+    algorithms: dict[str, tuple[Any, Any, Mapping[str, Any]]] = {
+        "adv_estimator": (given.adv_estimator, get_advantage_estimator, ADVANTAGE_ESTIMATORS),
+        "policy_loss": (given.policy_loss, get_policy_loss, POLICY_LOSSES),
+    }
+    for setting, (choice, find, known) in algorithms.items():
+        if choice is not None:
+            name = choice if isinstance(choice, str) else _algorithm(find(choice), known)
+            setattr(settings.training, setting, name)
     if given.dataset is not None:
         settings.dataset = _dataset(given.dataset)
     if given.eval_dataset is not None:
@@ -377,7 +381,7 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     else:
         hashes["reward"] = fingerprint(user.reward_fn)
     hashes["system_prompt"] = _hash(user.system_prompt or "")
-    hashes["tools"] = _hash(_tools_description(user.tools, config))
+    hashes["tools"] = _tools_hash(user.tools, config)
     if user.agent is not None and user.expert is not None:
         hashes["expert"] = fingerprint(user.expert)
     # A built-in estimator or loss is its name.
@@ -396,10 +400,8 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     return hashes
 
 
-def _tools_description(
-    tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore
-) -> list[Any]:
-    """Return the definitions that the model sees and the code of the tools, to be hashed.
+def _tools_hash(tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore) -> str:
+    """Return a hash of the definitions that the model sees and of the code of the tools.
 
     MCP servers are identified by their entries: they are not started for this.
     """
@@ -417,7 +419,7 @@ def _tools_description(
     ]
     definitions = [tool.definition.to_openai() for tool in local]
     code = [fingerprint(tool.function) for tool in local]
-    return [definitions, code, *([servers] if servers else [])]
+    return _hash([definitions, code, *([servers] if servers else [])])
 
 
 def _hash(value: Any) -> str:
@@ -459,17 +461,6 @@ def _dataset(given: Any) -> DatasetConfig:
         for path in paths
     ]
     return dataclasses.replace(origin, path=names)
-
-
-def _rows_facts(setting: DatasetConfig, given: Any, rows: Any) -> dict[str, Any]:
-    """Return the facts about the rows of a dataset for `run.json`."""
-    facts: dict[str, Any] = {"path": setting.path, "split": setting.split}
-    if given is not None and (setting.path is None or any(map(is_lost, setting.paths))):
-        kind = type(given).__name__
-        facts = {"origin": f"a {kind} in Python" if setting.path else "the environment's openings"}
-    first = _row(rows, 0)
-    columns = sorted(map(str, first)) if isinstance(first, dict) else []
-    return {**facts, "rows": len(rows), "hash": _dataset_hash(rows), "columns": columns}
 
 
 def _rows_to_keep(rows: Any) -> tuple[bytes | None, str]:

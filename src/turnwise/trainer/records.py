@@ -15,7 +15,7 @@ import torch
 
 from turnwise import __version__
 from turnwise.config import ConfigStore
-from turnwise.episode import Collection
+from turnwise.episode import EpisodeResult
 from turnwise.errors import CheckpointError, ConfigError, TurnwiseError, describe_error
 from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
@@ -28,8 +28,8 @@ from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.assembly import RunComponents
+from turnwise.trainer.learning import Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.trainer.training_step import PlayedStep, Stopwatch
 from turnwise.whole_files import remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
@@ -51,7 +51,6 @@ class Records:
         environment: str,
         reporter: Reporter,
         facts: Mapping[str, Any],
-        files: dict[str, bytes],
         sinks: Sequence[str] = (),
         on_save: Callable[[Path], None] = lambda path: None,
     ) -> None:
@@ -60,8 +59,6 @@ class Records:
         self._config = config
         self._environment = environment
         self._reporter = reporter
-        self._files = files
-        """Rows of datasets, by the names of their files."""
         self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
         """The contents of `run.json` besides the status."""
         self._metrics = MetricsLog(folder.metrics_file)
@@ -85,7 +82,7 @@ class Records:
                 sinks, folder.path, folder.path.name, dataclasses.asdict(config)
             )
 
-    def begin(self, *, resumes: bool = False) -> None:
+    def begin(self, files: Mapping[str, bytes], *, resumes: bool = False) -> None:
         """Write settings, facts and rows of the run; a resumed one keeps the facts of its start."""
         remove_abandoned(self._folder.path)
         if resumes:
@@ -97,10 +94,9 @@ class Records:
                     self._facts[name] = before[name]
         # The status first: a folder with it is a run, however soon it was killed.
         self._write_status("running", 0)
-        for name, content in self._files.items():
+        for name, content in files.items():
             with explained(self._folder.path / name):
                 write_whole(self._folder.path / name, content)
-        self._files.clear()  # they are on the disk now
         if (shared := shared_rows(self._facts)) is not None:
             self._reporter.say(f"warning: {shared}")
         for name, facts in self._facts.get("datasets", {}).items():
@@ -165,22 +161,27 @@ class Records:
     def keep_episodes(
         self,
         step: int,
-        played: PlayedStep,
-        columns: Mapping[str, torch.Tensor],
+        results: Sequence[EpisodeResult],
         clock: Stopwatch,
+        columns: Mapping[str, torch.Tensor] | None = None,
+        *,
+        kind: str = "train",
+        baselines: Mapping[str, float] | None = None,
     ) -> None:
-        """Write the episodes of a step, dropped ones too, with the columns of their tokens."""
+        """Write the episodes of a step or of its evaluation, with the columns of their tokens."""
         self._folder.check_lock()
         started = time.perf_counter()
         self._episodes.write(
             step,
-            [*played.episodes, *played.episodes.dropped],
-            columns,
+            results,
+            columns or {},
+            kind=kind,
             began=clock.began,
             phases=clock.phases,
-            baselines=played.baselines,
+            baselines=baselines,
         )
-        self._seconds["time/log"] = time.perf_counter() - started
+        if kind == "train":
+            self._seconds["time/log"] = time.perf_counter() - started
 
     def keep(self, metrics: Metrics) -> None:
         """Write the metrics of a step, to which the time of writing its episodes is added."""
@@ -198,13 +199,6 @@ class Records:
             self._said_at[finding.code] = step
             self._reporter.say(f"doctor: {finding}")
         self._seconds = {"time/log": time.perf_counter() - started}
-
-    def keep_evaluation(self, step: int, played: Collection, kind: str, clock: Stopwatch) -> None:
-        """Write the episodes of an evaluation, `greedy` or `sampled`."""
-        self._folder.check_lock()
-        self._episodes.write(
-            step, list(played), kind=f"eval-{kind}", began=clock.began, phases=clock.phases
-        )
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
         """Save a checkpoint, and mark it if it is the best so far."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,20 +24,19 @@ from turnwise.episode import AgentRecord, Collection, EpisodeResult, TurnRecord
 from turnwise.episode.collector import without_failed
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.inference import FinishReason, engine_class
-from turnwise.progress.run_state import count
-from turnwise.runs.checkpoints import Checkpoint, open_checkpoint
+from turnwise.progress.lines import count
+from turnwise.runs.checkpoints import open_checkpoint
 from turnwise.runs.episode_store import EpisodeStore, refuse_older_format
 from turnwise.runs.episode_table import StoredAgent, StoredEpisode
 from turnwise.runs.metrics_log import missing_steps
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, samples_exactly
-from turnwise.trainer.lifecycle import FitPlan
+from turnwise.trainer.learning import PlayedStep, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.state import has_same_weights
 from turnwise.trainer.stopping import Interrupted, StopRequest
-from turnwise.trainer.trainer import Trainer
-from turnwise.trainer.training_step import PlayedStep, Stopwatch
+from turnwise.trainer.trainer import FitPlan, Trainer
 from turnwise.types import Trajectory
 
 _TIMED = ("time/", "memory/", "idle/")
@@ -87,11 +86,8 @@ def replay_run(
     """
     source, outcome = RecordedRun(run), ReplayOutcome()
     resume: Resume = "never"
-    for stretch in source.stretches(config):
-        trainer = Replay(
-            source, outcome, stretch.last_step, stretch.config, reporter, resume, given
-        )
-        with trainer:
+    for settings, last_step in source.stretches(config):
+        with Replay(source, outcome, last_step, settings, reporter, resume, given) as trainer:
             # The epochs and the steps of each, as the run planned them.
             num_steps, num_epochs = source.planned_steps, config.training.num_epochs
             num_epochs = 1 if num_steps % num_epochs else num_epochs
@@ -100,27 +96,23 @@ def replay_run(
     return outcome
 
 
-class Stretch(NamedTuple):
-    """Successive steps of a run with the same settings."""
-
-    config: ConfigStore
-    last_step: int
-
-
 class RecordedRun:
     """The recorded episodes, metrics and checkpoints of a run, which are only read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._folder = RunFolder(path)
-        self._episodes = EpisodeStore(self._folder.episodes, 0)
-        self._metrics = {int(line["step"]): line for line in self._folder.read_metrics()}
-        self.num_steps = max(self._metrics, default=0)
+        self.folder = RunFolder(path)
+        self.store = EpisodeStore(self.folder.episodes, 0)
+        self.metrics = {int(line["step"]): line for line in self.folder.read_metrics()}
+        """By step, counted from 1."""
+        self.num_steps = max(self.metrics, default=0)
         """The steps that were trained and recorded."""
         if not self.num_steps:
             raise ConfigError(f"{self.path} has no recorded steps: there is nothing to replay")
-        refuse_older_format(self._folder.episodes)
-        kept = [{"step": float(step)} for step in self._episodes.steps()]
+        self.planned_steps = max(int(self.folder.status.get("num_steps", 0)), self.num_steps)
+        """The steps after which the run was to end."""
+        refuse_older_format(self.folder.episodes)
+        kept = [{"step": float(step)} for step in self.store.steps()]
         if missing := missing_steps(kept, self.num_steps):
             raise ConfigError(
                 f"{self.path} has no episodes of {missing}, and trained {self.num_steps} steps: "
@@ -128,45 +120,30 @@ class RecordedRun:
                 "logging.episodes_gb."
             )
 
-    @property
-    def planned_steps(self) -> int:
-        """The steps after which the run was to end."""
-        return max(int(self._folder.status.get("num_steps", 0)), self.num_steps)
-
-    def metrics(self, step: int) -> Metrics:
-        """Return the metrics of a step, counted from 1; empty if they are missing."""
-        return self._metrics.get(step, {})
-
     def episodes(self, step: int, on_error: str) -> Collection:
         """Return the episodes of a step in the order in which it trained on them."""
-        results = [_result(episode) for episode in self._episodes.read(step)]
+        results = [_result(episode) for episode in self.store.read(step)]
         return without_failed(results) if on_error == "drop_group" else Collection(results)
 
-    def baselines(self, step: int) -> dict[str, float] | None:
-        """Return the rewards of a step's greedy episodes by group, if it played some."""
-        return self._episodes.baselines(step)
-
-    def checkpoint(self, step: int) -> Checkpoint | None:
-        """Return the checkpoint of a step, if it was kept."""
-        path = self._folder.checkpoints / f"step-{step:08d}"
-        return open_checkpoint(path) if path.is_dir() else None
-
-    def stretches(self, config: ConfigStore) -> list[Stretch]:
-        """Return the settings of all steps; `config` are those of the last ones.
+    def stretches(self, config: ConfigStore) -> list[tuple[ConfigStore, int]]:
+        """Return settings, each with the last step that had them; `config` are the last ones.
 
         A run that was resumed may have other settings from then on.
         """
-        stretches = [Stretch(config, self.num_steps)]
-        for entry in sorted(self._folder.changes, key=lambda entry: -int(entry["step"])):
-            step, last_step = int(entry["step"]), stretches[0].last_step
+        stretches = [(config, self.num_steps)]
+        for entry in sorted(self.folder.changes, key=lambda entry: -int(entry["step"])):
+            step, last_step = int(entry["step"]), stretches[0][1]
             if step == 0:  # no step had the settings before this change
                 break
-            before = {name: values[0] for name, values in entry["settings"].items()}
-            config = _with_values(config, before)
+            data = dataclasses.asdict(config)
+            for name, (before, _) in entry["settings"].items():
+                section, _, key = name.rpartition(".")
+                (data[section] if section else data)[key] = before
+            config = ConfigStore.of(data)
             if step >= last_step:
-                stretches[0] = Stretch(config, last_step)
+                stretches[0] = config, last_step
             else:
-                stretches.insert(0, Stretch(config, step))
+                stretches.insert(0, (config, step))
         return stretches
 
 
@@ -183,11 +160,19 @@ class Replay(Trainer):
         resume: Resume,
         given: Mapping[str, Any],
     ) -> None:
-        super().__init__(_in_this_process(config), reporter=reporter, resume=resume, **given)
         self._source = source
         self._outcome = outcome
         self._last_step = last_step
         self._recorded_settings = config
+        # Without other processes; it neither evaluates nor sends metrics.
+        config = copy.deepcopy(config)
+        config.ray.use_ray = False
+        if not engine_class(config.inference.backend).shares_model:
+            config.inference.backend, config.inference.options = "local", {}
+            config.inference.url, config.model.tensor_parallel_size = None, 1
+        config.training.eval_episodes = 0
+        config.logging.episodes_gb, config.logging.sinks, config.logging.wandb = 0.0, [], {}
+        super().__init__(config, reporter=reporter, resume=resume, **given)
 
     def _assemble(self) -> RunComponents:
         is_new = self._components is None
@@ -210,22 +195,44 @@ class Replay(Trainer):
             raise Interrupted
         step = self.step + 1
         episodes = self._source.episodes(step, self.config.training.on_error)
-        versions = _versions(episodes)
+        turns = (turn for result in episodes for agent in result.agents for turn in agent.turns)
+        versions = {version for turn in turns for version in turn.tokens_by_version}
         if versions:  # as when the run trained on them
-            behind = int(self._source.metrics(step).get("weights_behind", 0))
+            behind = int(self._source.metrics.get(step, {}).get("weights_behind", 0))
             self.components.engine.weight_version = min(versions) + behind
-        return PlayedStep(episodes, {}, self._source.baselines(step))
+        return PlayedStep(episodes, {}, self._source.store.baselines(step))
 
     def _learn(
         self, step: PlayedStep, clock: Stopwatch
     ) -> tuple[Metrics, Mapping[str, torch.Tensor], str | None]:
+        """Learn from recorded episodes; raise `TrainingStopped` if the metrics are others."""
         metrics, columns, why_stop = super()._learn(step, clock)
-        number = self.step + 1
-        recorded = self._source.metrics(number)
-        self._compare_metrics(number, recorded, metrics)
-        if (checkpoint := self._source.checkpoint(number)) is not None:
-            is_same = has_same_weights(checkpoint, self.components.learner)
-            outcome = self._outcome
+        number, outcome = self.step + 1, self._outcome
+        recorded = self._source.metrics.get(number, {})
+        both = {
+            name: (recorded[name], value)
+            for name, value in metrics.items()
+            if name in recorded and math.isfinite(value) and not name.startswith(_TIMED)
+        }
+        others = {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+        outcome.num_steps += 1
+        if others:
+            worst = sorted(others, key=lambda name: _distance(*others[name]), reverse=True)
+            shown = ", ".join(f"{n} {others[n][1]:.6g} (was {others[n][0]:.6g})" for n in worst[:4])
+            if _distance(*others[worst[0]]) > 1:
+                raise TrainingStopped(
+                    f"the replay diverges from {self._source.path} in step {number}: {shown}. It "
+                    "learns from the recorded episodes, so it has other code, other settings or "
+                    "another machine; or its warm start does not play the same twice."
+                )
+            compared = f"{len(others)} of {len(both)} metrics differ by rounding: {shown}"
+        else:
+            outcome.num_equal += 1
+            compared = f"{len(both)} metrics as recorded"
+        self._reporter.say(f"replay of step {number}: {compared}")
+        path = self._source.folder.checkpoints / f"step-{number:08d}"
+        if path.is_dir():
+            is_same = has_same_weights(open_checkpoint(path), self.components.learner)
             (outcome.equal_checkpoints if is_same else outcome.other_checkpoints).append(number)
         kept = {
             name: value
@@ -234,61 +241,10 @@ class Replay(Trainer):
         }
         return {**kept, **metrics}, columns, why_stop
 
-    def _compare_metrics(self, step: int, recorded: Metrics, metrics: Metrics) -> None:
-        """Report how a step compares with its record; raise `TrainingStopped` if they diverge."""
-        both = {
-            name: (recorded[name], value)
-            for name, value in metrics.items()
-            if name in recorded and math.isfinite(value) and not name.startswith(_TIMED)
-        }
-        others = {name: pair for name, pair in both.items() if pair[0] != pair[1]}
-        self._outcome.num_steps += 1
-        if not others:
-            self._outcome.num_equal += 1
-            self._reporter.say(f"replay of step {step}: {len(both)} metrics as recorded")
-            return
-        worst = sorted(others, key=lambda name: _distance(*others[name]), reverse=True)
-        shown = ", ".join(f"{n} {others[n][1]:.6g} (was {others[n][0]:.6g})" for n in worst[:4])
-        if _distance(*others[worst[0]]) > 1:
-            raise TrainingStopped(
-                f"the replay diverges from {self._source.path} in step {step}: {shown}. It learns "
-                "from the recorded episodes, so it has other code, other settings or another "
-                "machine; or its warm start does not play the same twice."
-            )
-        number = f"{len(others)} of {len(both)}"
-        self._reporter.say(f"replay of step {step}: {number} metrics differ by rounding: {shown}")
-
 
 def _distance(recorded: float, now: float) -> float:
     """Return how far two values are apart; 1 is as far as rounding may bring them."""
     return abs(recorded - now) / (_RELATIVE * max(abs(recorded), abs(now)) + _ABSOLUTE)
-
-
-def _versions(episodes: Collection) -> set[int]:
-    """Return the versions of the weights that sampled a token of these episodes."""
-    turns = (turn for result in episodes for agent in result.agents for turn in agent.turns)
-    return {version for turn in turns for version in turn.tokens_by_version}
-
-
-def _in_this_process(config: ConfigStore) -> ConfigStore:
-    """Return settings that train without other processes, and neither evaluate nor send metrics."""
-    config = copy.deepcopy(config)
-    config.ray.use_ray = False
-    if not engine_class(config.inference.backend).shares_model:
-        config.inference.backend, config.inference.options = "local", {}
-        config.inference.url, config.model.tensor_parallel_size = None, 1
-    config.training.eval_episodes = 0
-    config.logging.episodes_gb, config.logging.sinks = 0.0, []
-    return config
-
-
-def _with_values(config: ConfigStore, values: Mapping[str, Any]) -> ConfigStore:
-    """Return settings with other values, by their dotted names."""
-    data = dataclasses.asdict(config)
-    for name, value in values.items():
-        section, _, key = name.rpartition(".")
-        (data[section] if section else data)[key] = value
-    return ConfigStore.of(data)
 
 
 def _result(episode: StoredEpisode) -> EpisodeResult:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
 from turnwise.errors import ConfigError
 from turnwise.progress import is_worker, make_reporter
-from turnwise.progress.lines import LogReporter as LogReporter, as_block
-from turnwise.progress.run_state import RunInfo as RunInfo
+from turnwise.progress.lines import LogReporter as LogReporter, RunInfo as RunInfo, as_block
 
 if TYPE_CHECKING:
     from turnwise.trainer.trainer import Trainer

@@ -1,33 +1,116 @@
-"""Chooses and plays the episodes of a training step."""
+"""Which tasks a step or an evaluation plays: seeds, rows of a dataset, or those of a curriculum."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, get_advantage_estimator
 from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
-from turnwise.data.order import Draw, parts_for_step, rows_for_step
+from turnwise.data.order import parts_for_step, rows_for_step
 from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
-from turnwise.episode.seeds import derive_seed, training_seed
+from turnwise.episode.seeds import derive_seed, held_out_seed, training_seed
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
-from turnwise.trainer.batches import scored_agents
-from turnwise.trainer.curriculum import Curriculum, Task
-from turnwise.trainer.stopping import Interrupted as Interrupted, StopRequest, run_unless_stopped
+from turnwise.trainer.learning import scored_agents
+from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
+Task: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Task]
 OnEpisode: TypeAlias = Callable[[int, int], None]
 """Called with the number of finished episodes, and of all."""
 
+GREEDY = SamplingParams(temperature=0.0)
 _DEFAULT_GROUP = 8
+_NUM_CURRICULUM_TASKS = 32
+
+
+@runtime_checkable
+class Curriculum(Protocol):
+    """Chooses the tasks of a step, and observes their results.
+
+    A task is the `task` of an environment when it is reset. Evaluations play all tasks of a
+    sequence `tasks`, from easy to hard, if it has one.
+    """
+
+    def choose(self, num_tasks: int, rng: random.Random) -> Sequence[Task]:
+        """Return one task for each group of the next step."""
+
+    def observe(self, success: float, reward: float) -> None:
+        """Observe the success rate and the mean reward of the step's episodes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def evaluation_tasks(curriculum: Curriculum) -> list[Task] | None:
+    """Return the tasks that evaluations of its run play: all its `tasks`, the hardest first.
+
+    A curriculum without `tasks` is asked for those of a first step. None if that is not possible
+    without changing it.
+    """
+    tasks = getattr(curriculum, "tasks", None)
+    if tasks is not None:
+        return list(reversed(tasks))
+    with contextlib.suppress(Exception):  # of a user's code, or it cannot be copied
+        return list(copy.deepcopy(curriculum).choose(_NUM_CURRICULUM_TASKS, random.Random(0)))
+    return None
+
+
+def check_curriculum(curriculum: Any) -> None:
+    """Raise unless this is a curriculum or None."""
+    is_one = isinstance(curriculum, Curriculum) and not isinstance(curriculum, type)
+    if curriculum is not None and not is_one:
+        raise ConfigError(
+            f"curriculum got {curriculum!r:.80}, expected an object with the methods choose, "
+            "observe, state_dict and load_state_dict, such as turnwise.Levels([...])."
+        )
+
+
+class Levels:
+    """A list of tasks from easy to hard: a level up when most succeed, down when few do.
+
+    >>> levels = Levels([{"size": 2}, {"size": 4}], up=0.8)
+    >>> levels.observe(success=0.9, reward=1.0)
+    >>> levels.choose(1, random.Random(0))
+    [{'size': 4}]
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, up: float = 0.8, down: float = 0.2) -> None:
+        if not tasks:
+            raise ConfigError("a curriculum needs at least one level, got none")
+        if not 0 <= down < up <= 1:
+            raise ConfigError(f"got up={up} and down={down}, expected 0 <= down < up <= 1")
+        self.tasks = list(tasks)
+        self.level = 0
+        self._up = up
+        self._down = down
+
+    def choose(self, num_tasks: int, rng: random.Random) -> Sequence[Task]:
+        return [self.tasks[self.level]] * num_tasks
+
+    def observe(self, success: float, reward: float) -> None:
+        if success >= self._up:
+            self.level = min(self.level + 1, len(self.tasks) - 1)
+        elif success <= self._down:
+            self.level = max(self.level - 1, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self.level}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.level = min(int(state["level"]), len(self.tasks) - 1)
 
 
 @dataclass(frozen=True)
@@ -69,36 +152,36 @@ class Rollout:
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
         collection = run_tasks(self.collector, tasks, stop, on_episode)
-        zero_variance = zero_variance_groups(collection)
         self.num_resampled = 0
-        self.zero_variance = {}
-        if self._group_size > 1:
-            self._measure_zero_variance(collection, set())
+        self._measure_zero_variance(collection)
+        equal = zero_variance_groups(collection)
         for attempt in range(1, self._config.training.resample + 1):
-            if not zero_variance or self._group_size == 1:
+            if not equal:
                 break
-            others = self._tasks(step, attempt, groups=sorted(zero_variance))
+            others = self._tasks(step, attempt, groups=sorted(equal))
             replaced = run_tasks(self.collector, others, stop, on_episode)
             fresh = {r.group for r in replaced} - zero_variance_groups(replaced)
             self._starts |= {t.group: t for t in others if t.group in fresh and t.member == 0}
             self.num_resampled += len(fresh)
-            zero_variance -= fresh
-            collection = Collection(
-                sorted(
-                    [
-                        *(r for r in collection if r.group not in fresh),
-                        *(r for r in replaced if r.group in fresh),
-                    ],
-                    key=lambda result: (result.group, result.member),
-                ),
-                [*collection.dropped, *replaced.dropped],
-            )
+            equal -= fresh
+            results = [result for result in collection if result.group not in fresh]
+            results += [result for result in replaced if result.group in fresh]
+            results.sort(key=lambda result: (result.group, result.member))
+            collection = Collection(results, [*collection.dropped, *replaced.dropped])
         return collection
 
-    def _measure_zero_variance(self, collection: Collection, replaced: set[int]) -> None:
+    def _measure_zero_variance(
+        self, collection: Collection, replaced: Iterable[int] = frozenset()
+    ) -> None:
         """Measure the share of groups with equal rewards, before others replaced them."""
-        chosen = zero_variance_groups(collection) | replaced
-        self.zero_variance = _shares(collection, chosen & {result.group for result in collection})
+        if self._group_size == 1:
+            return
+        parts = {result.group: result.part for result in collection}
+        equal = (zero_variance_groups(collection) | {*replaced}) & parts.keys()
+        self.zero_variance = {"": len(equal) / (len(parts) or 1)}
+        for name in sorted({*parts.values()} - {""}):
+            groups = {group for group, part in parts.items() if part == name}
+            self.zero_variance[name] = len(groups & equal) / len(groups)
 
     def step_done(self) -> None:
         """Called when the learner has updated on the last step and published its weights."""
@@ -115,7 +198,7 @@ class Rollout:
         """
         if not self._estimator.needs_greedy_episode:
             return None
-        collector = self.collector.sampling_with(SamplingParams(temperature=0.0))
+        collector = self.collector.sampling_with(GREEDY)
         played = run_tasks(collector, list(self._starts.values()), stop)
         return {row.group: row.reward.total for row in scored_agents(played)}
 
@@ -123,17 +206,17 @@ class Rollout:
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None
     ) -> list[EpisodeTask]:
         """Return the tasks of all members of these groups."""
-        numbers = range(self._config.training.batch_size) if groups is None else groups
-        starts = self._first_tasks("train", step, attempt, numbers)
+        seed, numbers = self._config.training.seed, groups
+        if numbers is None:
+            numbers = range(self._config.training.batch_size)
         sampling_seed = None
         if any(_rows_have_seeds(source.rows) for source in self._sources):
             # These rows are played again with the same seed, in each epoch and where they replace
             # a group. Sampling must differ then.
-            seed = self._config.training.seed
             sampling_seed = derive_seed(seed, "sampling", step, attempt)
         return [
             dataclasses.replace(start, member=member, sampling_seed=sampling_seed)
-            for start in starts
+            for start in self._first_tasks("train", step, attempt, numbers)
             for member in range(self._group_size)
         ]
 
@@ -153,36 +236,58 @@ class Rollout:
         starts = {}
         for index, source in enumerate(self._sources):
             groups = [number for number in numbers if drawn[number].part == index]
-            rows = self._chosen_rows(source, step, attempt, [drawn[group] for group in groups])
-            for number, row in zip(groups, rows, strict=True):
+            names = (source.name,) if source.name else ()
+            rng = random.Random(derive_seed(training.seed, "rows", step, attempt, *names))
+            rows = source.rows
+            chosen: Sequence[Task | None] = [None] * len(groups)
+            if source.curriculum is not None and groups:
+                chosen = list(source.curriculum.choose(len(groups), rng))
+                if len(chosen) != len(groups):
+                    raise ConfigError(
+                        f"the curriculum chose {len(chosen)} tasks, expected {len(groups)}: one "
+                        "per group"
+                    )
+            elif rows is not None and attempt:  # other rows than those of the groups to replace
+                chosen = [rows[rng.randrange(len(rows))] for _ in groups]
+            elif rows is not None:
+                order = derive_seed(training.seed, "part", *names) if names else training.seed
+                draws = [drawn[group].number for group in groups]
+                chosen = [rows[rows_for_step(len(rows), draw, 1, order)[0]] for draw in draws]
+            for number, row in zip(groups, chosen, strict=True):
                 seed = training_seed(training.seed, purpose, step, *attempts, number)
-                seed = seed_of(row, source.rows, seed)
+                seed = episode_seed(row, rows, seed)
                 starts[number] = EpisodeTask(seed, number, task=row, part=source.name)
         return [starts[number] for number in numbers]
 
-    def _chosen_rows(
-        self, source: TaskSource, step: int, attempt: int, drawn: Sequence[Draw]
-    ) -> Sequence[Task | None]:
-        seed, number = self._config.training.seed, len(drawn)
-        names = (source.name,) if source.name else ()
-        rng = random.Random(derive_seed(seed, "rows", step, attempt, *names))
-        if source.curriculum is not None and number:
-            tasks = list(source.curriculum.choose(number, rng))
-            if len(tasks) != number:
-                raise ConfigError(
-                    f"the curriculum chose {len(tasks)} tasks, expected {number}: one per group"
-                )
-            return tasks
-        rows = source.rows
-        if rows is None:
-            return [None] * number
-        if attempt:  # other rows than those of the groups with equal rewards
-            return [rows[rng.randrange(len(rows))] for _ in range(number)]
-        own_seed = derive_seed(seed, "part", *names) if names else seed
-        return [rows[rows_for_step(len(rows), draw.number, 1, own_seed)[0]] for draw in drawn]
+
+def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> list[EpisodeTask]:
+    """Return the tasks of an evaluation, the same each time.
+
+    Where there are fewer rows than episodes, each row is played equally often: of 12 rows and 100
+    episodes, 8 times. The episodes of a row are one group, which a confidence interval counts once.
+    """
+    if rows is None:
+        seeds = [held_out_seed(seed, "eval", number) for number in range(num_episodes)]
+        return [EpisodeTask(own_seed, number) for number, own_seed in enumerate(seeds)]
+    tasks = []
+    for number in range(num_of_rows(num_episodes, len(rows))):
+        repeat, index = divmod(number, len(rows))
+        row = rows[index]
+        own_seed = episode_seed(row, rows, held_out_seed(seed, "eval", number))
+        tasks.append(EpisodeTask(own_seed, index, repeat, task=row))
+    return tasks
 
 
-def seed_of(row: Task | None, rows: Rows | None, seed: int) -> int:
+def num_of_rows(num_episodes: int, num_rows: int) -> int:
+    """Return how many episodes are played on this many rows, if `num_episodes` are requested.
+
+    >>> num_of_rows(100, 12), num_of_rows(100, 500)
+    (96, 100)
+    """
+    return num_episodes if num_episodes < num_rows else num_episodes // num_rows * num_rows
+
+
+def episode_seed(row: Task | None, rows: Rows | None, seed: int) -> int:
     """Return the seed of an episode; a row of a `CustomEnvDataset` has its own."""
     return int(row["seed"]) if row is not None and _rows_have_seeds(rows) else seed
 
@@ -222,16 +327,6 @@ def run_tasks(
             on_episode(next(count), len(tasks))
 
     return run_unless_stopped(collector.play(tasks, on_result=report), stop)
-
-
-def _shares(results: Collection, chosen: set[int]) -> dict[str, float]:
-    """Return the share of groups that are chosen, of all and of each environment of a mix."""
-    environments = {result.group: result.part for result in results}
-    shares = {"": len(chosen) / (len(environments) or 1)}
-    for name in sorted({*environments.values()} - {""}):
-        groups = {group for group, environment in environments.items() if environment == name}
-        shares[name] = len(groups & chosen) / len(groups)
-    return shares
 
 
 def zero_variance_groups(results: Iterable[EpisodeResult]) -> set[int]:

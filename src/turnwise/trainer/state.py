@@ -256,19 +256,15 @@ def _check_belongs(
     shapes: Mapping[str, tuple[int, ...]], model: PolicyValueModel, checkpoint: Checkpoint
 ) -> None:
     """Raise if a model does not have the parameters of a checkpoint."""
-    parameters = trained_parameters(model)
-    if set(parameters) != set(shapes):
-        odd = sorted(set(parameters) ^ set(shapes))
+    expected = {name: tuple(x.shape) for name, x in trained_parameters(model).items()}
+    names = sorted({*expected, *shapes})
+    odd = [name for name in names if shapes.get(name) != expected.get(name)]
+    if odd:
         raise CheckpointError(
-            f"{checkpoint.path} belongs to another model: {odd[0]} and {len(odd) - 1} more are not "
-            "in both. Load it with the settings that it was made with (its config.yaml)."
+            f"{checkpoint.path} belongs to another model: {odd[0]} has shape {shapes.get(odd[0])} "
+            f"in it and {expected.get(odd[0])} in the model; {len(odd) - 1} more differ. Load it "
+            "with the settings that it was made with (its config.yaml)."
         )
-    for name, shape in shapes.items():
-        if parameters[name].shape != shape:
-            raise CheckpointError(
-                f"{checkpoint.path} belongs to another model: {name} has shape "
-                f"{shape} in it, expected {tuple(parameters[name].shape)}"
-            )
 
 
 def uses_gpu() -> bool:

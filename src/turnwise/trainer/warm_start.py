@@ -19,7 +19,6 @@ from turnwise.data.order import rows_for_step
 from turnwise.env import expert_player, random_player
 from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeSource
-from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.player_engine import player_episode
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError, TrainingStopped
@@ -41,9 +40,25 @@ def played_streams(
     """Return the token streams of episodes that the expert or the random player plays."""
 
     async def play() -> list[EpisodeResult]:
-        if isinstance(collector.source, EpisodeSource):
-            return await _played_by_expert(collector.setup, collector.source, tasks)
-        return [await _play_one(collector.part(task.part), player, task) for task in tasks]
+        source = collector.source
+        if isinstance(source, EpisodeSource):  # an agent, whose replies are its expert's
+            setup = collector.setup.in_this_loop()
+            setup.reward = RewardFunction.of(lambda trajectory: 0.0)  # not used, as below
+            async with asyncio.TaskGroup() as group:
+                playing = [
+                    group.create_task(source.expert_episode(setup, task).run()) for task in tasks
+                ]
+            return [task.result() for task in playing]
+        results = []
+        for task in tasks:
+            part = collector.part(task.part)
+            act = expert_player if player == "expert" else random_player(task.seed)
+            setup = copy.copy(part.setup)
+            setup.reward = RewardFunction.of(None)  # it is not used, and a judge may be expensive
+            result = await player_episode(setup, part.make_environment, act, task).run()
+            result.part = task.part
+            results.append(result)
+        return results
 
     with restore_generators_if_interrupted():
         results = run_unless_stopped(play(), stop)
@@ -54,49 +69,19 @@ def played_streams(
                 f"the {player} player's episode{where} with seed {result.seed} failed: "
                 f"{result.error}"
             )
-    _check_tools(results, player)
-    return [agent.stream for result in results for agent in result.agents if agent.turns]
-
-
-def _check_tools(results: Sequence[EpisodeResult], player: str) -> None:
-    """Raise if every tool call failed: the model would learn to make such calls."""
-    turns = [turn for result in results for agent in result.agents for turn in agent.turns]
-    calls = [done for turn in turns for done in turn.tool_results]
-    if calls and not any(call.success for call in calls):
+    agents = [agent for result in results for agent in result.agents]
+    calls = [call for agent in agents for turn in agent.turns for call in turn.tool_results]
+    if calls and not any(call.success for call in calls):  # the model would learn such calls
         raise ConfigError(
             f"each of the {len(calls)} tool calls of the {player} player failed, as the first one: "
             f"{calls[0].text.rstrip('.')}. Expected calls that work. Try one by hand, "
             "ToolRegistry([...]).execute_tool(name, ...), or let the player act without tools."
         )
-
-
-async def _play_one(collector: EpisodeCollector, player: str, task: EpisodeTask) -> EpisodeResult:
-    act = expert_player if player == "expert" else random_player(task.seed)
-    setup = copy.copy(collector.setup)
-    setup.reward = RewardFunction.of(None)  # it is not used, and a judge may be expensive
-    result = await player_episode(setup, collector.make_environment, act, task).run()
-    result.part = task.part
-    return result
-
-
-async def _played_by_expert(
-    setup: EpisodeSetup, source: EpisodeSource, tasks: Sequence[EpisodeTask]
-) -> list[EpisodeResult]:
-    """Return the episodes of an agent whose replies are its expert's."""
-    setup = setup.in_this_loop()
-    setup.reward = RewardFunction.of(lambda trajectory: 0.0)  # not used, as above
-    async with asyncio.TaskGroup() as group:
-        playing = [group.create_task(source.expert_episode(setup, task).run()) for task in tasks]
-    return [task.result() for task in playing]
+    return [agent.stream for agent in agents if agent.turns]
 
 
 def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
     """Read conversations from a JSONL file, one `{"messages": [...]}` per line."""
-    if not path.is_file():
-        raise ConfigError(
-            f"training.warm_start got {str(path)!r}, expected 'expert', 'random', or a JSONL file "
-            "of conversations; there is no such file"
-        )
     streams = []
     try:
         # Not by `splitlines`, which also cuts at U+2028 and the like: JSON may contain these.
@@ -153,23 +138,21 @@ def _messages(line: str, path: Path, number: int) -> Sequence[Message]:
 
 
 def imitation_batches(
-    source: str,
-    *,
+    training: TrainingConfig,
     collector: EpisodeCollector,
     tasks: Callable[[int], Sequence[EpisodeTask]],
     steps: range,
-    batch_size: int,
-    seed: int,
     stop: StopRequest,
 ) -> Iterator[PPOBatch]:
-    """Yield the batches of these steps; players play `tasks(step)`."""
+    """Yield the batches of these steps: from a file, or of a player who plays `tasks(step)`."""
+    source = str(training.warm_start)
     if source in PLAYERS:
         for step in steps:
             yield PPOBatch.from_streams(played_streams(collector, source, tasks(step), stop))
         return
     streams = read_conversations(Path(source), collector.setup.chat)
     for step in steps:
-        rows = rows_for_step(len(streams), step, batch_size, seed)
+        rows = rows_for_step(len(streams), step, training.batch_size, training.seed)
         yield PPOBatch.from_streams([streams[row] for row in rows])
 
 
@@ -182,16 +165,7 @@ def imitate(
     on_step: Callable[[], None],
 ) -> float:
     """Imitate the expert, a random player or a file; return the loss of the last step."""
-    assert training.warm_start is not None
-    batches = imitation_batches(
-        training.warm_start,
-        collector=components.collector,
-        tasks=tasks,
-        steps=steps,
-        batch_size=training.batch_size,
-        seed=training.seed,
-        stop=stop,
-    )
+    batches = imitation_batches(training, components.collector, tasks, steps, stop)
     for step, batch in zip(steps, batches, strict=True):
         metrics = components.learner.imitate(batch, training.warm_start_learning_rate)
         on_step()

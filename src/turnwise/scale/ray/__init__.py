@@ -29,9 +29,9 @@ from turnwise.trainer.assembly import (
     make_collector,
     samples_exactly,
 )
-from turnwise.trainer.batches import Advantages
 from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import UserComponents
+from turnwise.trainer.learning import Advantages
 from turnwise.user_code import require_use
 
 __all__ = ["assemble"]

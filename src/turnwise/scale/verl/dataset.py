@@ -17,8 +17,7 @@ from turnwise.episode.seeds import derive_seed, training_seed
 from turnwise.errors import ConfigError
 from turnwise.scale.verl.settings import AGENT_LOOP
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.evaluation import held_out_tasks
-from turnwise.trainer.rollout import Rows, seed_of
+from turnwise.trainer.rollout import Rows, episode_seed, held_out_tasks
 
 TRAIN, HELD_OUT = "turnwise:train", "turnwise:held-out"
 """The names of the datasets, where VERL expects files."""
@@ -119,7 +118,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         sampling = self._seed
         if isinstance(getattr(self._rows, "source", self._rows), CustomEnvDataset):
             sampling = derive_seed(self._seed, "sampling", step, 0)
-        return seed_of(row, self._rows, seed), sampling, row
+        return episode_seed(row, self._rows, seed), sampling, row
 
 
 def make_datasets(

@@ -1,0 +1,336 @@
+"""What is learned from the episodes of a step: batches, advantages, the update, its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
+from turnwise.algo.kl import without_rounding
+from turnwise.algo.records import AdvantageEstimator
+from turnwise.config import ConfigStore, TrainingConfig
+from turnwise.episode import AgentRecord, Collection, EpisodeResult
+from turnwise.errors import TrainingStopped
+from turnwise.inference import SamplingParams
+from turnwise.learner import PPOBatch
+from turnwise.learner.base import BaseLearner
+from turnwise.reward import Reward
+from turnwise.runs.episode_table import Phase
+from turnwise.trainer.episode_metrics import split_seconds, staleness
+from turnwise.trainer.reporter import Metrics
+from turnwise.trainer.state import uses_gpu
+
+if TYPE_CHECKING:
+    from turnwise.trainer.assembly import RunComponents
+
+# In float32 on the same weights the gap stays under 1e-4; that of another model is far above this.
+_MAX_GAP_IN_FLOAT32 = 0.01
+# The mean gap of bfloat16 and of quantised engines is a few hundredths; of another model some nats.
+_MAX_MEAN_GAP = 0.5
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """The episodes of a step, before anything is learned from them."""
+
+    episodes: Collection
+    metrics: Metrics
+    baselines: Mapping[str, float] | None = None
+    """The rewards of the greedy episode of each group, for estimators that need them."""
+    why_stop: str | None = None
+    """Why the run must end after this step, if it must."""
+
+
+def learn_from(
+    step: PlayedStep, components: RunComponents, config: ConfigStore, clock: Stopwatch
+) -> tuple[Metrics, Mapping[str, torch.Tensor]]:
+    """Compute advantages, update the model and publish its weights.
+
+    Returns the metrics, and what was computed for each token (`token_columns`).
+    """
+    episodes, metrics = step.episodes, dict(step.metrics)
+    metrics |= staleness(episodes, components.engine.weight_version)
+    rows = trained_rows(episodes, step.baselines)
+    if step.baselines is not None:
+        left_out = {row.group for row in trained_rows(episodes)} - step.baselines.keys()
+        metrics["num_groups_without_baseline"] = len(left_out)
+    if not rows:
+        return metrics, {}
+    batch = make_batch(rows)
+    if components.engine.in_flight is None:
+        components.engine.sleep()  # until its weights are published below
+    with clock.timing("log_probs"):
+        metrics |= components.advantages.fill(batch, rows, step.baselines)
+    with clock.timing("update"):
+        metrics |= components.learner.update(batch)
+        components.publish_weights()
+    check_gap(
+        config.training.max_log_prob_gap,
+        metrics,
+        components.collector.setup.sampling,
+        is_exact=components.advantages.sampler_is_exact,
+    )
+    log_probs = components.learner.log_probs_before_update
+    return metrics, token_columns([*episodes, *episodes.dropped], rows, batch, log_probs)
+
+
+@dataclass(frozen=True)
+class AgentRow:
+    """One agent of one episode, which is one row of the batch."""
+
+    result: EpisodeResult
+    agent: AgentRecord
+
+    @property
+    def group(self) -> str:
+        """The group of its advantages: agents with the same name are compared with each other."""
+        return f"{self.result.group}/{self.agent.name}"
+
+    @property
+    def reward(self) -> Reward:
+        assert self.agent.reward is not None
+        return self.agent.reward
+
+
+def scored_agents(results: Iterable[EpisodeResult]) -> list[AgentRow]:
+    """Return the agents of episodes that did not fail."""
+    return [
+        AgentRow(result, agent)
+        for result in results
+        for agent in result.agents
+        if agent.reward is not None
+    ]
+
+
+def trained_rows(
+    results: Iterable[EpisodeResult], baselines: Mapping[str, float] | None = None
+) -> list[AgentRow]:
+    """Return the agents that can be learned from: they sampled tokens and have a reward.
+
+    With `baselines` they must have one too: without it their advantage is unknown, not large.
+    """
+    return [
+        row
+        for row in scored_agents(results)
+        if row.agent.num_sampled_tokens and (baselines is None or row.group in baselines)
+    ]
+
+
+def make_batch(rows: list[AgentRow]) -> PPOBatch:
+    """Return a batch of tokens, masks and log-probs, with rewards on each turn's last token."""
+    batch = PPOBatch.from_streams([row.agent.stream for row in rows])
+    branches = [row.agent.branches for row in rows]
+    batch.branches = branches if any(branches) else None
+    batch.rewards = torch.zeros(batch.input_ids.shape)
+    for number, row in enumerate(rows):
+        earned = torch.tensor(row.agent.turn_rewards)
+        batch.rewards[number, row.agent.reward_positions] = earned
+    return batch
+
+
+def turn_ids(batch: PPOBatch, rows: list[AgentRow]) -> torch.Tensor:
+    """Return the number of the turn of each sampled token, 0 elsewhere."""
+    ids = torch.zeros(batch.input_ids.shape, dtype=torch.long)
+    for number, row in enumerate(rows):
+        agent = row.agent
+        for turn, (start, end) in zip(agent.action_numbers, agent.stream.turns, strict=True):
+            ids[number, start:end] = turn
+    return ids
+
+
+class Advantages:
+    """Completes a batch for the update: old log-probs, values, KL penalty, advantages."""
+
+    def __init__(
+        self,
+        training: TrainingConfig,
+        learner: BaseLearner,
+        estimator: AdvantageEstimator,
+        *,
+        sampler_is_exact: bool,
+    ) -> None:
+        self.kl_controller = KLController(
+            training.kl_coef,
+            training.kl_target,
+            adaptive=training.kl_target is not None,
+            horizon=training.kl_horizon,
+        )
+        self._training = training
+        self._learner = learner
+        self.sampler_is_exact = sampler_is_exact
+        """Whether the engine's log-probs equal the learner's."""
+        self.estimator = estimator
+
+    def fill(
+        self, batch: PPOBatch, rows: list[AgentRow], baselines: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """Complete a batch in place; return metrics about it."""
+        training, learner, metrics = self._training, self._learner, dict[str, float]()
+        batch.sampler_is_exact = self.sampler_is_exact
+        fields: dict[str, Any] = {}
+        """All that an estimator may take, by the names of its parameters."""
+        # Otherwise the update takes them from its own forward.
+        needs_old = self.estimator.needs_old_log_probs or training.use_kl_in_reward
+        if learner.model.has_critic or (needs_old and not self.sampler_is_exact):
+            outputs = learner.score(batch)
+            batch.learner_log_probs = outputs.log_probs.cpu()
+            if not self.sampler_is_exact:
+                batch.old_log_probs = batch.learner_log_probs
+            if outputs.values is not None:
+                fields["values"] = batch.values = outputs.values.cpu()
+            if outputs.last_values is not None:
+                # A truncated episode is bootstrapped with the value of its last state.
+                is_cut = torch.tensor([row.result.status.is_truncated for row in rows])
+                fields["bootstrap_values"] = torch.where(is_cut, outputs.last_values.cpu(), 0.0)
+        if training.use_kl_in_reward or training.kl_loss_coef:
+            batch.ref_log_probs = learner.reference_log_probs(batch).cpu()
+        rewards = batch.need("rewards")
+        if training.use_kl_in_reward:
+            sampled, mask = batch.behaviour_log_probs, batch.response_mask
+            reference = batch.need("ref_log_probs")
+            rewards, kl = apply_kl_penalty(
+                rewards,
+                sampled,
+                without_rounding(sampled, reference, mask, learner.model.policy.dtype),
+                mask,
+                self.kl_controller.value,
+                training.kl_penalty,
+            )
+            metrics["kl_ref"], metrics["kl_coef"] = float(kl), self.kl_controller.value
+            self.kl_controller.update(kl, len(rows))
+        if names := sorted({name for row in rows for name in row.reward.parts}):
+            parts = [[row.reward.parts.get(name, 0.0) for name in names] for row in rows]
+            fields["reward_parts"] = torch.tensor(parts)
+        if baselines is not None:
+            fields["reward_baselines"] = torch.tensor([baselines[row.group] for row in rows])
+        if self.estimator.needs_sum_pi_squared:
+            fields["sum_pi_squared"] = learner.sum_pi_squared(batch).cpu()
+        fields |= {
+            "token_level_rewards": rewards,
+            "response_mask": batch.response_mask,
+            "index": [row.group for row in rows],
+            "gamma": training.gamma,
+            "lam": training.lam,
+            "turn_ids": turn_ids(batch, rows),
+            "anchor_states": [row.agent.trajectory.states for row in rows],
+            "old_log_probs": batch.behaviour_log_probs,
+        }
+        batch.advantages, batch.returns = compute_advantages(self.estimator, fields)
+        return metrics
+
+
+def token_columns(
+    results: Iterable[EpisodeResult],
+    rows: list[AgentRow],
+    batch: PPOBatch,
+    log_probs: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """Return what was computed for each token, for every agent of every episode: [agents, T].
+
+    Agents that were not learned from have zeros.
+    """
+    numbers = {id(row.agent): number for number, row in enumerate(rows)}
+    agents = [agent for result in results for agent in result.agents]
+    width = max((len(agent.stream) for agent in agents), default=0)
+    from_row = torch.tensor([numbers.get(id(agent), len(rows)) for agent in agents])
+    computed = {
+        "log_probs": log_probs,
+        "values": batch.values,
+        "advantages": batch.advantages,
+        "returns": batch.returns,
+    }
+    columns = {}
+    for name, column in computed.items():
+        if column is not None:
+            padded = torch.zeros(len(rows) + 1, width)
+            padded[: len(rows), : column.shape[1]] = column.cpu()
+            columns[name] = padded[from_row]
+    return columns
+
+
+def check_gap(
+    setting: float | Literal["auto"] | None,
+    metrics: Mapping[str, float],
+    sampling: SamplingParams,
+    *,
+    is_exact: bool,
+) -> None:
+    """Raise if the sampler's log-probs and the learner's differ by more nats than allowed.
+
+    A larger gap means that the episodes come from another model than the learner's. `setting` is
+    `training.max_log_prob_gap`; `is_exact` says whether both compute in float32 on the same
+    weights, else the mean is judged. A gap is expected, and not checked, where older weights have
+    played, or where the sampler filtered tokens, which makes the others likelier.
+    """
+    is_filtered = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
+    if setting is None or is_filtered or "weights_behind" in metrics:
+        return
+    name, limit = "gap_max" if is_exact else "gap_mean", setting
+    if limit == "auto":
+        limit = _MAX_GAP_IN_FLOAT32 if is_exact else _MAX_MEAN_GAP
+    gap = metrics.get(name, 0.0)
+    if gap > limit:
+        what = "differ by up to" if is_exact else "differ on average by"
+        raise TrainingStopped(
+            f"the learner's log-probs {what} {gap:.3g} nats from the sampler's ({name}), expected "
+            f"at most {limit:g} (training.max_log_prob_gap): the episodes come from another model "
+            "than the one that is trained. Likely causes: weights that did not reach the engine, "
+            "an attention that engine and learner compute differently (sliding window, softcap, "
+            "sinks), a quantised engine, a server with another model or temperature. To find out, "
+            "train with inference.backend=transformers: if the gap is gone, it is the engine. A "
+            "larger training.max_log_prob_gap allows more, null disables this check."
+        )
+
+
+class Stopwatch:
+    """Measures the seconds of each phase of a step."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+        """Unix time, as in the records of episodes."""
+        self.phases: list[Phase] = []
+        """Each phase with its start and end, in seconds since the step began."""
+        self._started = time.perf_counter()
+        self._used_gib: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            ended = time.perf_counter()
+            if uses_gpu():
+                free, total = torch.cuda.mem_get_info()
+                self._used_gib[f"memory/{phase}_gib"] = (total - free) / 2**30
+            self.phases.append((phase, started - self._started, ended - self._started))
+
+    def metrics(self, played: Collection) -> Metrics:
+        """Return the `time/` metrics; playing is split by what episodes waited for.
+
+        On a GPU also `memory/`: what all processes use there at the end of each phase.
+        """
+        total = time.perf_counter() - self._started
+        sampled = sum(agent.num_sampled_tokens for r in played for agent in r.agents)
+        # In bytes: of the GPU if one is used, else of the process.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        if uses_gpu():
+            peak_memory = torch.cuda.max_memory_allocated()
+        seconds = {phase: end - start for phase, start, end in self.phases}
+        return {
+            "time/step": total,
+            **split_seconds(played, seconds.pop("play", 0.0)),
+            **{f"time/{phase}": spent for phase, spent in seconds.items()},
+            "time/tokens_per_second": sampled / total if total else 0.0,
+            "time/episodes_per_second": len(played) / total if total else 0.0,
+            "time/memory_gib": peak_memory / 2**30,
+            **self._used_gib,
+        }
