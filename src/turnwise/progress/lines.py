@@ -96,11 +96,6 @@ class RunState:
         return [one_line(f"run folder {run.folder}"), one_line(what)]
 
     @property
-    def ending(self) -> str:
-        """The line at the end of the run."""
-        return f"{self.outcome} after {clock_time(self.elapsed)}"
-
-    @property
     def elapsed(self) -> float:
         """Seconds since this start of the run; time before a resume is not counted."""
         return (self.clock() if self._ended is None else self._ended) - self._started
@@ -124,11 +119,6 @@ class RunState:
         since = self.clock() - self._step_ends[-1]
         return max((self.run.num_steps - self.step_number) * pace - since, 0.0)
 
-    @property
-    def reports_success(self) -> bool:
-        """Whether the environment reports success."""
-        return reports_success(self.history)
-
     def values(self, name: str) -> list[float]:
         """Return a metric of every step that has it."""
         return [metrics[name] for metrics in self.history if name in metrics]
@@ -140,7 +130,7 @@ def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
     What everybody reads comes first, what tells an expert how training goes last.
     """
     parts = [f"step {metrics['step']:.0f}/{state.run.num_steps}"]
-    kinds = ["success", "reward"] if state.reports_success else ["reward"]
+    kinds = ["success", "reward"] if reports_success(state.history) else ["reward"]
     names = [*reversed(kinds), *(f"eval/{w}/{k}" for w in ("greedy", "sampled") for k in kinds)]
     parts += [f"{name} {brief(metrics[name])}" for name in names if name in metrics]
     if (speed := metrics.get("time/episodes_per_second")) is not None:
@@ -237,7 +227,7 @@ class LineReporter:
 
     def end(self, outcome: str) -> None:
         self.state.end(outcome)
-        self._print(self.state.ending)
+        self._print(f"{self.state.outcome} after {clock_time(self.state.elapsed)}")
 
     def _print(self, line: str) -> None:
         self._last_line = self.state.clock()

@@ -37,7 +37,7 @@ from turnwise.progress.lines import (
     clock_time,
     one_line,
 )
-from turnwise.runs.headline import policy_movement
+from turnwise.runs.headline import policy_movement, reports_success
 
 MOST_COLUMNS = 100
 CURVE_ROWS = 6
@@ -71,7 +71,7 @@ class RunView:
             one_line(run.model),
         )
         yield _row(width, title, "", Text(one_line(str(run.folder)), "dim"))
-        names = ("reward", "success") if state.reports_success else ("reward",)
+        names = ("reward", "success") if reports_success(state.history) else ("reward",)
         curves = {name: values for name in names if (values := state.values(name))}
         if console.height >= LEAST_ROWS and curves:
             yield Text()
@@ -100,7 +100,7 @@ class RunView:
         """Return the latest values below their names."""
         latest = self.state.history[-1]
         hidden = {"kl_ref", "kl", "grad_norm"} - set(policy_movement(latest)[:1])
-        if not self.state.reports_success:
+        if not reports_success(self.state.history):
             hidden.add("success")
         shown = [name for name in _LABELS if name in latest and name not in hidden]
         table = Table(box=None, padding=0, width=width, header_style="dim")
