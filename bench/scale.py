@@ -45,8 +45,9 @@ from turnwise.scale.ray.episode_worker import EpisodeSpec, Sampling
 from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
 from turnwise.scale.ray.transfer import ModelSource, Weights, to_arrays
-from turnwise.trainer.assembly import make_engine, policy_weights
+from turnwise.trainer.assembly import make_engine
 from turnwise.trainer.components import UserComponents
+from turnwise.trainer.learning import policy_weights
 
 NUM_TURNS = 4
 NUM_STEPS = 7

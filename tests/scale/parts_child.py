@@ -17,7 +17,7 @@ from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shard, local_shards
 from turnwise.models import load_model
 from turnwise.models.empty import is_empty, load_empty_model
-from turnwise.trainer.assembly import policy_weights
+from turnwise.trainer.learning import policy_weights
 
 LARGE, SMALL = "large", "small-qwen2"
 CASES = {

@@ -15,7 +15,7 @@ from turnwise.learner import Learner, PolicyValueModel, add_lora
 from turnwise.learner.base import trained_parameters
 from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shard, local_shards, split_shards
-from turnwise.trainer.assembly import policy_weights
+from turnwise.trainer.learning import policy_weights
 
 NUM_LEARNERS = 2
 OPTIONS = dataclasses.replace(ALL_TERMS, update_epochs=2, mini_batch_size=3, micro_batch_tokens=20)

@@ -139,16 +139,6 @@ class TestGroups:
             for agent in episode["agents"]:
                 assert advantages(agent) == {0.0}
 
-    def test_the_same_step_gives_the_same_episodes(self, tmp_path):
-        with small_trainer(tmp_path, Echo, *QUICK) as trainer:
-            stop = StopRequest(lambda text: None)
-            first, second = (
-                Rollout(trainer.components.collector, trainer.config) for _ in range(2)
-            )
-            one, same, other = first.play(3, stop), second.play(3, stop), second.play(4, stop)
-        assert [r.trajectory.actions for r in one] == [r.trajectory.actions for r in same]
-        assert not {r.seed for r in one} & {r.seed for r in other}
-
 
 class TestDatasets:
     def test_rows_with_answers_and_no_environment(self, tmp_path):

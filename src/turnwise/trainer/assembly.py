@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,64 +15,17 @@ from turnwise.episode import CollectorOptions, EpisodeCollector
 from turnwise.episode.collector import EpisodeSource
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, create_inference_engine, engine_class
-from turnwise.inference.base import StaleCache
-from turnwise.learner import has_adapters, make_learner, merged_weights
+from turnwise.learner import make_learner
 from turnwise.learner.base import BaseLearner
 from turnwise.models import model_folder
 from turnwise.models.probing import rope_types, rotary_limit
 from turnwise.models.weight_files import read_wide
 from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import EpisodeKind, UserComponents
-from turnwise.trainer.learning import Advantages
+from turnwise.trainer.learning import Advantages, RunComponents
 from turnwise.user_code import require_model_code
 
 Collector = TypeVar("Collector", bound=EpisodeCollector)
-
-
-@dataclass
-class RunComponents:
-    """The model, learner, engine and collector of a run; on Ray, proxies of those in the workers.
-
-    The trainer owns them and closes them in `cleanup`.
-    """
-
-    tokenizer: Any
-    learner: BaseLearner
-    engine: BaseInferenceEngine
-    collector: EpisodeCollector
-    advantages: Advantages
-    shares_weights: bool
-    """Whether the engine samples from the learner's modules, so that no weights are copied."""
-    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
-    watch: Callable[[Callable[[str], object]], object] | None = None
-    """Calls a function with the reason when what the workers run on is lost."""
-
-    def publish_weights(self) -> None:
-        """Make the engine sample from the learner's current weights."""
-        self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
-
-    @contextlib.contextmanager
-    def updates_in_flight(self, stale_kv: StaleCache) -> Iterator[None]:
-        """Let the engine take new weights while it samples, inside the block.
-
-        If it samples from the learner's weights, it pauses from the first step of an update until
-        they are published: weights between two optimiser steps have no version.
-        """
-        self.engine.in_flight = stale_kv
-        if self.shares_weights:
-            self.learner.before_step = self.engine.pause
-        try:
-            yield
-        finally:
-            self.learner.before_step = lambda: None
-            if self.engine.is_paused:  # the update did not end
-                self.publish_weights()
-            self.engine.in_flight = None
-
-    def close(self) -> None:
-        with self.closing:
-            self.engine.close()
 
 
 def assemble(
@@ -193,9 +145,3 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
             f"with a maximum length of {limit}."
         )
     return engine
-
-
-def policy_weights(learner: BaseLearner) -> dict[str, torch.Tensor]:
-    """Return the policy's weights by their Hugging Face names, with merged adapters."""
-    model = learner.model.policy
-    return merged_weights(model) if has_adapters(model) else dict(model.state_dict())

@@ -6,9 +6,9 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
@@ -16,10 +16,11 @@ from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
 from turnwise.algo.kl import without_rounding
 from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore, TrainingConfig
-from turnwise.episode import AgentRecord, Collection, EpisodeResult
+from turnwise.episode import AgentRecord, Collection, EpisodeCollector, EpisodeResult
 from turnwise.errors import TrainingStopped
-from turnwise.inference import SamplingParams
-from turnwise.learner import PPOBatch
+from turnwise.inference import BaseInferenceEngine, SamplingParams
+from turnwise.inference.base import StaleCache
+from turnwise.learner import PPOBatch, has_adapters, merged_weights
 from turnwise.learner.base import BaseLearner
 from turnwise.reward import Reward
 from turnwise.runs.episode_table import Phase
@@ -27,13 +28,62 @@ from turnwise.trainer.episode_metrics import split_seconds, staleness
 from turnwise.trainer.reporter import Metrics
 from turnwise.trainer.state import uses_gpu
 
-if TYPE_CHECKING:
-    from turnwise.trainer.assembly import RunComponents
-
 # In float32 on the same weights the gap stays under 1e-4; that of another model is far above this.
 _MAX_GAP_IN_FLOAT32 = 0.01
 # The mean gap of bfloat16 and of quantised engines is a few hundredths; of another model some nats.
 _MAX_MEAN_GAP = 0.5
+
+
+@dataclass
+class RunComponents:
+    """The model, learner, engine and collector of a run; on Ray, proxies of those in the workers.
+
+    The trainer owns them and closes them in `cleanup`.
+    """
+
+    tokenizer: Any
+    learner: BaseLearner
+    engine: BaseInferenceEngine
+    collector: EpisodeCollector
+    advantages: Advantages
+    shares_weights: bool
+    """Whether the engine samples from the learner's modules, so that no weights are copied."""
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
+    watch: Callable[[Callable[[str], object]], object] | None = None
+    """Calls a function with the reason when what the workers run on is lost."""
+
+    def publish_weights(self) -> None:
+        """Make the engine sample from the learner's current weights."""
+        self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
+
+    @contextlib.contextmanager
+    def updates_in_flight(self, stale_kv: StaleCache) -> Iterator[None]:
+        """Let the engine take new weights while it samples, inside the block.
+
+        If it samples from the learner's weights, it pauses from the first step of an update until
+        they are published: weights between two optimiser steps have no version.
+        """
+        self.engine.in_flight = stale_kv
+        if self.shares_weights:
+            self.learner.before_step = self.engine.pause
+        try:
+            yield
+        finally:
+            self.learner.before_step = lambda: None
+            if self.engine.is_paused:  # the update did not end
+                self.publish_weights()
+            self.engine.in_flight = None
+
+    def close(self) -> None:
+        with self.closing:
+            self.engine.close()
+
+
+def policy_weights(learner: BaseLearner) -> dict[str, torch.Tensor]:
+    """Return the policy's weights by their Hugging Face names, with merged adapters."""
+    model = learner.model.policy
+    return merged_weights(model) if has_adapters(model) else dict(model.state_dict())
 
 
 @dataclass(frozen=True)

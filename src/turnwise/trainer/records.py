@@ -27,8 +27,7 @@ from turnwise.runs.metrics_log import MetricsLog, missing_steps, numbers_of
 from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
-from turnwise.trainer.assembly import RunComponents
-from turnwise.trainer.learning import Stopwatch
+from turnwise.trainer.learning import RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.whole_files import remove_abandoned, write_whole
 

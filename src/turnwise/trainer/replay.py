@@ -30,8 +30,8 @@ from turnwise.runs.episode_store import EpisodeStore, refuse_older_format
 from turnwise.runs.episode_table import StoredAgent, StoredEpisode
 from turnwise.runs.metrics_log import missing_steps
 from turnwise.runs.run_folder import Resume, RunFolder
-from turnwise.trainer.assembly import RunComponents, samples_exactly
-from turnwise.trainer.learning import PlayedStep, Stopwatch
+from turnwise.trainer.assembly import samples_exactly
+from turnwise.trainer.learning import PlayedStep, RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.state import has_same_weights

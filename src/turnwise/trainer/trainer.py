@@ -31,7 +31,7 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
-from turnwise.trainer.assembly import RunComponents, assemble
+from turnwise.trainer.assembly import assemble
 from turnwise.trainer.async_rollout import AsyncRollout
 from turnwise.trainer.checks import checked_callbacks, resume_mode
 from turnwise.trainer.components import GivenEnvironment, UserComponents, with_mix
@@ -44,7 +44,7 @@ from turnwise.trainer.episode_metrics import (
     step_metrics,
     why_nothing_changes,
 )
-from turnwise.trainer.learning import PlayedStep, Stopwatch, learn_from
+from turnwise.trainer.learning import PlayedStep, RunComponents, Stopwatch, learn_from
 from turnwise.trainer.recording import identity, record_run, recorded
 from turnwise.trainer.records import Records, model_facts, why_ended
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter

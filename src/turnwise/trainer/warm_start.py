@@ -24,7 +24,7 @@ from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction
-from turnwise.trainer.assembly import RunComponents
+from turnwise.trainer.learning import RunComponents
 from turnwise.trainer.state import restore_generators_if_interrupted
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 

@@ -24,14 +24,13 @@ from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
 from turnwise.scale.ray.transfer import ModelSource
 from turnwise.trainer.assembly import (
-    RunComponents,
     begins_with_other_weights,
     make_collector,
     samples_exactly,
 )
 from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import UserComponents
-from turnwise.trainer.learning import Advantages
+from turnwise.trainer.learning import Advantages, RunComponents
 from turnwise.user_code import require_use
 
 __all__ = ["assemble"]

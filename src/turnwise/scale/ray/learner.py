@@ -35,7 +35,7 @@ from turnwise.scale.ray.failures import (
 )
 from turnwise.scale.ray.learner_worker import LearnerWorker, state_arrays
 from turnwise.scale.ray.transfer import ModelSource, lazy_tensors, log_for, to_arrays
-from turnwise.trainer.assembly import policy_weights
+from turnwise.trainer.learning import policy_weights
 
 ray = import_extra("ray", "ray")
 

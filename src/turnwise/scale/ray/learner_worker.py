@@ -21,7 +21,7 @@ from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shards
 from turnwise.models.empty import device_of
 from turnwise.scale.ray.transfer import Arrays, ModelSource, WorkerLog, lazy_tensors, to_arrays
-from turnwise.trainer.assembly import policy_weights
+from turnwise.trainer.learning import policy_weights
 from turnwise.trainer.state import seed_generators
 
 ray = import_extra("ray", "ray")
