@@ -198,9 +198,9 @@ class TestRefused:
         ("environments", "message"),
         [
             ([], "environments got an empty list"),
-            ([(Echo, 0)], r"environments\[0\].weight got 0"),
-            ([(Echo, -1.0)], r"environments\[0\].weight got -1.0"),
-            ([Echo, (Echo, float("nan"))], r"environments\[1\].weight got nan"),
+            ([(Echo, 0)], r"environments.0.weight got 0"),
+            ([(Echo, -1.0)], r"environments.0.weight got -1.0"),
+            ([Echo, (Echo, float("nan"))], r"environments.1.weight got nan"),
             ([(Echo, 1, 2)], "expected .environment, weight."),
             ([{"environment": Echo, "wieght": 2}], "Did you mean 'weight'"),
             ([{"weight": 2}], "expected an 'environment'"),
