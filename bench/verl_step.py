@@ -26,6 +26,12 @@ from statistics import median
 from typing import Any
 
 from results import add_record_option, record
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from beside_verl.script_runs import (  # type: ignore[import-not-found]
+    ON_CPU,
+    process_environment,
+)
 from turnwise import BaseEnvironment, ConfigStore, create_trainer
 
 NUM_STARTS, GROUP_SIZE, NUM_TURNS, NEW_TOKENS = 4, 4, 3, 16
@@ -64,7 +70,7 @@ class Times:
 
 def settings(folder: Path, num_steps: int) -> ConfigStore:
     config = ConfigStore()
-    config.model.dtype, config.model.device = "float32", "cpu"
+    config.model.dtype = "float32"
     config.inference.max_turns, config.inference.max_tokens = NUM_TURNS, NEW_TOKENS
     training = config.training
     training.adv_estimator, training.kl_loss_coef = "grpo", 0.01
@@ -78,8 +84,10 @@ def settings(folder: Path, num_steps: int) -> ConfigStore:
 def train(side: str, folder: Path, num_steps: int) -> None:
     """Trains in a process of its own, as a user's script does."""
     engine, _, is_v1 = side.partition("-")
-    overrides: Any = {"verl_overrides": ["trainer.use_v1=true"]} if is_v1 else {}
-    trainer = create_trainer(settings(folder, num_steps), ThreeTurns, engine=engine, **overrides)
+    options: dict[str, Any] = {}
+    if engine == "verl":  # VERL has no CPU platform: it gets that of the tests
+        options["verl_overrides"] = [*ON_CPU, f"trainer.use_v1={str(bool(is_v1)).lower()}"]
+    trainer = create_trainer(settings(folder, num_steps), ThreeTurns, engine=engine, **options)
     trainer.fit()
     trainer.cleanup()
 
@@ -92,7 +100,7 @@ def measure(side: str, num_steps: int, num_warm_up: int) -> Times:
         done = subprocess.run(
             [sys.executable, __file__, "--train", side, "--folder", name, "--steps", str(played)],
             env={
-                **os.environ,
+                **process_environment(Path(name)),
                 "OMP_NUM_THREADS": str(os.cpu_count()),  # otherwise Ray sets it to 1
                 "TOKENIZERS_PARALLELISM": "false",
             },

@@ -1,4 +1,4 @@
-"""A user's script that brings parts of VERL's trainer along: `brought_parts.py KIND OUTPUT`.
+"""A user's script that brings parts of VERL's trainer: `brought_parts.py KIND OUTPUT OVERRIDES`.
 
 `function`: a reward function of `DataProto`, a sampler, `collate_fn` and resource pools.
 `model`: a trainer of one's own on a dataset of the environment, with a worker for RewardModel.
@@ -33,7 +33,7 @@ from turnwise import (
 )
 from turnwise.models import load_tokenizer
 
-KIND, OUTPUT = sys.argv[1], Path(sys.argv[2])
+KIND, OUTPUT, OVERRIDES = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 TOKENIZER = load_tokenizer("tiny")
 SEEN: list[Any] = []
 
@@ -128,13 +128,17 @@ def with_a_function(config: ConfigStore) -> CustomRayPPOTrainer:
         collate_fn=collate_fn,
         resource_pool_manager=pools,
         device_name="cpu",
+        verl_overrides=OVERRIDES,
     )
     assert isinstance(trainer, CustomRayPPOTrainer)
     return trainer
 
 
 def with_a_model(config: ConfigStore) -> CustomRayPPOTrainer:
-    return OwnTrainer(config, Talk(), TOKENIZER, role_worker_mapping={"RewardModel": LengthModel})
+    roles = {"RewardModel": LengthModel}
+    return OwnTrainer(
+        config, Talk(), TOKENIZER, role_worker_mapping=roles, verl_overrides=OVERRIDES
+    )
 
 
 if __name__ == "__main__":
@@ -144,6 +148,7 @@ if __name__ == "__main__":
         "training.adv_estimator=reinforce_plus_plus",
         "inference.max_tokens=6",
         "ray.num_actors=1",
+        "model.dtype=float32",
     ]
     make = with_a_function if KIND == "function" else with_a_model
     trainer = make(ConfigStore.load(overrides=settings))

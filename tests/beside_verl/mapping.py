@@ -10,15 +10,14 @@ from turnwise import ConfigStore
 from turnwise.models import model_folder
 from turnwise.scale.verl.settings import Resources, to_verl_config
 
-CPU = Resources("/models/tiny", 4096, 0, Path("/runs/one"))
-HERE = dataclasses.replace(CPU, model_path=model_folder("tiny"))
-GPU = dataclasses.replace(CPU, num_gpus=4)
+GPU = Resources("/models/tiny", 4096, 4, Path("/runs/one"))
+HERE = dataclasses.replace(GPU, model_path=model_folder("tiny"))
 ROOMY = dataclasses.replace(GPU, context_length=32_768)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
 
 
-def mapped(machine: Resources = CPU, **settings: Any) -> dict[str, Any]:
+def mapped(machine: Resources = GPU, **settings: Any) -> dict[str, Any]:
     """The mapping of a config in which these settings differ: `training__seed=3`."""
     config = ConfigStore()
     for name, value in settings.items():

@@ -18,6 +18,30 @@ import turnwise
 HERE = Path(__file__).parent
 SCRIPT = HERE / "user_script.py"
 RECORD = "++actor_rollout_ref.rollout.agent.agent_loop_manager_class=recording.RecordingManager"
+ON_CPU = [
+    "trainer.device=cpu",
+    "actor_rollout_ref.rollout.name=turnwise",
+    "actor_rollout_ref.rollout.free_cache_engine=false",
+    "actor_rollout_ref.rollout.load_format=auto",
+    "actor_rollout_ref.rollout.enforce_eager=true",
+    "actor_rollout_ref.actor.use_torch_compile=false",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile=false",
+    "critic.fsdp.use_torch_compile=false",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "critic.strategy=fsdp2",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    "actor_rollout_ref.model.use_remove_padding=false",
+    "critic.model.use_remove_padding=false",
+    "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "++critic.model.override_config.attn_implementation=sdpa",
+    "++ray_kwargs.ray_init.num_gpus=1",  # one logical device for the learner
+    "++ray_kwargs.ray_init.num_cpus=36",  # VERL asks for many, for actors that mostly wait
+    "++ray_kwargs.ray_init.include_dashboard=false",
+    # Otherwise Ray starts an idle process for each of these CPUs.
+    "++ray_kwargs.ray_init._system_config.prestart_worker_first_driver=false",
+]
+"""What VERL needs on a machine without GPU, besides `cpu_platform`."""
 NUM_STARTS, GROUP_SIZE = 3, 2
 NUM_EPISODES = NUM_STARTS * GROUP_SIZE
 """In one step of the script."""
@@ -53,6 +77,7 @@ def settings(output: Path, estimator: str, num_steps: int) -> dict[str, Any]:
             "params": {"log": str(output / "environments.jsonl")},
         },
         "reward": f"{SCRIPT}:doubled",
+        "model": {"dtype": "float32"},
         "inference": {"max_tokens": 8, "max_turns": 4},
         "training": {
             "adv_estimator": estimator,
@@ -75,18 +100,22 @@ def process_environment(output: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([source, str(HERE)]),
         "RECORDED": str(output),
         "OMP_NUM_THREADS": "1",
+        "VERL_USE_EXTERNAL_MODULES": "cpu_platform",
+        "VERL_PLATFORM": "cpu",
     }
 
 
 def run_script(output: Path, engine: str, estimator: str, num_steps: int, *overrides: str) -> Ran:
     config = _write_config(output, estimator, num_steps)
+    overrides = (*ON_CPU, *overrides) if engine == "verl" else overrides
     return _run([str(SCRIPT), engine, str(config), *overrides], output)
 
 
-def run_command(output: Path, engine: str, estimator: str, num_steps: int, *words: str) -> Ran:
+def run_command(output: Path, estimator: str, num_steps: int, *words: str) -> Ran:
     """The same by `turnwise train`, which has the environment and the reward from the file."""
     config = _write_config(output, estimator, num_steps)
-    return _run(["-m", "turnwise", "train", str(config), "--engine", engine, *words], output)
+    command = ["-m", "turnwise", "train", str(config), "--engine", "verl"]
+    return _run([*command, *ON_CPU, *words], output)
 
 
 def _write_config(output: Path, estimator: str, num_steps: int) -> Path:

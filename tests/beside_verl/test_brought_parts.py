@@ -16,7 +16,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 
-from beside_verl.script_runs import process_environment
+from beside_verl.script_runs import ON_CPU, process_environment
 from turnwise import (
     ConfigError,
     ConfigStore,
@@ -39,7 +39,7 @@ SCRIPT = Path(__file__).parent / "brought_parts.py"
 
 def run_script(kind: str, output: Path) -> dict[str, Any]:
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), kind, str(output)],
+        [sys.executable, str(SCRIPT), kind, str(output), *ON_CPU],
         env=process_environment(output),
         stdin=subprocess.DEVNULL,
         capture_output=True,

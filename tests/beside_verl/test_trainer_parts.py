@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import subprocess
 import sys
@@ -132,7 +131,7 @@ def test_a_request_reaches_the_server_as_it_was_meant() -> None:
 
 def test_the_response_box_is_counted_from_the_end_of_the_opening() -> None:
     client = FakeClient(token_ids=[3] * 8, log_probs=[-1.0] * 8)
-    engine = ServerEngine(client, "turnwise", 10, 8, None)
+    engine = ServerEngine(client, "vllm", 10, 8, None)
     assert engine.context_length == 18
     result = asyncio.run(engine.sample(request(4, max_tokens=50)))
     assert client.asked[0]["sampling_params"]["max_tokens"] == 8
@@ -141,7 +140,7 @@ def test_the_response_box_is_counted_from_the_end_of_the_opening() -> None:
 
 
 def test_an_opening_that_is_too_long_says_which_override_helps() -> None:
-    engine = ServerEngine(FakeClient(), "turnwise", 10, 8, None)
+    engine = ServerEngine(FakeClient(), "vllm", 10, 8, None)
     with pytest.raises(ConfigError, match=r"11 tokens.*data\.max_prompt_length=16"):
         asyncio.run(engine.sample(request(11)))
     assert engine.refusal is not None
@@ -151,14 +150,6 @@ def test_a_server_without_log_probs_is_an_error() -> None:
     engine = ServerEngine(FakeClient(log_probs=None), "vllm", 10, 8, None)
     with pytest.raises(EngineError, match="calculate_log_probs"):
         asyncio.run(engine.sample(request(4)))
-
-
-def test_the_cpus_server_answers_with_the_fields_of_verls_own() -> None:
-    from verl.workers.rollout.replica import TokenOutput
-
-    from turnwise.scale.verl.cpu_server import Sampled
-
-    assert {field.name for field in dataclasses.fields(Sampled)} == set(TokenOutput.model_fields)
 
 
 # ---- what VERL is given of an episode ----
@@ -277,14 +268,13 @@ def test_create_trainer_gives_verls() -> None:
         create_trainer(ConfigStore(), GuessNumberEnvironment, engine="verk")
 
 
-def test_a_gpu_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_verl_needs_a_gpu(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     config = ConfigStore()
-    config.model.device = "cuda"
     config.checkpoint.output_dir = str(tmp_path)
-    with pytest.raises(ConfigError, match="torch sees no GPU"):
-        CustomRayPPOTrainer(config, GuessNumberEnvironment).verl_config()
+    with pytest.raises(ConfigError, match="VERL trains on GPUs, and torch sees none"):
+        CustomRayPPOTrainer(config, GuessNumberEnvironment, reporter=None).fit()
 
 
 @pytest.mark.parametrize(

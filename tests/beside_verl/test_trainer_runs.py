@@ -32,7 +32,7 @@ def started(
 
     def ppo(folder: Path) -> list[Ran]:
         first = run_script(folder, "verl", "gae", 2, RECORD)
-        return [first, run_command(folder, "verl", "gae", 3, RECORD)]
+        return [first, run_command(folder, "gae", 3, RECORD)]
 
     def newer(folder: Path) -> list[Ran]:
         return [run_script(folder, "verl", "grpo", 2, "trainer.use_v1=true")]

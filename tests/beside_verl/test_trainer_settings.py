@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from beside_verl.mapping import ACTOR, CPU, GPU, HERE, MODEL, ROLLOUT, mapped
+from beside_verl.mapping import ACTOR, GPU, HERE, MODEL, ROLLOUT, mapped
 from turnwise import ConfigError
-from turnwise.scale.verl.settings import ESTIMATORS, OWN_SECTION, POLICY_LOSSES, Resources
+from turnwise.scale.verl.settings import ESTIMATORS, OWN_SECTION, POLICY_LOSSES, check, compose
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,13 @@ def test_what_a_setting_becomes(setting: str, value: Any, target: str, expected:
     assert mapped(GPU, **{setting: value})[target] == expected
 
 
-def test_the_device_decides_the_rollout_the_precision_and_the_workers() -> None:
-    on_cpu, on_gpu = mapped(CPU), mapped(GPU)
-    assert on_cpu["trainer.device"] == "cpu"
-    assert on_gpu["trainer.device"] == "cuda"
-    assert on_cpu[f"{ROLLOUT}.name"] == "turnwise"
-    assert on_gpu[f"{ROLLOUT}.name"] == "vllm"
-    assert on_cpu[f"{ROLLOUT}.dtype"] == "float32"
-    assert on_gpu[f"{ROLLOUT}.dtype"] == "bfloat16"
-    assert on_gpu["trainer.n_gpus_per_node"] == 4
-    assert on_cpu[f"{MODEL}.path"] == on_cpu["critic.model.path"] == "/models/tiny"
-    assert on_cpu["trainer.default_local_dir"] == "/runs/one/verl"
+def test_the_machine_decides_the_workers_and_the_folder() -> None:
+    settings = mapped()
+    assert settings["trainer.n_gpus_per_node"] == 4
+    assert settings[f"{ROLLOUT}.name"] == "vllm"
+    assert settings[f"{ROLLOUT}.dtype"] == "bfloat16"
+    assert settings[f"{MODEL}.path"] == settings["critic.model.path"] == "/models/tiny"
+    assert settings["trainer.default_local_dir"] == "/runs/one/verl"
 
 
 def test_a_mini_batch_is_whole_groups() -> None:
@@ -60,46 +56,35 @@ def test_a_mini_batch_is_whole_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "settings", "message"),
+    ("settings", "message"),
     [
-        (CPU, {"training__adv_estimator": "gigpo"}, "gigpo.*VERL does not have.*grpo"),
-        (CPU, {"training__policy_loss": "reinforce"}, "reinforce.*VERL does not have.*gspo"),
-        (CPU, {"training__lr_schedule": "linear"}, "VERL has: constant, cosine"),
-        (CPU, {"inference__backend": "vllm"}, "no GPU that torch sees"),
-        (GPU, {"inference__backend": "scripted"}, "vllm or sglang on a GPU"),
-        (CPU, {"model__dtype": "bfloat16"}, "float32"),
-        (CPU, {"training__lora_rank": 4}, "on a GPU"),
-        (GPU, {"training__lora_alpha": 4}, "lora_rank is 0"),
-        (GPU, {"ray__num_learners": 9}, "torch sees 4 GPUs"),
-        (GPU, {"ray__gpus_per_worker": 0.5}, "one each"),
-        (CPU, {"logging__sinks": ["smoke"]}, "VERL has: tensorboard"),
-        (CPU, {"inference__temperature": 0.0}, "explores nothing"),
+        ({"training__adv_estimator": "gigpo"}, "gigpo.*VERL does not have.*grpo"),
+        ({"training__policy_loss": "reinforce"}, "reinforce.*VERL does not have.*gspo"),
+        ({"training__lr_schedule": "linear"}, "VERL has: constant, cosine"),
+        ({"inference__backend": "scripted"}, "VERL has: local, vllm, sglang"),
+        ({"model__device": "cpu"}, "VERL trains on GPUs"),
+        ({"training__lora_alpha": 4}, "lora_rank is 0"),
+        ({"ray__num_learners": 9}, "torch sees 4 GPUs"),
+        ({"ray__gpus_per_worker": 0.5}, "one each"),
+        ({"logging__sinks": ["smoke"]}, "VERL has: tensorboard"),
+        ({"inference__temperature": 0.0}, "explores nothing"),
     ],
 )
-def test_what_verl_cannot_do_is_said(
-    machine: Resources, settings: dict[str, Any], message: str
-) -> None:
+def test_what_verl_cannot_do_is_said(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        mapped(machine, **settings)
+        mapped(**settings)
 
 
-ADDED = {
-    "fsdp_config.mixed_precision": "read by VERL's engines, and in no file of its config",
-    "fsdp.mixed_precision": "the same",
-    "agent.agent_loop_manager_class": "a field of AgentLoopConfig, and in no file",
-    "ray_init.address": "passed to ray.init",
-}
+# Read by VERL's engines and by ray.init, and in no file of VERL's config.
+ADDED = (".mixed_precision.", "agent.agent_loop_manager_class", "ray_init.address")
 
 
 def test_every_target_is_in_verls_own_config() -> None:
     from omegaconf import OmegaConf
 
-    from turnwise.scale.verl.settings import compose
-
     plain = compose({}, ["actor_rollout_ref.rollout.name=vllm"])
-    everything = mapped(GPU, training__kl_target=0.5, training__lora_rank=8, ray__address="auto")
-    for name in {**everything, **mapped(CPU)}:
-        if name.startswith(OWN_SECTION) or any(name.endswith(added) for added in ADDED):
+    for name in mapped(training__kl_target=0.5, training__lora_rank=8, ray__address="auto"):
+        if any(added in name for added in ADDED):
             continue
         parent, _, last = name.rpartition(".")
         assert last in OmegaConf.select(plain, parent), f"VERL's config has no {name}"
@@ -115,8 +100,6 @@ def test_every_name_is_one_that_verl_has_registered() -> None:
 
 
 def test_overrides_stand_above_our_settings() -> None:
-    from turnwise.scale.verl.settings import check, compose
-
     settings = {**mapped(HERE), f"{OWN_SECTION}.drops_groups": False}
     config = compose(settings, ["trainer.total_epochs=5", "algorithm.gamma=0.5"])
     assert config.trainer.total_epochs == 5
@@ -126,15 +109,11 @@ def test_overrides_stand_above_our_settings() -> None:
 
 
 def test_an_override_that_verl_does_not_know_is_a_plain_error() -> None:
-    from turnwise.scale.verl.settings import compose
-
     with pytest.raises(ConfigError, match="total_epoks"):
-        compose(mapped(CPU), ["trainer.total_epoks=5"])
+        compose(mapped(), ["trainer.total_epoks=5"])
 
 
 def test_what_verl_finds_wrong_is_said_as_ours() -> None:
-    from turnwise.scale.verl.settings import check, compose
-
     config = compose(mapped(HERE), [f"{ACTOR}.loss_agg_mode=nonsense"])
     with pytest.raises(ConfigError, match=r"(?s)VERL cannot run with these settings.*nonsense"):
         check(config)

@@ -1,5 +1,7 @@
 """Plays our episodes inside VERL's agent loop: VERL's servers sample, `Episode` does the rest.
 
+VERL imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
+
 `EpisodeLoopManager` distributes the episodes of a step, `EpisodeAgentLoop` plays one of them in a
 worker, and `ServerEngine` asks VERL's servers for its turns, tokens in, tokens out.
 """
@@ -20,6 +22,7 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopMetrics,
     AgentLoopOutput,
     AgentLoopWorker,
+    register,
 )
 
 from turnwise.episode import Episode, EpisodeResult, EpisodeTask, make_setup
@@ -34,7 +37,7 @@ from turnwise.inference import (
 )
 from turnwise.scale.verl.components import unpack
 from turnwise.scale.verl.rewards import TRAJECTORY, BatchScorer, score_batch
-from turnwise.scale.verl.settings import CPU_ROLLOUT, OWN_SECTION
+from turnwise.scale.verl.settings import AGENT_LOOP, OWN_SECTION
 
 _LOG = logging.getLogger("turnwise")
 
@@ -78,7 +81,7 @@ class ServerEngine(BaseInferenceEngine):
                 f"most {self._prompt_length}. Set more: verl_overrides="
                 f"['data.max_prompt_length={length + length // 2}']"
             )
-        if request.stop_strings and self._backend != CPU_ROLLOUT:
+        if request.stop_strings:
             self.refusal = ConfigError(
                 "this model has no chat template, so its turns end with a text, and VERL's "
                 "servers end them with tokens only. Take a model with a chat template."
@@ -95,13 +98,12 @@ class ServerEngine(BaseInferenceEngine):
             "top_k": request.sampling.top_k or -1,
             "repetition_penalty": 1.0,
             "logprobs": True,
-            "max_new_tokens" if self._backend == "sglang" else "max_tokens": max_tokens,
             "stop_token_ids": sorted(request.stop_ids),
         }
-        if self._backend in (CPU_ROLLOUT, "vllm"):  # servers that take a seed for each request
-            params["seed"] = request.seed
-        if request.stop_strings:
-            params["stop"] = list(request.stop_strings)
+        if self._backend == "sglang":  # it takes no seed for each request
+            params["max_new_tokens"] = max_tokens
+        else:
+            params |= {"max_tokens": max_tokens, "seed": request.seed}
         output = await self._client.generate(
             request.session or f"turnwise-{request.seed}",
             prompt_ids=list(request.prompt_ids),
@@ -146,6 +148,7 @@ def _setup(packed: str, tokenizer: Any) -> Any:
     )
 
 
+@register(AGENT_LOOP)
 class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Plays one episode, again if it fails and `training.on_error` is retry."""
 

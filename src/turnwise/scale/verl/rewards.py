@@ -112,9 +112,7 @@ def function_scorer(function: RewardFn) -> BatchScorer:
     return score
 
 
-def reward_model_scorer(
-    worker: Any, config: Any, pools: Any, device_name: str | None
-) -> BatchScorer:
+def reward_model_scorer(worker: Any, config: Any, pools: Any, device_name: str) -> BatchScorer:
     """Return a scorer that asks VERL's workers of the role RewardModel."""
     from verl.protocol import DataProto
     from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
@@ -123,7 +121,7 @@ def reward_model_scorer(
     group = RayWorkerGroup(
         resource_pool=pools.get_resource_pool(Role.RewardModel),
         ray_cls_with_init=RayClassWithInitArgs(cls=worker, config=config.reward.reward_model),
-        device_name=device_name or config.trainer.device,
+        device_name=device_name,
     )
     if not hasattr(group, "compute_rm_score"):
         raise ConfigError(

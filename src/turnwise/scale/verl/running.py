@@ -19,15 +19,12 @@ from turnwise.reward import RewardFn
 from turnwise.scale.verl.components import EpisodeComponents, pack
 from turnwise.scale.verl.dataset import HELD_OUT, TRAIN, RegisteredDataset
 from turnwise.scale.verl.rewards import function_scorer, reward_model_scorer
-from turnwise.scale.verl.settings import OWN_SECTION, PLUGIN, Resources
+from turnwise.scale.verl.settings import AGENT_LOOP_MODULE, OWN_SECTION
 
 METRICS_LOG = "verl-metrics.jsonl"
 """The file in the run folder to which VERL's file logger writes."""
-_LOGICAL_CPUS = 32
-"""Ray's CPUs on a machine without GPU: VERL asks for many, for actors that mostly wait."""
 _ALIASES = {"CriticValue": "Critic"}
 """Names of roles in older texts about VERL."""
-_ACTORS = ("ActorRollout", "ActorRolloutRef")
 
 
 @dataclass(frozen=True)
@@ -59,27 +56,6 @@ class VerlArguments:
         return "RewardModel" in roles or self.reward_fn is not None
 
 
-def prepare_process(on_cpu: bool) -> None:
-    """Set VERL's platform and plugin, before VERL is imported."""
-    os.environ.update(_environment(on_cpu))
-    import_extra("verl", "verl")
-    plugin = importlib.import_module(PLUGIN)  # VERL may have been imported before, without it
-    if on_cpu:
-        from verl.plugin.platform.platform_manager import get_platform, set_platform
-
-        if get_platform().device_name != "cpu":
-            set_platform(plugin.CpuPlatform())
-
-
-def _environment(on_cpu: bool) -> dict[str, str]:
-    modules = [PLUGIN, *filter(None, os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(","))]
-    return {
-        "VERL_USE_EXTERNAL_MODULES": ",".join(dict.fromkeys(modules)),
-        "TRANSFER_QUEUE_ENABLE": "1",
-        **({"VERL_PLATFORM": "cpu"} if on_cpu else {}),
-    }
-
-
 class VerlRun:
     """VERL's `RayPPOTrainer`, or its V1 trainer, with workers on a Ray that was started for it."""
 
@@ -88,7 +64,7 @@ class VerlRun:
     def __init__(
         self,
         config: Any,
-        resources: Resources,
+        run_folder: Path,
         episodes: EpisodeComponents,
         datasets: tuple[Any, Any],
         arguments: VerlArguments,
@@ -103,23 +79,23 @@ class VerlRun:
             if isinstance(tokenizer, str):
                 path = model_folder(tokenizer)
             else:
-                path = str(resources.run_folder / "tokenizer")
+                path = str(run_folder / "tokenizer")
                 tokenizer.save_pretrained(path)
             for model in (config.actor_rollout_ref.model, config.critic.model):
                 model.tokenizer_path = path
-        os.environ["VERL_FILE_LOGGER_PATH"] = str(resources.run_folder / METRICS_LOG)
-        _start_ray(config, resources.on_cpu)
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / METRICS_LOG)
+        _start_ray(config)
         try:
             if config.trainer.use_v1:
-                self._start_v1(config, resources.on_cpu, *datasets)
+                self._start_v1(config, *datasets)
             else:
-                self._start_legacy(config, resources.on_cpu, *datasets, arguments)
+                self._start_legacy(config, *datasets, arguments)
         except BaseException:  # Ctrl-C too: no worker is left behind
             self.close()
             raise
 
     def _start_legacy(
-        self, config: Any, on_cpu: bool, train: Any, held_out: Any, arguments: VerlArguments
+        self, config: Any, train: Any, held_out: Any, arguments: VerlArguments
     ) -> None:
         from verl.trainer.main_ppo_v0 import BaseTaskRunner
         from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -130,13 +106,18 @@ class VerlRun:
         _, worker_group = runner.add_actor_rollout_worker(config)
         runner.add_critic_worker(config)
         pools = resource_pools(runner, config, arguments)
-        standard = runner.role_worker_mapping
-        roles, reward_worker = role_workers(_on_cpu(standard) if on_cpu else standard, arguments)
+        roles, reward_worker = role_workers(runner.role_worker_mapping, arguments)
         model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
 
         def collate(rows: list[Any]) -> dict[str, Any]:
             assert arguments.collate_fn is not None
-            return {name: _column(value) for name, value in arguments.collate_fn(rows).items()}
+            batch = dict(arguments.collate_fn(rows))
+            for name, column in batch.items():
+                if not isinstance(column, list | tuple):
+                    continue
+                is_tensors = column and all(isinstance(item, torch.Tensor) for item in column)
+                batch[name] = torch.stack(list(column)) if is_tensors else object_array(column)
+            return batch
 
         self.trainer = RayPPOTrainer(
             config=config,
@@ -154,32 +135,23 @@ class VerlRun:
         self.trainer.init_workers()
         manager = self.trainer.async_rollout_manager
         if reward_worker is not None:
-            device = arguments.device_name
+            device = arguments.device_name or config.trainer.device
             manager.score = reward_model_scorer(reward_worker, config, pools, device)
         elif arguments.reward_fn is not None:
             manager.score = function_scorer(arguments.reward_fn)
 
-    def _start_v1(self, config: Any, on_cpu: bool, train: Any, held_out: Any) -> None:
+    def _start_v1(self, config: Any, train: Any, held_out: Any) -> None:
         """Start VERL's V1 trainer, which keeps its batches in a TransferQueue."""
         queue = import_extra("transfer_queue", "verl")
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 
         RegisteredDataset.registered.update({TRAIN: train, HELD_OUT: held_out})
-        base: Any = get_trainer_cls(config.trainer.v1.trainer_mode)
-
-        class Trainer(base):  # type: ignore[misc]
-            role_worker_mapping: Any
-
-            def _init_resource_pool_mgr(self) -> None:
-                super()._init_resource_pool_mgr()
-                if on_cpu:
-                    self.role_worker_mapping = _on_cpu(self.role_worker_mapping)
-
         config.transfer_queue.enable = True
         import_extra("omegaconf", "verl").OmegaConf.resolve(config)
         queue.init(config.transfer_queue)
         self._queue = queue
-        self.trainer = Trainer(config=config)
+        trainer_class: Any = get_trainer_cls(config.trainer.v1.trainer_mode)
+        self.trainer = trainer_class(config=config)
         self.trainer.init()
         manager = AgentLoopManagerTQ.create(
             config=config,
@@ -202,46 +174,45 @@ class VerlRun:
             import_extra("ray", "verl").shutdown()
 
 
-def _start_ray(config: Any, on_cpu: bool) -> None:
+def _start_ray(config: Any) -> None:
     """Start a cluster for this process, or connect to the one that the overrides name."""
     import ray
+    from verl.plugin.platform import get_platform
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+    omega = import_extra("omegaconf", "verl").OmegaConf
+    wanted = omega.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
+    is_elsewhere = bool(wanted.get("address")) or "RAY_ADDRESS" in os.environ
+    if not is_elsewhere and not get_platform().is_available():
+        raise ConfigError(
+            "VERL trains on GPUs, and torch sees none on this machine. Name a cluster that has "
+            "them with ray.address, or train with engine='local'."
+        )
     if ray.is_initialized():
         raise ConfigError(
             "Ray is already running in this process, without what VERL's workers need. Call "
             "ray.shutdown() first, or name a cluster: "
             "verl_overrides=['+ray_kwargs.ray_init.address=auto']"
         )
-    omega = import_extra("omegaconf", "verl").OmegaConf
-    wanted = omega.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
-    runtime = get_ppo_ray_runtime_env(config)
-    users = {name: value for name, value in wanted.pop("runtime_env", {}).items() if value}
+    importlib.import_module(AGENT_LOOP_MODULE)  # VERL may have been imported without it
+    # A platform for VERL comes first: the first import of ours asks for it.
+    modules = [*os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(","), AGENT_LOOP_MODULE]
     # Workers import this very turnwise, installed or not.
     source = str(Path(turnwise.__file__).resolve().parent.parent)
-    python_path = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    python_path = [source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    runtime = get_ppo_ray_runtime_env(config)
+    users = {name: value for name, value in wanted.pop("runtime_env", {}).items() if value}
     env_vars = {
         **runtime.get("env_vars", {}),
-        **_environment(on_cpu),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(python_path)),
+        "VERL_USE_EXTERNAL_MODULES": ",".join(dict.fromkeys(filter(None, modules))),
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, python_path))),
         **users.get("env_vars", {}),
     }
-    options: dict[str, Any] = {
-        "runtime_env": {**runtime, **users, "env_vars": env_vars},
+    ray.init(
+        runtime_env={**runtime, **users, "env_vars": env_vars},
         **{name: value for name, value in wanted.items() if value is not None},
-    }
-    if on_cpu and "address" not in options and "RAY_ADDRESS" not in os.environ:
-        num_workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
-        options = {
-            "address": "local",  # not one that happens to run on this machine
-            "num_cpus": _LOGICAL_CPUS + 4 * num_workers,
-            "num_gpus": num_workers,
-            "include_dashboard": False,
-            # Otherwise Ray starts an idle process for each of these CPUs.
-            "_system_config": {"prestart_worker_first_driver": False},
-            **options,
-        }
-    ray.init(**options)
+    )
 
 
 def find_role(key: Any) -> Any:
@@ -265,11 +236,12 @@ def role_workers(
     from verl.trainer.ppo.utils import Role
 
     workers = dict(standard)
-    actor = next(role for role in standard if role.name in _ACTORS)
+    actors = (Role.ActorRollout, Role.ActorRolloutRef)
     for key, worker in arguments.role_worker_mapping.items():
         role = find_role(key)
-        # The actor's worker may hold the reference too; its role then has another name.
-        role = actor if role.name in _ACTORS else role
+        if role in actors:
+            # The actor's worker may hold the reference too; its role then has another name.
+            role = next(name for name in standard if name in actors)
         workers[role] = ray.remote(worker) if isinstance(worker, type) else worker
     return workers, workers.pop(Role.RewardModel, None)
 
@@ -289,25 +261,3 @@ def resource_pools(runner: Any, config: Any, arguments: VerlArguments) -> Any:
             f"resource_pool_manager has no pool for: {names}. Add them to its mapping."
         )
     return manager
-
-
-def _column(value: Any) -> Any:
-    """Return a column of a user's batch as VERL takes it: a tensor or an array."""
-    if not isinstance(value, list | tuple):
-        return value
-    if value and all(isinstance(item, torch.Tensor) for item in value):
-        return torch.stack(list(value))
-    return object_array(list(value))
-
-
-def _on_cpu(roles: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the same roles with workers that need no GPU."""
-    import ray
-    from verl.trainer.ppo.utils import Role
-
-    from turnwise.scale.verl.cpu import CpuActorRolloutRefWorker, CpuTrainingWorker
-
-    return {
-        role: ray.remote(CpuTrainingWorker if role == Role.Critic else CpuActorRolloutRefWorker)
-        for role in roles
-    }

@@ -7,6 +7,7 @@ result. A setting that VERL does not have is an error, unless it has its default
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,12 +26,8 @@ from turnwise.user_code import require_model_code, require_use
 
 AGENT_LOOP = "turnwise_episode"
 """The agent loop that plays our episodes."""
-CPU_ROLLOUT = "turnwise"
-"""The rollout that samples on a CPU."""
-PLUGIN = "turnwise.scale.verl.plugin"
-"""The module that VERL imports in each of its processes."""
-LOOP_MANAGER = "turnwise.scale.verl.agent_loop.EpisodeLoopManager"
-"""The class that distributes the episodes, in VERL's RayPPOTrainer."""
+AGENT_LOOP_MODULE = "turnwise.scale.verl.agent_loop"
+"""The module that VERL imports in each of its processes: it registers the agent loop."""
 OWN_SECTION = "turnwise"
 """The section of VERL's config that carries the user's components to the agent loops."""
 
@@ -89,7 +86,7 @@ UNSUPPORTED = frozenset((
 ))  # fmt: skip
 """Settings that VERL does not have: they must have their defaults."""
 
-_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 _DEFAULT_CONTEXT = 4096
 _MAX_PROMPT = 2048
@@ -106,13 +103,8 @@ class Resources:
     """A folder or a Hugging Face id."""
     context_length: int
     num_gpus: int
-    """On this machine; 0: VERL runs on its CPU."""
+    """On this machine."""
     run_folder: Path
-    num_nodes: int = 1
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.num_gpus == 0
 
 
 def find_resources(config: ConfigStore, run_folder: Path) -> Resources:
@@ -120,11 +112,7 @@ def find_resources(config: ConfigStore, run_folder: Path) -> Resources:
     import torch
     from transformers import AutoConfig
 
-    model, num_gpus = config.model, torch.cuda.device_count()
-    if model.device.startswith("cuda") and not num_gpus:
-        raise ConfigError(
-            f"model.device got {model.device!r}, and torch sees no GPU. Take 'auto' or 'cpu'."
-        )
+    model = config.model
     if config.ray.address is not None:
         require_use(f"the Ray cluster {config.ray.address}")
     if model.trust_remote_code:
@@ -132,26 +120,21 @@ def find_resources(config: ConfigStore, run_folder: Path) -> Resources:
     path = model_folder(model.local_path or model.model_name)
     model_config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     length = getattr(model_config.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT)
-    num_used = 0 if model.device == "cpu" else num_gpus
-    return Resources(path, int(length), num_used, run_folder.absolute())
+    return Resources(path, int(length), torch.cuda.device_count(), run_folder.absolute())
 
 
 def refuse_mix(config: ConfigStore) -> None:
     """Refuse a mix of environments and an agent: VERL's workers play in one environment."""
-    if config.agent is not None:
-        raise ConfigError(
-            f"agent is {config.agent!r}, and episodes inside VERL are played in an environment. "
-            "Train the agent with engine='local' or 'ray'."
-        )
-    if config.environments is not None:
-        raise ConfigError(
-            f"environments is a mix of {len(config.environments)}, and VERL has no such setting: "
-            "it trains in one environment. Train the mix with engine='local' or 'ray'."
-        )
+    for name in ("agent", "environments"):
+        if (value := getattr(config, name)) is not None:
+            raise ConfigError(
+                f"{name} is {value!r}, and VERL has no such setting: it trains in one "
+                "environment. Train with engine='local' or 'ray'."
+            )
 
 
 def _problems(config: ConfigStore, resources: Resources) -> Iterator[str]:
-    """Yield what these settings ask for and VERL cannot do, on this machine."""
+    """Yield what these settings ask for and VERL cannot do."""
     defaults = dict(ConfigStore().settings())
     for name, value in config.settings():
         if name in UNSUPPORTED and value != defaults[name]:
@@ -160,11 +143,11 @@ def _problems(config: ConfigStore, resources: Resources) -> Iterator[str]:
                 f"{defaults[name]!r}, or train with engine='local'."
             )
     training, logging, ray = config.training, config.logging, config.ray
-    on_cpu, backend = resources.on_cpu, config.inference.backend
     for name, values, known in (
         ("training.adv_estimator", [training.adv_estimator], sorted(ESTIMATORS)),
         ("training.policy_loss", [training.policy_loss], sorted(POLICY_LOSSES)),
         ("training.lr_schedule", [training.lr_schedule], ["constant", "cosine"]),
+        ("inference.backend", [config.inference.backend], ["local", "vllm", "sglang"]),
         ("logging.sinks", logging.sinks, _SINKS),
         ("logging.wandb", logging.wandb, ["project", "name"]),
     ):
@@ -172,19 +155,11 @@ def _problems(config: ConfigStore, resources: Resources) -> Iterator[str]:
             yield f"{name} got {unknown}, which VERL does not have. VERL has: {', '.join(known)}."
     if config.inference.temperature == 0:
         yield "inference.temperature got 0: a greedy policy explores nothing."
-    if backend in ("transformers", "scripted") or (on_cpu and backend != "local"):
-        here = "; this machine has no GPU that torch sees" if on_cpu else ""
-        yield (
-            f"inference.backend got {backend!r}. VERL samples with vllm or sglang on a GPU, and "
-            f"with local on a CPU{here}."
-        )
-    if on_cpu and config.model.dtype not in ("auto", "float32"):
-        yield f"model.dtype got {config.model.dtype!r}. VERL on a CPU computes in float32."
-    if on_cpu and training.lora_rank:
-        yield "training.lora_rank needs VERL's vLLM or SGLang rollout, on a GPU."
+    if config.model.device == "cpu":
+        yield "model.device got 'cpu', and VERL trains on GPUs. Train with engine='local'."
     if ray.gpus_per_worker not in (0, 1):
         yield f"ray.gpus_per_worker got {ray.gpus_per_worker}. VERL's workers have one each."
-    if not on_cpu and ray.num_learners > resources.num_gpus:
+    if 0 < resources.num_gpus < ray.num_learners:
         yield (
             f"ray.num_learners got {ray.num_learners}, and torch sees {resources.num_gpus} GPUs: "
             "VERL's workers have one each."
@@ -223,8 +198,6 @@ def to_verl_config(
     settings |= _model(config, resources)
     settings |= _update(config, longest)
     settings |= _run(config, resources, num_steps, per_epoch)
-    if resources.on_cpu:
-        settings |= _ON_CPU
     return settings
 
 
@@ -236,16 +209,15 @@ def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -
     response = turns * tokens_per_turn + (turns - 1) * _MAX_OBSERVATION
     if limits.max_tokens is not None:
         response = min(response, limits.max_tokens)
-    backend = "vllm" if inference.backend == "local" else inference.backend
     return {
-        f"{ROLLOUT}.name": CPU_ROLLOUT if resources.on_cpu else backend,
+        f"{ROLLOUT}.name": "vllm" if inference.backend == "local" else inference.backend,
         f"{ROLLOUT}.mode": "async",
         f"{ROLLOUT}.n": group_size(config),
         f"{ROLLOUT}.calculate_log_probs": True,
         f"{ROLLOUT}.multi_turn.enable": inference.multi_turn,
         f"{ROLLOUT}.multi_turn.max_assistant_turns": turns,
         f"{ROLLOUT}.agent.default_agent_loop": AGENT_LOOP,
-        f"{ROLLOUT}.agent.agent_loop_manager_class": LOOP_MANAGER,
+        f"{ROLLOUT}.agent.agent_loop_manager_class": f"{AGENT_LOOP_MODULE}.EpisodeLoopManager",
         "data.max_prompt_length": prompt,
         "data.max_response_length": min(response, resources.context_length - prompt),
         "reward.num_workers": 0,  # the agent loop scores
@@ -254,17 +226,17 @@ def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -
 
 def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
     model, training = config.model, config.training
-    dtype = model.dtype
-    if dtype == "auto":
-        dtype = "float32" if resources.on_cpu else "bfloat16"
-    precision = {"param_dtype": _DTYPES[dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    dtype = "bfloat16" if model.dtype == "auto" else model.dtype
     settings: dict[str, Any] = {
         f"{ROLLOUT}.dtype": dtype,
-        f"{ACTOR}.fsdp_config.mixed_precision": precision,
-        f"{REF}.fsdp_config.mixed_precision": precision,
-        "critic.fsdp.mixed_precision": precision,
         "data.trust_remote_code": model.trust_remote_code,
     }
+    for section in (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp"):
+        settings |= {
+            f"{section}.mixed_precision.param_dtype": _PRECISIONS[dtype],
+            f"{section}.mixed_precision.reduce_dtype": "fp32",
+            f"{section}.mixed_precision.buffer_dtype": "fp32",
+        }
     for section in (MODEL, "critic.model"):
         settings |= {
             f"{section}.path": resources.model_path,
@@ -326,15 +298,13 @@ def _run(
 ) -> dict[str, Any]:
     training, checkpoint, wandb = config.training, config.checkpoint, config.logging.wandb
     num_workers = config.ray.num_learners
-    if not resources.on_cpu and num_workers == 1:
-        num_workers = resources.num_gpus
+    if num_workers == 1:  # the default: all GPUs
+        num_workers = max(resources.num_gpus, 1)
     settings = {
         "data.shuffle": False,  # the dataset is in its order already
         "data.dataloader_num_workers": 0,
         "data.return_raw_chat": True,
         "trainer.use_v1": False,
-        "trainer.device": "cpu" if resources.on_cpu else "cuda",
-        "trainer.nnodes": resources.num_nodes,
         "trainer.n_gpus_per_node": num_workers,
         "trainer.total_epochs": 1,  # each step has its own starts: one pass over all
         "trainer.total_training_steps": num_steps,
@@ -356,32 +326,15 @@ def _run(
     return settings
 
 
-_ON_CPU: dict[str, Any] = {
-    f"{ROLLOUT}.free_cache_engine": False,
-    f"{ROLLOUT}.load_format": "auto",
-    f"{ROLLOUT}.enforce_eager": True,
-    f"{ACTOR}.use_torch_compile": False,
-    f"{ACTOR}.fsdp_config.use_torch_compile": False,
-    f"{REF}.fsdp_config.use_torch_compile": False,
-    "critic.fsdp.use_torch_compile": False,
-    f"{ACTOR}.strategy": "fsdp2",
-    "critic.strategy": "fsdp2",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    f"{MODEL}.use_remove_padding": False,
-    f"{MODEL}.override_config": {"attn_implementation": "sdpa"},
-    "critic.model.use_remove_padding": False,
-    "critic.model.override_config": {"attn_implementation": "sdpa"},
-}
-"""What VERL needs on a machine without GPU."""
-
-
 def compose(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Any:
     """Return VERL's config with our settings, then the user's own overrides in Hydra's syntax."""
     import_extra("verl", "verl")
     hydra = import_extra("hydra", "verl")
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
-    assignments = [f"++{name}={_in_hydra(value)}" for name, value in settings.items()]
+    assignments = [
+        f"++{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()
+    ]
     hydra.core.global_hydra.GlobalHydra.instance().clear()
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         try:
@@ -391,22 +344,6 @@ def compose(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Any:
                 f"VERL's config does not take one of {list(overrides)}: {error}"
             ) from error
     return migrate_legacy_reward_impl(config)
-
-
-def _in_hydra(value: Any) -> str:
-    """Return a value as Hydra's grammar writes it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_in_hydra(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_in_hydra, value)) + "]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
-    return repr(value)
 
 
 def check(config: Any, on_error: str = "retry", arguments: Sequence[str] = ()) -> None:

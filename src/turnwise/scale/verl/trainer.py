@@ -23,7 +23,7 @@ from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.scale.verl.components import episode_components
 from turnwise.scale.verl.dataset import HELD_OUT, TRAIN, CustomEnvironmentDataset, make_datasets
-from turnwise.scale.verl.running import METRICS_LOG, VerlArguments, VerlRun, prepare_process
+from turnwise.scale.verl.running import METRICS_LOG, VerlArguments, VerlRun
 from turnwise.scale.verl.settings import (
     OWN_SECTION,
     ROLLOUT,
@@ -121,9 +121,6 @@ class CustomRayPPOTrainer:
     ) -> None:
         self.config = ConfigStore.of(config)
         refuse_mix(self.config)
-        if device_name is not None:
-            model = dataclasses.replace(self.config.model, device=device_name)
-            self.config = dataclasses.replace(self.config, model=model)
         rows = dataset if dataset is not None else train_dataset
         if environment is None and isinstance(rows, CustomEnvironmentDataset):
             environment = rows.environment
@@ -131,10 +128,10 @@ class CustomRayPPOTrainer:
         user = UserComponents(environment, reward_fn, rows, eval_rows, tools, parser, system_prompt)
         user = dataclasses.replace(user, tokenizer=tokenizer, limits=limits)
         user = user.filled_from(self.config)
-        # A dataset in VERL's layout makes its own rows, those of evaluations included.
         self._has_verl_rows = isinstance(user.dataset, CustomEnvironmentDataset)
-        is_ours = not self._has_verl_rows
-        self._user = user if is_ours else dataclasses.replace(user, eval_fraction=None)
+        if self._has_verl_rows:  # such a dataset makes the rows of evaluations itself
+            user = dataclasses.replace(user, eval_fraction=None)
+        self._user = user
         self._arguments = VerlArguments(
             role_worker_mapping or {},
             resource_pool_manager,
@@ -152,7 +149,7 @@ class CustomRayPPOTrainer:
         """The metrics of each step, under VERL's names, and `step` and `reward`."""
         self.run_folder: Path | None = None
         # The same environment by its class and by `path.py:Class` is the same run.
-        name = self._user.environment_name
+        name = user.environment_name
         self._name = f"{name.rpartition(':')[2] if '.py:' in name else name}-verl"
         self._resume_from: Path | None = None
         self._run: VerlRun | None = None
@@ -174,15 +171,15 @@ class CustomRayPPOTrainer:
 
     def verl_config(self, num_steps: int | None = None, extra: Sequence[str] = ()) -> Any:
         """Return VERL's whole config; `extra` overrides the user's overrides."""
-        resources = find_resources(self.config, self.run_folder or self._folder().path)
-        prepare_process(resources.on_cpu)
+        resources = find_resources(self.config, self._folder().path)
         components = episode_components(self._user, self.config, self._multi_turn)
         assert self._user.environment is not None  # VERL takes no agent and no mix
         max_steps = declared_max_steps(self._user.environment, self.config.environment)
         max_turns = components.limits.turn_limit(max_steps, has_tools=components.tools is not None)
         limits = dataclasses.replace(components.limits, max_turns=max_turns)
-        per_epoch = self._steps_per_epoch()
-        settings = to_verl_config(self.config, resources, num_steps, per_epoch, limits)
+        settings = to_verl_config(
+            self.config, resources, num_steps, self._steps_per_epoch(), limits
+        )
         config = compose(settings | self._own_settings(), [*self._overrides, *extra])
         check(config, self.config.training.on_error, self._arguments.names)
         return config
@@ -223,7 +220,9 @@ class CustomRayPPOTrainer:
         num_steps = self.step + (num_epochs or training.num_epochs) * per_epoch
         if training.max_steps is not None and not num_epochs:
             num_steps = self.step + training.max_steps
-        folder = self._made_folder()
+        folder = self._folder()
+        folder.path.mkdir(parents=True, exist_ok=True)
+        self.run_folder = folder.path
         with folder.held(), folder.logged(self.config.logging.level):
             first = newest_step(folder.path)
             if first >= num_steps:
@@ -283,9 +282,8 @@ class CustomRayPPOTrainer:
             num_held_out=num_held_out or training.eval_episodes or _DEFAULT_EVAL_EPISODES,
             has_sampler=self._arguments.train_sampler is not None,
         )
-        resources = find_resources(self.config, self.run_folder)
         self._run = VerlRun(
-            config, resources, episodes, datasets, self._arguments, self._user.tokenizer
+            config, self.run_folder, episodes, datasets, self._arguments, self._user.tokenizer
         )
         return self._run
 
@@ -295,12 +293,6 @@ class CustomRayPPOTrainer:
         # VERL's checkpoints bring their own learning rate and more: no change would take effect.
         return choose_run_folder(self.config, self._name, self._resume, allow_changes=False)[0]
 
-    def _made_folder(self) -> RunFolder:
-        folder = self._folder()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        self.run_folder = folder.path
-        return folder
-
     def _write_status(self, folder: RunFolder, status: str, num_steps: int) -> None:
         folder.write_status(
             status=status, step=self.step, num_steps=num_steps, environment=self._name
@@ -308,7 +300,8 @@ class CustomRayPPOTrainer:
 
     def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
         """Play on held-out starts with VERL's newest checkpoint; `reward`, and VERL's own names."""
-        folder = self._made_folder()
+        self.run_folder = folder = self._folder().path
+        folder.mkdir(parents=True, exist_ok=True)
         extra = ["trainer.val_before_train=true", "trainer.val_only=true"]
         if not greedy:
             inference = self.config.inference
@@ -318,10 +311,10 @@ class CustomRayPPOTrainer:
                 f"{ROLLOUT}.val_kwargs.top_p={inference.top_p}",
             ]
         try:
-            self._start(max(newest_step(folder.path), 1), num_episodes, extra).fit()
+            self._start(max(newest_step(folder), 1), num_episodes, extra).fit()
         finally:
             self.cleanup()
-        logged = take_metrics(folder.path)
+        logged = take_metrics(folder)
         if not logged:
             raise TrainingStopped("VERL's evaluation logged no metrics. Look at its output above.")
         metrics = logged[-1][1]

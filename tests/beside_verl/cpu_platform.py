@@ -1,24 +1,112 @@
-"""VERL's workers on a machine without GPU: learners with gloo and FSDP2, and the rollout."""
+"""A platform for VERL on a machine without GPU: workers with gloo and FSDP2, and the rollout.
 
+VERL imports it in each of its processes, as `script_runs.process_environment` asks it to.
+"""
+
+# ruff: noqa: E402
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import ray
 import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+
+class _CpuDevice(ModuleType):
+    """`torch.cpu` with the calls that VERL makes on `torch.cuda`; there is no cache to manage."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def empty_cache(self, *_: Any) -> None: ...
+
+    ipc_collect = set_device = empty_cache
+
+    def memory_allocated(self, *_: Any) -> int:
+        return 0
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    def mem_get_info(self, *_: Any) -> tuple[int, int]:
+        return 0, 0
+
+    def get_device_name(self, *_: Any) -> str:
+        return "CPU"
+
+    def get_rng_state(self, *_: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, *_: Any) -> None:
+        torch.set_rng_state(state)
+
+
+@PlatformRegistry.register(platform="cpu")
+class CpuPlatform(PlatformBase):  # type: ignore[misc]  # VERL ships no types
+    """One logical device for each learner worker; Ray counts them as GPUs."""
+
+    device_name = vendor_name = "cpu"
+    device_module = _CpuDevice("turnwise_cpu_device")
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False  # only when it is requested: a GPU is preferred
+
+    def current_device(self) -> Any:
+        return "cpu"  # VERL passes it to `tensor.to`, where a number would mean a GPU
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def empty_cache(self, *_: Any) -> None: ...
+
+    set_device = synchronize = set_allocator_settings = empty_cache
+    profiler_start = profiler_stop = cudart = empty_cache
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    def nvtx_range(self, msg: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+
+# Only now: these imports ask for the platform, once.
+from cpu_server import CpuServer
 from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers import engine_workers
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import (
     FSDPEngineWithLMHead,
     FSDPEngineWithValueHead,
 )
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
-from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.replica import RolloutReplica
-
-from turnwise.scale.verl.cpu_server import CpuServer
+from verl.workers.rollout import base, replica
 
 _SERVER = "turnwise_server_{}"
 
@@ -76,7 +164,7 @@ def _start_gloo() -> None:
     initialize_global_process_group_ray(timeout_second=None, backend="cpu:gloo")
 
 
-class CpuTrainingWorker(TrainingWorker):  # type: ignore[misc]
+class CpuTrainingWorker(engine_workers.TrainingWorker):  # type: ignore[misc]
     """A learner of one model."""
 
     def __init__(self, config: Any) -> None:
@@ -85,7 +173,7 @@ class CpuTrainingWorker(TrainingWorker):  # type: ignore[misc]
         super().__init__(config=config)
 
 
-class CpuActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+class CpuActorRolloutRefWorker(engine_workers.ActorRolloutRefWorker):  # type: ignore[misc]
     """The learner of the policy, with its reference model and the sending of weights."""
 
     actor_worker_cls = CpuTrainingWorker
@@ -96,7 +184,7 @@ class CpuActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
-class CpuReplica(RolloutReplica):  # type: ignore[misc]
+class CpuReplica(replica.RolloutReplica):  # type: ignore[misc]
     """Starts one server for each learner worker."""
 
     async def launch_servers(self) -> None:
@@ -111,7 +199,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
         self._server_address = name
 
 
-class CpuWeightSender(BaseRollout):  # type: ignore[misc]
+class CpuWeightSender(base.BaseRollout):  # type: ignore[misc]
     """Sends the weights of a learner worker to its server."""
 
     async def update_weights(
@@ -132,3 +220,9 @@ class CpuWeightSender(BaseRollout):  # type: ignore[misc]
     async def resume(self, tags: list[str]) -> None: ...
 
     async def release(self) -> None: ...
+
+
+engine_workers.TrainingWorker = CpuTrainingWorker
+engine_workers.ActorRolloutRefWorker = CpuActorRolloutRefWorker
+base._ROLLOUT_REGISTRY["turnwise", "async"] = "cpu_platform.CpuWeightSender"
+replica.RolloutReplicaRegistry.register("turnwise", lambda: CpuReplica)
