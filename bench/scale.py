@@ -39,10 +39,9 @@ from turnwise.inference import SamplingParams
 from turnwise.learner import LearnerOptions, PPOBatch, make_learner
 from turnwise.learner.build import make_policy
 from turnwise.models import load_model
-from turnwise.scale.ray.cluster import Cluster, exported_python_path
+from turnwise.scale.ray.cluster import Cluster, Failures, exported_python_path
 from turnwise.scale.ray.episode_pool import EpisodePool
 from turnwise.scale.ray.episode_worker import EpisodeSpec, Sampling
-from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
 from turnwise.scale.ray.transfer import ModelSource, Weights, to_arrays
 from turnwise.trainer.assembly import make_engine

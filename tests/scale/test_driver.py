@@ -22,8 +22,7 @@ from turnwise.learner.lora import has_adapters
 from turnwise.models.empty import is_empty
 from turnwise.runs.checkpoints import CheckpointStore, save_checkpoint_to
 from turnwise.runs.run_folder import RunFolder
-from turnwise.scale.ray.cluster import Cluster
-from turnwise.scale.ray.failures import Failures
+from turnwise.scale.ray.cluster import Cluster, Failures
 from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
 from turnwise.scale.ray.transfer import ModelSource
 from turnwise.trainer.state import (

@@ -16,11 +16,9 @@ from turnwise.errors import ConfigError
 from turnwise.learner import LearnerOptions
 from turnwise.learner.build import make_policy
 from turnwise.reward import batch_type
-from turnwise.scale.ray.cluster import Cluster
-from turnwise.scale.ray.collector import RemoteCollector, RemoteEngine
-from turnwise.scale.ray.episode_pool import EpisodePool
+from turnwise.scale.ray.cluster import Cluster, Failures
+from turnwise.scale.ray.episode_pool import EpisodePool, RemoteCollector, RemoteEngine
 from turnwise.scale.ray.episode_worker import EpisodeSpec
-from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
 from turnwise.scale.ray.transfer import ModelSource
 from turnwise.trainer.assembly import (

@@ -1,10 +1,11 @@
-"""`Cluster`: an existing Ray cluster, or one that is started for the run."""
+"""`Cluster`: an existing Ray cluster, or one that is started for the run; and lost workers."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import logging
+import math
 import os
 import shutil
 import sys
@@ -16,12 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import RayConfig
-from turnwise.errors import ConfigError, import_extra
-from turnwise.scale.ray.failures import SECONDS_BETWEEN_CALLS, SECONDS_TO_ANSWER
+from turnwise.errors import ConfigError, TrainingStopped, TurnwiseError, import_extra
 from turnwise.user_code import imported_files
 
 ray = import_extra("ray", "ray")
 
+_LOG = logging.getLogger("turnwise")
+
+SECONDS_TO_ANSWER = 300.0
+"""A worker that does not answer for so long counts as lost; starting may take minutes."""
+SECONDS_UNTIL_SILENT = 30.0
+"""Others play the episodes of a worker that has not answered for so long."""
+SECONDS_BETWEEN_CALLS = 10.0
+"""The interval between two liveness checks of a worker."""
 _PLACEMENT_SECONDS = 120.0
 _REMOVE_SECONDS = 5.0
 _SMALLEST_STORE = 256 * 2**20
@@ -59,6 +67,7 @@ class Cluster:
 
     def __init__(self, settings: RayConfig, weight_bytes: int) -> None:
         self._settings = settings
+        self.num_learners = settings.num_learners
         self.num_reserved = settings.min_actors or settings.num_actors
         """Episode workers that a run starts with. Further ones are placed when there is room."""
         self._folder: str | None = None
@@ -79,22 +88,14 @@ class Cluster:
             self.close()
             raise
 
-    def learner_options(self, rank: int) -> dict[str, Any]:
-        """Return the Ray options of a learner."""
-        return self._options(rank)
-
-    def worker_options(self, number: int) -> dict[str, Any]:
-        """Return the Ray options of an episode worker."""
-        is_reserved = number < self.num_reserved
-        return self._options(self._settings.num_learners + number if is_reserved else None)
-
-    def _options(self, bundle: int | None) -> dict[str, Any]:
-        """Return the options of the actor in a bundle, or of one that is placed anywhere."""
+    def actor_options(self, number: int) -> dict[str, Any]:
+        """Return the Ray options of an actor: the learners are numbered first, then the episode
+        workers. Those that a run does not start with are placed anywhere."""
         strategy: Any = "DEFAULT"
-        if bundle is not None:
+        if number < self.num_learners + self.num_reserved:
             strategies = import_extra("ray.util.scheduling_strategies", "ray")
             strategy = strategies.PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=bundle
+                self._group, placement_group_bundle_index=number
             )
         return {
             "num_cpus": 1,
@@ -177,9 +178,7 @@ class Cluster:
             ray.init(
                 address="local",
                 # Workers mostly wait: there may be more of them than cores.
-                num_cpus=max(
-                    self._settings.num_actors + self._settings.num_learners, os.cpu_count() or 1
-                ),
+                num_cpus=max(self._settings.num_actors + self.num_learners, os.cpu_count() or 1),
                 object_store_memory=max(_SMALLEST_STORE, _COPIES * weight_bytes),
                 include_dashboard=False,
                 _temp_dir=self._folder,
@@ -190,7 +189,7 @@ class Cluster:
         """Reserve a bundle for each worker of the start, all or none: a part would wait."""
         gpus = self._settings.gpus_per_worker
         resources = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
-        number = self._settings.num_learners + self.num_reserved
+        number = self.num_learners + self.num_reserved
         group = ray.util.placement_group([resources] * number, strategy="PACK")
         try:
             ray.get(group.ready(), timeout=_PLACEMENT_SECONDS)
@@ -219,3 +218,66 @@ def exported_python_path() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+# ---- lost workers ----
+
+
+class WorkerLost(Exception):
+    """A worker process is gone, or does not answer."""
+
+
+class Failures:
+    """Counts lost workers; the count restarts when work was completed in between."""
+
+    def __init__(self, most: int) -> None:
+        self._max_in_a_row = most
+        self._num_in_a_row, self._last = 0, -math.inf
+        self.num_lost = 0
+        """Workers lost in the whole run."""
+
+    def record(self, who: str, why: BaseException, requested: float = math.inf) -> None:
+        """Count a lost worker; raises `TrainingStopped` after too many.
+
+        `requested` is when it was requested. Those that were there before the last one was lost do
+        not count: a machine that leaves takes several with it.
+        """
+        self.num_lost += 1
+        reason = brief(why)
+        _LOG.warning("%s was lost and is replaced: %s", who, reason)
+        if requested < self._last:
+            return
+        self._last = time.monotonic()
+        self._num_in_a_row += 1
+        if self._num_in_a_row > self._max_in_a_row:
+            raise TrainingStopped(
+                f"{self._num_in_a_row} workers were lost in one step, and ray.max_failures is "
+                f"{self._max_in_a_row}. The last one was {who}: {reason}"
+            )
+
+    def reset(self) -> None:
+        """Restart the count: work was completed."""
+        self._num_in_a_row, self._last = 0, -math.inf
+
+
+def is_loss(error: BaseException) -> bool:
+    """Return whether an error means that a worker is gone, not that its work failed."""
+    kinds = ray.exceptions
+    lost = (WorkerLost, kinds.RayActorError, kinds.WorkerCrashedError, kinds.ObjectLostError)
+    return isinstance(error, lost)
+
+
+def own_error(error: BaseException) -> BaseException:
+    """Return the error that a worker raised, without Ray's wrapper."""
+    cause = getattr(error, "cause", None)
+    if not isinstance(cause, BaseException):
+        return error
+    if not isinstance(cause, TurnwiseError):
+        cause.add_note(f"It was raised in a worker:\n{getattr(error, 'traceback_str', '')}")
+    return cause
+
+
+def brief(error: BaseException) -> str:
+    """Return the first lines of an error: Ray's messages are long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:3])[:300] or type(error).__name__

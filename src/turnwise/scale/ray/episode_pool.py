@@ -1,6 +1,7 @@
 """`EpisodePool`: the workers that play episodes, as many as the cluster has room for.
 
-A worker that is lost is requested again, and the others play its episodes.
+A worker that is lost is requested again, and the others play its episodes. `RemoteEngine` and
+`RemoteCollector` are the proxies through which the trainer uses the pool.
 """
 
 from __future__ import annotations
@@ -11,26 +12,30 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from typing import Any, TypeVar
 
-from turnwise.episode import EpisodeResult
+import torch
+
+from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import together
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import EngineError, TrainingStopped, import_extra
-from turnwise.scale.ray.cluster import Cluster, put_for_workers
-from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Sampling
-from turnwise.scale.ray.failures import (
+from turnwise.inference import BaseInferenceEngine, GenerationRequest, GenerationResult
+from turnwise.scale.ray.cluster import (
     SECONDS_BETWEEN_CALLS,
     SECONDS_TO_ANSWER,
     SECONDS_UNTIL_SILENT,
+    Cluster,
     Failures,
     brief,
     is_loss,
     own_error,
+    put_for_workers,
 )
-from turnwise.scale.ray.transfer import Weights, log_for
+from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Sampling
+from turnwise.scale.ray.transfer import Weights, log_for, split_evenly, to_arrays
 
 ray = import_extra("ray", "ray")
 
@@ -64,6 +69,22 @@ class _Worker:
             return False
         return time.monotonic() - self.called[0] > SECONDS_UNTIL_SILENT
 
+    def leave(self) -> None:
+        """End the calls of a silent worker, each in its own event loop."""
+        _LOG.warning(
+            "episode worker %d has not answered for %g s: others play its episodes",
+            self.number,
+            SECONDS_UNTIL_SILENT,
+        )
+
+        def end(limit: asyncio.Timeout) -> None:
+            if self.limits.pop(limit, None) is not None:
+                limit.reschedule(asyncio.get_running_loop().time())
+
+        for limit, loop in list(self.limits.items()):
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the call has ended
+                loop.call_soon_threadsafe(end, limit)
+
 
 class EpisodePool:
     """Splits episodes over the workers. An episode is the same on any of them.
@@ -82,7 +103,8 @@ class EpisodePool:
 
     def _request(self, number: int) -> _Worker:
         """Request a worker. Ray starts it as soon as the cluster has room for it."""
-        make = ray.remote(EpisodeWorker).options(**self._cluster.worker_options(number))
+        options = self._cluster.actor_options(self._cluster.num_learners + number)
+        make = ray.remote(EpisodeWorker).options(**options)
         return _Worker(number, make.remote(number), self._spec)
 
     def context_length(self) -> int:
@@ -281,7 +303,7 @@ class EpisodePool:
                 if not all(worker.is_silent for worker in ready):
                     for worker in ready:
                         if worker.is_silent and worker.limits:
-                            _leave(worker)
+                            worker.leave()
                 await asyncio.sleep(SECONDS_BETWEEN_CALLS)
 
         watching = asyncio.create_task(watch())
@@ -291,28 +313,84 @@ class EpisodePool:
             watching.cancel()
 
 
-def _leave(worker: _Worker) -> None:
-    """End the calls of a silent worker, each in its own event loop."""
-    _LOG.warning(
-        "episode worker %d has not answered for %g s: others play its episodes",
-        worker.number,
-        SECONDS_UNTIL_SILENT,
-    )
+class RemoteEngine(BaseInferenceEngine):
+    """The engines of all workers. They have loaded the first weights, or get them as `first`.
 
-    def end(limit: asyncio.Timeout) -> None:
-        if worker.limits.pop(limit, None) is not None:
-            limit.reschedule(asyncio.get_running_loop().time())
-
-    for limit, loop in list(worker.limits.items()):
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the call has ended
-            loop.call_soon_threadsafe(end, limit)
-
-
-def split_evenly(number: int, num_ranges: int) -> list[range]:
-    """Split a number of items, in order, into ranges whose lengths differ by at most one.
-
-    >>> split_evenly(5, 3)
-    [range(0, 1), range(1, 3), range(3, 5)]
+    New weights stay in the object store until a worker is called: it fetches them then.
     """
-    cuts = [number * i // num_ranges for i in range(num_ranges + 1)]
-    return [range(start, end) for start, end in itertools.pairwise(cuts)]
+
+    def __init__(
+        self,
+        pool: EpisodePool,
+        tokenizer: Any,
+        newest: Callable[[], tuple[Any, ...]],
+        first: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(tokenizer)
+        self.pool = pool
+        self._newest = newest
+        self.on_close: Callable[[], None] = pool.close
+        """What `close` does: the engine owns the cluster."""
+        self._objects = first
+        self._context_length = pool.context_length()
+        self._num_updates = 0
+
+    @property
+    def weights(self) -> Weights:
+        """The weights to sample from."""
+        return Weights(self.weight_version, self._objects, self._num_updates)
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        result: GenerationResult = await self.pool.call_any("sample", request, self.weights)
+        return result
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        scores: list[float] = await self.pool.call_any("score", list(ids), start, self.weights)
+        return scores
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        """Sample from these weights; None: from the learners' newest, which skip this process."""
+        self._objects = self._newest() if weights is None else (ray.put(to_arrays(weights)),)
+        self.weight_version += 1
+        self._num_updates += 1
+        if self.in_flight is not None:
+            self.pool.push(self.weights)
+        return self.weight_version
+
+    def close(self) -> None:
+        self.on_close()
+
+
+class RemoteCollector(EpisodeCollector):
+    """Lets the workers play its episodes, with its sampling parameters and seed."""
+
+    def __init__(self, engine: RemoteEngine, *args: Any, **options: Any) -> None:
+        super().__init__(engine, *args, **options)
+        self._remote = engine
+
+    async def play(
+        self,
+        tasks: Iterable[EpisodeTask],
+        on_result: Callable[[EpisodeResult], None] | None = None,
+    ) -> Collection:
+        played = await self._remote.pool.play(list(tasks), self._sampling(), on_result)
+        return await self.finish(played)
+
+    async def play_from(
+        self,
+        next_task: Callable[[], Awaitable[tuple[T, EpisodeTask] | None]],
+        on_result: Callable[[T, EpisodeResult], None],
+        num_tasks: int,
+    ) -> None:
+        await self._remote.pool.play_from(next_task, on_result, num_tasks, self._sampling)
+
+    def _sampling(self) -> Sampling:
+        return Sampling(self.setup.sampling, self.setup.seed, self._remote.weights)
+
+    async def finish(self, played: list[EpisodeResult]) -> Collection:
+        self._remote.pool.failures.reset()
+        return await super().finish(played)

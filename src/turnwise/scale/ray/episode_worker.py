@@ -125,13 +125,18 @@ class EpisodeWorker:
 
         Raises the error that ended them all, if one of them fails so that the run ends.
         """
+
+        def set_result(future: asyncio.Future[EpisodeResult], result: EpisodeResult) -> None:
+            if not future.done():
+                future.set_result(result)
+
         await self._fetch(sampling.weights)
         if self._stream is None or self._stream.done():
             collector = self._collector_for(sampling)
             self._waiting = asyncio.Queue()
             self._stream = asyncio.create_task(
                 collector.play_from(
-                    self._waiting.get, _set_result, num_tasks=collector.options.max_concurrency
+                    self._waiting.get, set_result, num_tasks=collector.options.max_concurrency
                 )
             )
         stream = self._stream
@@ -183,8 +188,3 @@ class EpisodeWorker:
                 await asyncio.to_thread(load)
                 self._objects = weights.objects
             self._engine.weight_version = weights.version
-
-
-def _set_result(future: asyncio.Future[EpisodeResult], result: EpisodeResult) -> None:
-    if not future.done():
-        future.set_result(result)

@@ -23,18 +23,17 @@ from turnwise.learner.base import (
 from turnwise.learner.sharding import split_shards
 from turnwise.learner.tensor_file import Layout
 from turnwise.models.empty import is_empty
-from turnwise.scale.ray.cluster import Cluster
-from turnwise.scale.ray.episode_pool import split_evenly
-from turnwise.scale.ray.failures import (
+from turnwise.scale.ray.cluster import (
     SECONDS_BETWEEN_CALLS,
     SECONDS_TO_ANSWER,
+    Cluster,
     Failures,
     WorkerLost,
     is_loss,
     own_error,
 )
 from turnwise.scale.ray.learner_worker import LearnerWorker, state_arrays
-from turnwise.scale.ray.transfer import ModelSource, lazy_tensors, log_for, to_arrays
+from turnwise.scale.ray.transfer import ModelSource, lazy_tensors, log_for, split_evenly, to_arrays
 from turnwise.trainer.learning import policy_weights
 
 ray = import_extra("ray", "ray")
@@ -131,7 +130,7 @@ class LearnerGroup:
         # A liveness check must not wait for an update.
         make = ray.remote(concurrency_groups={"liveness": 1})(LearnerWorker)
         for rank in range(self.num_workers):
-            options = self._cluster.learner_options(rank)
+            options = self._cluster.actor_options(rank)
             self._actors.append(make.options(**options).remote(rank, self.num_workers))
         address = None
         if self.num_workers > 1:
