@@ -130,15 +130,7 @@ def _messages(message: Mapping[str, Any], param: str) -> list[Message]:
 def body(model: str, replies: Sequence[ChatReply], _: MessagesBody) -> dict[str, Any]:
     """The body of a response."""
     reply = replies[0]
-    blocks: list[dict[str, Any]] = []
-    if reply.thought:
-        blocks.append({"type": "thinking", "thinking": reply.thought, "signature": ""})
-    if reply.content or not reply.calls:
-        blocks.append({"type": "text", "text": reply.content})
-    for call in reply.calls:
-        function = call["function"]
-        used = {"id": call["id"], "name": function["name"]}
-        blocks.append({"type": "tool_use", **used, "input": json.loads(function["arguments"])})
+    blocks = [_block(kind, content) for kind, content in reply.blocks()]
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -156,6 +148,16 @@ def body(model: str, replies: Sequence[ChatReply], _: MessagesBody) -> dict[str,
     }
 
 
+def _block(kind: str, content: Any) -> dict[str, Any]:
+    """Return a block of a reply, as `ChatReply.blocks` yields it."""
+    if kind == "thought":
+        return {"type": "thinking", "thinking": content, "signature": ""}
+    if kind == "text":
+        return {"type": "text", "text": content}
+    name, arguments = content["function"]["name"], content["function"]["arguments"]
+    return {"type": "tool_use", "id": content["id"], "name": name, "input": json.loads(arguments)}
+
+
 class Events(EventWriter):
     """A response as server-sent events."""
 
@@ -169,10 +171,7 @@ class Events(EventWriter):
         return _event("message_start", message=begun)
 
     def open(self, kind: str) -> str:
-        block = {"type": "text", "text": ""}
-        if kind == "thought":
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-        return self._block_event("content_block_start", content_block=block)
+        return self._block_event("content_block_start", content_block=_block(kind, ""))
 
     def piece(self, kind: str, text: str) -> str:
         delta = {"type": "text_delta", "text": text}
@@ -184,10 +183,9 @@ class Events(EventWriter):
         return self._block_event("content_block_stop")
 
     def call(self, number: int, call: Mapping[str, Any]) -> str:
-        function = call["function"]
-        block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+        block = {**_block("call", call), "input": {}}
         written = self._block_event("content_block_start", content_block=block)
-        for text in pieces(function["arguments"]):
+        for text in pieces(call["function"]["arguments"]):
             delta = {"type": "input_json_delta", "partial_json": text}
             written += self._block_event("content_block_delta", delta=delta)
         return written + self._block_event("content_block_stop")

@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
 from turnwise.agents.live import ReplyStream
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, ServedRequest
+from turnwise.agents.requests import ApiError, ChatReply, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
 from turnwise.errors import ConfigError, describe_error
 from turnwise.http_server import BoundedServer, is_same_site, open_listener
@@ -68,13 +68,6 @@ class LLM:
         }
 
 
-@dataclass(frozen=True)
-class _Episode:
-    session: AgentSession
-    key: str | None
-    """None: no key is asked for."""
-
-
 class Gateway:
     """Serves the sessions of episodes over HTTP; use it as a context manager."""
 
@@ -89,7 +82,8 @@ class Gateway:
         self._on_request = on_request
         self._host = host
         self._port = port
-        self._episodes: dict[str, _Episode] = {}
+        self._episodes: dict[str, tuple[AgentSession, str | None]] = {}
+        """The session and the key of each episode; None: no key is asked for."""
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: BoundedServer | None = None
@@ -141,21 +135,21 @@ class Gateway:
         """Serve a session at a URL of its own; any thread may call this."""
         name = secrets.token_hex(8)
         key = key or f"sk-{secrets.token_urlsafe(24)}"
-        self._episodes[name] = _Episode(session, key)
+        self._episodes[name] = session, key
         return LLM(f"{self.address}/{name}/v1", key, self.model)
 
     def open_at_root(self, session: AgentSession, key: str | None) -> LLM:
         """Serve a session at `/v1`; a key of None lets every request in."""
-        self._episodes[""] = _Episode(session, key)
+        self._episodes[""] = session, key
         return LLM(f"{self.address}/v1", key or "none", self.model)
 
     async def close(self, llm: LLM) -> None:
         """End an episode's session: afterwards nothing changes its tree, and its key is refused."""
         name = llm.base_url.removeprefix(self.address).removesuffix("/v1").strip("/")
-        episode = self._episodes.pop(name, None)
-        if episode is None or self._loop is None:
+        session, _ = self._episodes.pop(name, (None, None))
+        if session is None or self._loop is None:
             return
-        ending = asyncio.run_coroutine_threadsafe(episode.session.close(), self._loop)
+        ending = asyncio.run_coroutine_threadsafe(session.close(), self._loop)
         await asyncio.wrap_future(ending)
 
     def _run(self, listener: socket.socket, started: Future[None]) -> None:
@@ -237,11 +231,9 @@ class Gateway:
         name = request.path_params.get("episode", "")
         if name and self._is_at_root:
             raise self._unknown_url(request)
-        episode = self._episodes.get(name)
-        is_allowed = episode is not None and (
-            episode.key is None or hmac.compare_digest(given.encode(), episode.key.encode())
-        )
-        if episode is None or not is_allowed:
+        session, key = self._episodes.get(name, (None, None))
+        is_allowed = key is None or hmac.compare_digest(given.encode(), key.encode())
+        if session is None or not is_allowed:
             hint = (
                 ", or the episode has ended. An agent's client needs the llm.base_url and "
                 "llm.api_key of the same episode."
@@ -250,7 +242,7 @@ class Gateway:
                 hint = ". Send the one that the server printed: 'Authorization: Bearer KEY'."
             raise ApiError(f"Incorrect API key provided{hint}", status=401, code="invalid_api_key")
         hosts, origins = (request.headers.getlist(name) for name in ("host", "origin"))
-        if episode.key is None and not is_same_site(hosts, origins):
+        if key is None and not is_same_site(hosts, origins):
             raise ApiError(
                 "Without an API key, only requests to an address or the name of this machine are "
                 f"served, and no web pages of other sites: got {[*hosts, *origins]!r:.200}. Start "
@@ -258,7 +250,7 @@ class Gateway:
                 status=403,
                 code="forbidden",
             )
-        return episode.session
+        return session
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.model})
@@ -279,7 +271,13 @@ class Gateway:
         self._check_model(fields.model)
         if api is anthropic_messages and fields.max_tokens is None:
             raise ApiError("max_tokens: Field required", param="max_tokens")
-        complete = functools.partial(_complete, request, session, asked)
+
+        async def complete(on_delta: Callable[[Delta], None] | None) -> list[ChatReply]:
+            replies = await session.complete(asked, on_delta)
+            num_sampled = sum(reply.num_sampled_tokens for reply in replies)
+            request.state.num_tokens = (replies[0].num_prompt_tokens, num_sampled)
+            return replies
+
         if not fields.stream:
             replies = await _unless_disconnected(request, complete(None))
             return JSONResponse(api.body(self.model, replies, fields))
@@ -327,18 +325,6 @@ class Gateway:
                 code="model_not_found",
                 param="model",
             )
-
-
-async def _complete(
-    request: Request,
-    session: AgentSession,
-    asked: ChatRequest,
-    on_delta: Callable[[Delta], None] | None,
-) -> list[ChatReply]:
-    replies = await session.complete(asked, on_delta)
-    num_sampled = sum(reply.num_sampled_tokens for reply in replies)
-    request.state.num_tokens = (replies[0].num_prompt_tokens, num_sampled)
-    return replies
 
 
 async def _read_json(request: Request) -> Any:

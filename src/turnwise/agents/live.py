@@ -98,14 +98,13 @@ class EventWriter(ABC):
             if self.index > 0:
                 self._sent, self.blocks = None, []
             written += self._begun(reply.num_prompt_tokens, reply)
-            if reply.thought:
-                written += self._add("thought", reply.thought, is_whole=True)
-            if reply.content or not reply.calls:
-                written += self._add("text", reply.content, is_whole=True)
-            for number, call in enumerate(reply.calls):
+            for kind, content in reply.blocks():
+                if kind != "call":
+                    written += self._add(kind, content, is_whole=True)
+                    continue
                 written += self._close()
                 self.blocks.append("call")
-                written += self.call(number, call)
+                written += self.call(self.blocks.count("call") - 1, content)
             written += self._close() + self.end_reply(reply)
         return written + self.finish(replies)
 

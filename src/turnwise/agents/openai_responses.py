@@ -146,12 +146,6 @@ def body(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) -> dic
     """The body of a response."""
     reply = replies[0]
     is_cut = reply.finish_reason == "length"
-    output = []
-    if reply.thought:
-        output.append(_text_item(fields, "thought", reply.thought))
-    if reply.content or not reply.calls:
-        output.append(_text_item(fields, "text", reply.content))
-    output += [_call_item(call) for call in reply.calls]
     return {
         "id": f"resp_{fields._name}",
         "object": "response",
@@ -162,7 +156,7 @@ def body(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) -> dic
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "model": model,
-        "output": output,
+        "output": [_item(fields, kind, content) for kind, content in reply.blocks()],
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
@@ -185,12 +179,16 @@ def body(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) -> dic
     }
 
 
-def _text_item(fields: ResponsesBody, kind: str, text: str) -> dict[str, Any]:
-    """Return an item with a thought or a text."""
+def _item(fields: ResponsesBody, kind: str, content: Any) -> dict[str, Any]:
+    """Return a block of a reply, as `ChatReply.blocks` yields it."""
+    if kind == "call":
+        name = f"fc_{content['id'].removeprefix('call_')}"
+        called = {"type": "function_call", "call_id": content["id"], **content["function"]}
+        return {"id": name, **called, "status": "completed"}
     if kind == "thought":
-        part: dict[str, Any] = {"type": "reasoning_text", "text": text}
+        part: dict[str, Any] = {"type": "reasoning_text", "text": content}
         return {"id": f"rs_{fields._name}", "type": "reasoning", "summary": [], "content": [part]}
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    part = {"type": "output_text", "text": content, "annotations": [], "logprobs": []}
     return {
         "id": f"msg_{fields._name}",
         "type": "message",
@@ -198,12 +196,6 @@ def _text_item(fields: ResponsesBody, kind: str, text: str) -> dict[str, Any]:
         "content": [part],
         "status": "completed",
     }
-
-
-def _call_item(call: Mapping[str, Any]) -> dict[str, Any]:
-    name = f"fc_{call['id'].removeprefix('call_')}"
-    written = {"type": "function_call", "call_id": call["id"], **call["function"]}
-    return {"id": name, **written, "status": "completed"}
 
 
 class Events(EventWriter):
@@ -221,7 +213,7 @@ class Events(EventWriter):
         return created + self._event("response.in_progress", response=begun)
 
     def open(self, kind: str) -> str:
-        item = _text_item(self._fields, kind, "")
+        item = _item(self._fields, kind, "")
         begun = {**item, "status": "in_progress", "content": []}
         added = self._event("response.output_item.added", output_index=self._index, item=begun)
         return added + self._part_event("response.content_part.added", item)
@@ -230,7 +222,7 @@ class Events(EventWriter):
         return self._text_event(kind, "delta", delta=text)
 
     def close(self, kind: str, text: str) -> str:
-        item = _text_item(self._fields, kind, text)
+        item = _item(self._fields, kind, text)
         written = self._text_event(kind, "done", text=text)
         written += self._part_event("response.content_part.done", item)
         return written + self._event(
@@ -238,7 +230,7 @@ class Events(EventWriter):
         )
 
     def call(self, number: int, call: Mapping[str, Any]) -> str:
-        item = _call_item(call)
+        item = _item(self._fields, "call", call)
         at = {"output_index": self._index, "item_id": item["id"]}
         begun = {**item, "status": "in_progress", "arguments": ""}
         name = "response.function_call_arguments"
@@ -275,7 +267,7 @@ class Events(EventWriter):
         return self._event(kind, output_index=self._index, item_id=item["id"], **part)
 
     def _text_event(self, kind: str, name: str, **data: Any) -> str:
-        item = _text_item(self._fields, kind, "")
+        item = _item(self._fields, kind, "")
         at = {"output_index": self._index, "item_id": item["id"], "content_index": 0}
         if kind == "thought":
             return self._event(f"response.reasoning_text.{name}", **at, **data)

@@ -91,6 +91,15 @@ class ChatReply:
         calls: Sequence[Mapping[str, Any]] = self.message.get("tool_calls") or ()
         return calls
 
+    def blocks(self) -> Iterator[tuple[str, Any]]:
+        """Yield what it consists of, in order: a thought, a text, and each of its calls."""
+        if self.thought:
+            yield "thought", self.thought
+        if self.content or not self.calls:
+            yield "text", self.content
+        for call in self.calls:
+            yield "call", call
+
 
 @dataclass(frozen=True)
 class Delta:
