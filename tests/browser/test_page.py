@@ -30,7 +30,7 @@ def test_help_opens_and_closes(visitor):
     visitor.press("?")
     expect(visitor.at("dialog.help")).to_be_visible()
     visitor.press("Escape")
-    expect(visitor.at("dialog.help")).to_have_count(0)
+    expect(visitor.at("dialog.help")).to_be_hidden()
 
 
 def test_dark_and_light_are_chosen_and_remembered(visitor):

@@ -55,16 +55,16 @@ def names(visitor):
 def test_runs_are_sorted_and_filtered_and_the_address_keeps_it(visitor):
     visitor.open("runs")
     expect(names(visitor)).to_have_count(5)  # one is archived
-    visitor.at("[data-sort=reward]").click()
+    visitor.at("[data-name='sort reward']").click()
     expect(names(visitor)).to_have_text(["changed", "long", "larger", "plain", "damaged"])
-    visitor.at("[data-sort=reward]").click()
+    visitor.at("[data-name='sort reward']").click()
     expect(names(visitor)).to_have_text(["damaged", "plain", "larger", "long", "changed"])
-    visitor.at("[data-sort=success]").click()
+    visitor.at("[data-name='sort success']").click()
     expect(visitor.page).to_have_url(re.compile("sort=-success"))
     expect(names(visitor).nth(4)).to_have_text(
         re.compile("long|damaged")
     )  # those without come last
-    visitor.at("[data-sort=name]").click()
+    visitor.at("[data-name='sort name']").click()
     expect(names(visitor)).to_have_text(["changed", "damaged", "larger", "long", "plain"])
     visitor.page.reload()
     expect(names(visitor)).to_have_text(["changed", "damaged", "larger", "long", "plain"])

@@ -38,7 +38,7 @@ def test_nothing_runs_in_lists_searches_and_the_same_seed(visitor):
     visitor.open("run/hostile/episodes?tool=%3Cimg%20src%3Dx%20onerror%3D%22window.owned%20%3D%201")
     expect(visitor.at(".list-count")).to_contain_text("episode")
     assert_nothing_ran(visitor)
-    visitor.open("run/hostile/seed/2?kind=train")
+    visitor.open("run/hostile/task/seed-2?kind=train")
     expect(visitor.at(".seed-grid")).to_contain_text("onerror")
     assert_nothing_ran(visitor)
 

@@ -131,7 +131,7 @@ def test_what_the_doctor_said_stands_at_its_step(tmp_path):
     sick = {"reward": 0.0, "reward_std": 0.0, "success": 0.0}
     folder = write_run(tmp_path / "run", dict.fromkeys(range(1, 9), ()), metrics=sick)
     run = open_library(folder).get("run")
-    run.metrics.examine(60.0)  # a request would wait for only 0.1 s
+    run.refresh(60.0)  # a request would wait for only 0.1 s
     (finding,) = run.detail()["findings"]
     assert (finding["name"], finding["step"]) == ("constant-reward", 5)
     assert "earned exactly 0" in finding["text"]

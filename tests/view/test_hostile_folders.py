@@ -252,7 +252,7 @@ def test_a_bomb_is_not_unpacked(client, spoil, monkeypatch):
 def test_the_watcher_goes_on_for_the_others(client, spoil, place, monkeypatch, caplog):
     bad = client.viewer.library.get("bad")
 
-    def fail(seconds):
+    def fail(*_):
         raise RecursionError("too deep")
 
     monkeypatch.setattr(bad, "_refresh", fail)

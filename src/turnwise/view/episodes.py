@@ -310,15 +310,13 @@ class EpisodeQuery:
     def run(self, episodes: EpisodeList) -> dict[str, Any]:
         """Return the number of episodes found, and those of the requested page."""
         table = episodes.table
-        rows = pa.array(range(table.num_rows), pa.int64())
         if self.text:
-            rows = pa.array(episodes.search(table, self.text, self.part), pa.int64())
+            hits = episodes.search(table, self.text, self.part)
+            table = table.take(pa.array(hits, pa.int64()))
         if self.tools:
             called = pc.is_in(pc.list_flatten(table["tools"]), pa.array(self.tools, pa.string()))
             callers = pc.list_parent_indices(table["tools"]).filter(called)
-            rows = rows.filter(pc.is_in(rows, callers.cast(pa.int64())))
-        if self.text or self.tools:
-            table = table.take(rows)
+            table = table.take(pc.unique(callers))
         for condition in self.conditions:
             table = table.filter(condition)
         way = "descending" if self.sort.startswith("-") else "ascending"
@@ -326,7 +324,11 @@ class EpisodeQuery:
         usual = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
         keys = [(chosen, way), *(key for key in usual if key[0] != chosen)]
         order = pc.sort_indices(table, keys)
-        shown = list_episodes(table.take(order[self.offset : self.offset + self.limit]))
+        rows = table.take(order[self.offset : self.offset + self.limit]).to_pylist()
+        shown = [
+            {**row, "id": f"{row['kind']}-{row['step']}-{row['index']}", "seed": str(row["seed"])}
+            for row in rows
+        ]
         if self.text:
             texts: dict[FileKey, pa.ChunkedArray] = {}
             for one in shown:
@@ -337,14 +339,6 @@ class EpisodeQuery:
                 text = texts[key][one["index"]].as_py() if is_there else ""
                 one["snippet"] = snippet(text, self.text)
         return {"total": table.num_rows, "episodes": shown}
-
-
-def list_episodes(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return rows of the list in the form that the page receives."""
-    return [
-        {**row, "id": f"{row['kind']}-{row['step']}-{row['index']}", "seed": str(row["seed"])}
-        for row in rows.to_pylist()
-    ]
 
 
 def neighbours(

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from turnwise.runs.episode_branches import turn_messages
 from turnwise.runs.episode_table import StoredEpisode
 from turnwise.view.payloads import TokenTexts, episode_payload, tokens_payload
 
@@ -170,7 +169,7 @@ def _messages(agent: Mapping[str, Any]) -> Iterator[tuple[str, str, int | None, 
     What an agent that owns its loop returned is the last message.
     """
     messages, turns, result = agent["messages"], agent["turns"], agent["result"]
-    positions = turn_messages(messages, [turn["message"] for turn in turns])
+    positions = agent["positions"]
     numbers = {position: number for number, position in enumerate(positions)}
     headings, first = {}, 0
     for number, (turn, position) in enumerate(zip(turns, positions, strict=True)):

@@ -12,7 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from turnwise.errors import ConfigError
-from turnwise.view.run_files import describe
+from turnwise.view.run_files import describe, locked_inodes
 from turnwise.view.runs import NotFound, ViewedRun
 
 _LOG = logging.getLogger("turnwise")
@@ -23,7 +23,6 @@ _DEPTH = 3
 """How many levels below the named folder are searched for runs."""
 _POLL_SECONDS = 1.0
 _POLL_SHARE = 3
-_DOCTOR_SECONDS = 0.2
 
 
 class Library:
@@ -122,14 +121,11 @@ class Watcher:
         while not self._stop.wait(pause):
             started = time.monotonic()
             try:
-                changed = self._library.find()
+                changed, locked = self._library.find(), locked_inodes()
                 for run in self._library.runs:
                     if self._stop.is_set():
                         break
-                    try:
-                        changed |= run.refresh() | run.metrics.examine(_DOCTOR_SECONDS)
-                    except Exception as error:  # the other runs are looked at all the same
-                        changed |= run.note_failure(error)
+                    changed |= run.refresh(locked=locked)
                 if changed:
                     self._on_change()
             except Exception as error:

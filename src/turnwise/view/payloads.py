@@ -15,7 +15,7 @@ import numpy as np
 from turnwise.bounded_files import parse_json, read_bytes
 from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import Reward
-from turnwise.runs.episode_branches import TurnTree, layout, token_branches
+from turnwise.runs.episode_branches import TurnTree, layout, token_branches, turn_messages
 from turnwise.runs.episode_table import Phase, StoredAgent, StoredEpisode, StoredTurn
 from turnwise.view.episodes import task_key
 
@@ -62,6 +62,7 @@ def _agent(agent: StoredAgent) -> dict[str, Any]:
         "reward": None if agent.reward is None else _reward(agent.reward, agent.turns),
         "num_tokens": len(agent.ids),
         "messages": agent.messages,
+        "positions": turn_messages(agent.messages, [turn.message for turn in agent.turns]),
         "turns": turns,
         "num_branches": max((turn.branch for turn in agent.turns), default=0) + 1,
         "result": agent.result,
@@ -209,15 +210,12 @@ def _decoder_kinds(decoder: Any) -> Iterator[str]:
             yield from _decoder_kinds(inner)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes: printable ones stand for
-    themselves, the others for those from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(b): b for b in plain} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
+# The characters by which byte-level tokenizers write bytes: printable ones stand for themselves,
+# the others for those from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
+_ALPHABET = {chr(byte): byte for byte in _PRINTABLE}
+_ALPHABET |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
 
 
 # ---- the timeline of a step ----

@@ -23,7 +23,6 @@ MAX_BYTES = 20 * 2**20
 def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int = MAX_BYTES) -> str:
     """Return the HTML file of a run, with up to `num_episodes` conversations in it."""
     run.open_episodes(math.inf)
-    run.metrics.examine(math.inf)
     about = run.detail()
     words = [
         about["environment"],

@@ -120,17 +120,16 @@ class RunFiles:
                     stamps[key] = _stamp(about)
         return stamps
 
-    def is_locked(self) -> bool:
-        """Return whether a process trains here, by the system's list of locks.
 
-        Trying the lock could disturb a run that is just starting.
-        """
-        lock = self.stamp(self.path / ".lock")
-        with contextlib.suppress(OSError):
-            locks = Path("/proc/locks").read_text()
-            inodes = set(re.findall(r"FLOCK.* \w+:\w+:(\d+) ", locks))
-            return lock is not None and str(lock.inode) in inodes
-        return False
+def locked_inodes() -> set[int]:
+    """Return the files that processes of this machine have locked, by the system's own list.
+
+    Trying the lock of a run could disturb one that is just starting.
+    """
+    with contextlib.suppress(OSError):
+        locks = Path("/proc/locks").read_text()
+        return {int(inode) for inode in re.findall(r"FLOCK.* \w+:\w+:(\d+) ", locks)}
+    return set()
 
 
 def _stamp(about: os.stat_result) -> FileStamp:

@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.doctor import Doctor, Finding, settings_if_readable
+from turnwise.runs.doctor import Doctor, settings_if_readable
 from turnwise.runs.episode_store import file_name, older_format, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
@@ -28,6 +28,7 @@ from turnwise.view.run_files import (
     RunFiles,
     describe,
     legible_path,
+    locked_inodes,
 )
 from turnwise.yaml_files import read_yaml
 
@@ -35,10 +36,8 @@ _LOG = logging.getLogger("turnwise")
 _MAX_CONFIG_BYTES = 2**18
 _MAX_PROBLEMS = 5
 _MAX_PROBLEM = 500
-_PATIENCE_SECONDS = 0.1
-"""How long a request waits for the doctor's findings; the rest is sent later."""
 _READ_SECONDS = 0.1
-"""How long a request or a poll reads episodes."""
+"""How long a request or a poll reads episodes, and how long the doctor examines steps in it."""
 _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
 _COARSE_NS = 3_000_000_000
@@ -54,38 +53,53 @@ class RunMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._examining = threading.Lock()
-        self._begin()
-
-    def _begin(self, keeps_reader: bool = False) -> None:
-        self._doctor, self._has_settings = Doctor(), False
+        self._reader = MetricsReader()
+        self._doctor: Doctor | None = None
         self._findings: list[dict[str, Any]] = []
         self._num_examined = 0
-        if not keeps_reader:
-            self._reader = MetricsReader()
-            self.problem: str | None = None
+        self.problem: str | None = None
 
     @property
     def steps(self) -> list[dict[str, Any]]:
         return self._reader.lines
 
-    def update(self, path: Path | None) -> None:
-        """Read the new lines; None: there is no such file."""
+    def update(self, path: Path | None, seconds: float) -> bool:
+        """Read the new lines, and let the doctor examine them; return whether it found something.
+
+        None: there is no such file. Thousands of steps take the doctor long, so that it works for
+        so many seconds, and goes on with the next call.
+        """
+        end = time.monotonic() + seconds
         with self._lock:
+            is_rewound = True
             try:
                 if path is None:
-                    self._begin()
-                elif self._reader.update(path):
-                    self._begin(keeps_reader=True)
-                if path is not None and not self._has_settings:
-                    self._doctor = Doctor(settings_if_readable(RunFolder(path.parent)))
-                    self._has_settings = True
+                    raise FileNotFoundError
+                is_rewound = self._reader.update(path)
                 self.problem = self._reader.problem
-            except FileNotFoundError:
-                self._begin()
-            except ConfigError as error:
-                self._begin()
-                self.problem = str(error)
+            except (FileNotFoundError, ConfigError) as error:
+                self._reader = MetricsReader()
+                self.problem = str(error) if isinstance(error, ConfigError) else None
+            if is_rewound or self._doctor is None:
+                settings = None if path is None else settings_if_readable(RunFolder(path.parent))
+                self._doctor = Doctor(settings)
+                self._findings, self._num_examined = [], 0
+            num_known = len(self._findings)
+            for number, metrics in enumerate(self.steps[self._num_examined :], self._num_examined):
+                if time.monotonic() > end:
+                    break
+                self._findings += [
+                    {
+                        "step": metrics.get("step", number + 1),
+                        "name": finding.code,
+                        "severity": "warning",
+                        "text": f"{finding.text} {finding.because}".rstrip(),
+                        "fix": finding.fix,
+                    }
+                    for finding in self._doctor.look(metrics)
+                ]
+                self._num_examined += 1
+            return len(self._findings) > num_known
 
     def at(self, step: int) -> dict[str, Any]:
         """Return the metrics of a step; empty if there are none."""
@@ -106,44 +120,11 @@ class RunMetrics:
         }
         return {"steps": [step.get("step") for step in steps], "series": series, "minor": minor}
 
-    def examine(self, seconds: float) -> bool:
-        """Let the doctor examine more steps for a while; return whether it has new findings.
-
-        Thousands of steps take long, so that a request waits only for a part of them.
-        """
-        end, num_new = time.monotonic() + seconds, 0
-        with self._examining:
-            while time.monotonic() < end:
-                with self._lock:
-                    doctor, number = self._doctor, self._num_examined
-                    metrics = self.steps[number] if number < len(self.steps) else None
-                if metrics is None:
-                    break
-                found = doctor.look(metrics)  # slow: who reads the metrics does not wait for it
-                with self._lock:
-                    if doctor is not self._doctor:  # the run was rewound in between
-                        continue
-                    self._num_examined += 1
-                    num_new += len(found)
-                    step = metrics.get("step", number + 1)
-                    self._findings += [_finding_payload(step, finding) for finding in found]
-        return num_new > 0
-
     def findings(self) -> dict[str, Any]:
         """Return the doctor's findings so far, each with its step."""
         with self._lock:
             examined = {"steps": self._num_examined, "of": len(self.steps)}
             return {"findings": list(self._findings), "examined": examined}
-
-
-def _finding_payload(step: float, finding: Finding) -> dict[str, Any]:
-    return {
-        "step": step,
-        "name": finding.code,
-        "severity": "warning",
-        "text": f"{finding.text} {finding.because}".rstrip(),
-        "fix": finding.fix,
-    }
 
 
 class ViewedRun:
@@ -160,6 +141,7 @@ class ViewedRun:
         self._failure: str | None = None
         self.updated: float | None = None
         """When the run was last written to, as of the last `refresh`."""
+        self.is_live = False
         self._headline: tuple[object, dict[str, Any] | None] | None = None
         self._began: float | None = None
         self._noting = threading.Lock()
@@ -169,13 +151,14 @@ class ViewedRun:
 
     # ---- what changed ----
 
-    def refresh(self, seconds: float = _READ_SECONDS) -> bool:
+    def refresh(self, seconds: float = _READ_SECONDS, locked: set[int] | None = None) -> bool:
         """Read what is new and return whether anything is. Errors are added to `problems`.
 
-        Episodes are read for so long; the others are read at the next poll.
+        Episodes are read, and metrics examined, for so long; the others follow at the next poll.
+        `locked` are the locked files of this machine, where they are known.
         """
         try:
-            return self._refresh(seconds)
+            return self._refresh(seconds, locked)
         except Exception as error:
             return self.note_failure(error)
 
@@ -184,7 +167,7 @@ class ViewedRun:
         self.episodes.is_open = True
         return self.refresh(seconds)
 
-    def _refresh(self, seconds: float) -> bool:
+    def _refresh(self, seconds: float, locked: set[int] | None) -> bool:
         files, folder = self.files, self.files.folder
         stamp = files.stamp(folder.episodes)
         is_settled = stamp is not None and time.time_ns() - stamp.changed > _COARSE_NS
@@ -193,20 +176,20 @@ class ViewedRun:
             self._older_format = older_format(folder.episodes)
             self._folder_stamp = stamp
         has_read = self.episodes.update(self._episode_files, seconds)
-        self.metrics.update(files.inside(folder.metrics_file))
+        has_read |= self.metrics.update(files.inside(folder.metrics_file), seconds)
         written = [files.stamp(p) for p in (folder.status_file, folder.metrics_file)]
         times = [s.changed / 1e9 for s in (*written, files.stamp(folder.log_file)) if s is not None]
         self.updated = max(times, default=None)
+        self.is_live = False
+        if self._status().get("status") == "running":
+            lock = files.stamp(files.path / ".lock")
+            locked = locked_inodes() if locked is None else locked
+            is_fresh = time.time() - (self.updated or 0.0) < _FRESH_SECONDS
+            self.is_live = is_fresh or (lock is not None and lock.inode in locked)
         noted = [files.stamp(files.path / NOTES_FILE), files.stamp(self._best_file)]
         seen = (written, noted, self._episode_files, self.is_live)
         is_new, self._seen = seen != self._seen, seen
         return is_new or has_read
-
-    @property
-    def is_live(self) -> bool:
-        if self._status().get("status") != "running":
-            return False
-        return self.files.is_locked() or time.time() - (self.updated or 0.0) < _FRESH_SECONDS
 
     # ---- what cannot be read ----
 
@@ -233,11 +216,15 @@ class ViewedRun:
         status: Mapping[str, Any] = {}
         last: Mapping[str, Any] = {}
         main = best = None
-        is_live = False
         try:
-            status, is_live = self._status(), self.is_live
-            last = self.metrics.steps[-1] if self.metrics.steps else {}
-            main, best = self._main_number(status), self._best_checkpoint()
+            status, steps = self._status(), list(self.metrics.steps)
+            last = steps[-1] if steps else {}
+            evaluation = status.get("evaluation")
+            state = len(steps), last, evaluation
+            if self._headline is None or self._headline[0] != state:  # there are new steps
+                number = headline(steps, evaluation if isinstance(evaluation, str) else None)
+                self._headline = state, None if number is None else number.to_dict()
+            main, best = self._headline[1], self._best_checkpoint()
             if self._began is None:
                 self._began = self.files.first_log_time()
         except Exception as error:
@@ -256,20 +243,11 @@ class ViewedRun:
             "headline": main,
             "best_checkpoint": best,
             "last": last,
-            "is_live": is_live,
+            "is_live": self.is_live,
             "indexed": self.indexed(),
             "notes": self.notes(),
             "problems": self.problems,
         }
-
-    def _main_number(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the headline of the run; computed again only when there are new steps."""
-        evaluation, steps = status.get("evaluation"), list(self.metrics.steps)
-        state = len(steps), steps[-1:], evaluation
-        if self._headline is None or self._headline[0] != state:
-            main = headline(steps, evaluation if isinstance(evaluation, str) else None)
-            self._headline = state, None if main is None else main.to_dict()
-        return self._headline[1]
 
     @property
     def _best_file(self) -> Path:
@@ -285,7 +263,6 @@ class ViewedRun:
         return None if folder is None else mark.to_dict()
 
     def detail(self) -> dict[str, Any]:
-        self.metrics.examine(_PATIENCE_SECONDS)
         config, folder, none = self.config(), self.files.folder, list[dict[str, Any]]()
         changes = self.files.read(folder.changes_file, lambda path: folder.changes, none)
         return {

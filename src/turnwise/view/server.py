@@ -49,8 +49,12 @@ def serve(
             where = " and ".join(map(str, folders))
             report(f"Waiting for the first run in {where}: {address} (Ctrl-C ends it)")
 
+        has_display = "SSH_CONNECTION" not in os.environ
+        if platform.system() == "Linux":
+            has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
         def show() -> None:
-            if open_browser and _has_display():
+            if open_browser and has_display:
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
         viewer = Viewer(library, is_read_only)
@@ -86,10 +90,3 @@ def listening(port: int | None) -> socket.socket:
             f"cannot listen on {tried}: {error.strerror or error}. Choose another with --port, or "
             "leave it out to take the next that is free."
         ) from None
-
-
-def _has_display() -> bool:
-    """Return whether there is a display on which a browser could open."""
-    if platform.system() == "Linux":
-        return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return "SSH_CONNECTION" not in os.environ

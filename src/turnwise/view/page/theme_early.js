@@ -6,8 +6,8 @@
   } catch {
     /* the system's preference applies */
   }
-  if (chosen !== "dark" && chosen !== "light") {
-    chosen = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  }
-  document.documentElement.dataset.theme = chosen;
+  const { dataset } = document.documentElement;
+  if (chosen === "dark" || chosen === "light") dataset.chosen = "yes";
+  else chosen = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  dataset.theme = chosen;
 }

@@ -24,7 +24,9 @@ export async function get(path, params = null, { fresh = false } = {}) {
   const address = `/api${path}${query && `?${query}`}`;
   if (!fresh && answers.has(address)) return answers.get(address);
   const data = await request(address);
-  keep(address, data);
+  answers.delete(address);
+  answers.set(address, data);
+  if (answers.size > MOST_KEPT) answers.delete(answers.keys().next().value);
   return data;
 }
 
@@ -40,35 +42,21 @@ export async function saveNotes(run, changes, token) {
   return data;
 }
 
-function keep(address, data) {
-  answers.delete(address);
-  answers.set(address, data);
-  if (answers.size > MOST_KEPT) answers.delete(answers.keys().next().value);
-}
-
 // Drops the cached answers about a run that changed. A written episode does not change, unless the
 // run was resumed from an earlier step or started again.
 export function forget(run) {
   const start = `/api/runs/${encodeURIComponent(run)}`;
-  for (const address of answers.keys()) {
-    if (address.startsWith("/api/runs") && (address === "/api/runs" || address.startsWith(start))) {
-      answers.delete(address);
-    }
-  }
+  for (const address of answers.keys())
+    if (address === "/api/runs" || address.startsWith(start)) answers.delete(address);
 }
 
 export function runPath(run, ...rest) {
-  return ["/runs", run, ...rest]
-    .map((part, place) => (place ? encodeURIComponent(part) : part))
-    .join("/");
+  return ["/runs", ...[run, ...rest].map(encodeURIComponent)].join("/");
 }
 
-export function runExportAddress(run) {
-  return `/export/${encodeURIComponent(run)}.html`;
-}
-
-export function exportAddress(run, id) {
-  return `/export/${encodeURIComponent(run)}/${encodeURIComponent(id)}.html`;
+// Returns the address of a whole run as a file, or of one of its episodes.
+export function exportAddress(...names) {
+  return `/export/${names.map(encodeURIComponent).join("/")}.html`;
 }
 
 // Calls `changed(runs)` whenever runs changed, and `state("open" | "lost")` for the connection,

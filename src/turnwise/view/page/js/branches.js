@@ -44,21 +44,17 @@ export function placeWords(agent, number) {
 // Returns the data of the tokens that a branch has, in order; `at` are their places in the stream.
 export function branchTokens(data, agent, branch) {
   const at = tokenPath(data, agent, branch);
-  const pick = (values) => values && at.map((place) => values[place]);
+  const pick = (values) => at.map((place) => values[place]);
+  const picked = (columns) =>
+    Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, pick(values)]));
+  const { tokens, ids, mask, turn, branch: branches } = data;
   return {
     ...data,
+    ...picked({ tokens, ids, mask, turn, branch: branches, sharing: sharing(data, agent) }),
     at,
     count: at.length,
     whole: data,
-    tokens: pick(data.tokens),
-    ids: pick(data.ids),
-    mask: pick(data.mask),
-    turn: pick(data.turn),
-    branch: pick(data.branch),
-    sharing: pick(sharing(data, agent)),
-    columns: Object.fromEntries(
-      Object.entries(data.columns).map(([name, values]) => [name, pick(values)]),
-    ),
+    columns: picked(data.columns),
   };
 }
 

@@ -109,7 +109,11 @@ export class Chart {
         y: false,
         points: { size: 5 },
         drag: { x: true, y: false, setScale: false },
-        move: (plot, left, top) => [nearest(plot, left), top],
+        // The cursor is on a point, never between two.
+        move: (plot, left, top) => [
+          left < 0 ? left : plot.valToPos(plot.data[0][plot.posToIdx(left)], "x"),
+          top,
+        ],
         sync: {
           key: "learn",
           filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
@@ -209,15 +213,7 @@ export class Chart {
   }
 }
 
-// Puts the cursor on a point, never between two.
-function nearest(plot, left) {
-  if (left < 0) return left;
-  return plot.valToPos(plot.data[0][plot.posToIdx(left)], "x");
-}
-
 // ---- This module makes the axes of a chart: it formats their numbers and leaves space for every label.
-
-/* global uPlot */
 
 const SHARES = new Set(
   (
@@ -355,8 +351,12 @@ function numbers(chart, xs, at, place) {
     .filter(([curve]) => !curve.faint && (curve.kind === "training" || isSingle));
   const isLast = place === null || place === undefined;
   const texts = shown.map(([curve, values]) => {
-    const value = at < 0 ? null : valueAt(curve, values, xs, at, isLast);
-    if (value === null || value === undefined) return null;
+    // On every axis but that of steps, runs have values at different places: this is the last one
+    // before the cursor, if the run reaches that far.
+    const isEvaluation = curve.kind !== "training";
+    const isWithin = xs[at] >= curve.xs[0] && xs[at] <= curve.xs.at(-1);
+    const value = isLast || isEvaluation || isWithin ? before(values, at) : null;
+    if (value === null) return null;
     const mark = curve.dash
       ? lineMark(curve.color, curve.dash, 16)
       : h("i", { style: { background: curve.color } });
@@ -365,15 +365,6 @@ function numbers(chart, xs, at, place) {
     </span>`;
   });
   return texts.slice(0, MOST_SHOWN);
-}
-
-// On every axis but that of steps, runs have values at different places: this returns the last
-// value before the cursor, if the run reaches that far.
-function valueAt(curve, values, xs, at, isLast) {
-  if (isLast || curve.kind !== "training") return before(values, at);
-  if (values[at] !== null && values[at] !== undefined) return values[at];
-  const isWithin = xs[at] >= curve.xs[0] && xs[at] <= curve.xs.at(-1);
-  return isWithin ? before(values, at) : null;
 }
 
 // ---- This module computes the curves of a chart, each with its places on the x axis.
@@ -492,7 +483,6 @@ export const AXES = [
     name: "time",
     title: "Time",
     help: "Time since the first step began, including evaluations and checkpoints. The time between a stop and a resume is not counted.",
-    needs: "time/step",
     sums: ["time/step", "time/log", "time/evaluate", "time/checkpoint"],
     label: seconds,
     tick: shortTime,
@@ -506,7 +496,6 @@ export const AXES = [
     name: "tokens",
     title: "Tokens",
     help: "Sampled tokens of all training episodes so far",
-    needs: "num_sampled_tokens",
     sums: ["num_sampled_tokens"],
     label: (value) => `${num(value)} sampled tokens`,
     tick: short,
@@ -515,7 +504,6 @@ export const AXES = [
     name: "episodes",
     title: "Episodes",
     help: "Training episodes so far",
-    needs: "num_episodes",
     sums: ["num_episodes"],
     label: (value) => `${num(value)} episodes`,
     tick: short,
@@ -529,7 +517,7 @@ export function axisOf(name) {
 // Returns the place of each step of a run on the axis; null if the run has not recorded it.
 export function positions(axis, { steps, series }) {
   if (!axis.sums) return steps;
-  if (!series[axis.needs]?.some((value) => value !== null)) return null;
+  if (!series[axis.sums[0]]?.some((value) => value !== null)) return null;
   let sum = 0;
   return steps.map((_, place) => {
     for (const name of axis.sums) sum += series[name]?.[place] ?? 0;
@@ -538,14 +526,8 @@ export function positions(axis, { steps, series }) {
 }
 
 function short(value) {
-  const size = Math.abs(value);
-  for (const [unit, letter] of [
-    [1e9, "G"],
-    [1e6, "M"],
-    [1e3, "k"],
-  ]) {
-    if (size >= unit) return `${Number((value / unit).toPrecision(4))}${letter}`;
-  }
+  for (const [letter, unit] of Object.entries({ G: 1e9, M: 1e6, k: 1e3 }))
+    if (Math.abs(value) >= unit) return `${Number((value / unit).toPrecision(4))}${letter}`;
   return Number.isInteger(value) ? num(value) : "";
 }
 

@@ -22,10 +22,17 @@ export function drawConversation(place, episode, route, run = null) {
   const number = Math.min(Number(route.params.get("agent") ?? 0), episode.agents.length - 1);
   const agent = episode.agents[number] ?? episode.agents[0];
   const word = route.params.get("text") ?? "";
+  const took = episode.seconds?.total ? ` after ${seconds(episode.seconds.total)}` : "";
   fill(
     place,
     conversationHead(episode, agent, route, run),
-    episode.error && problem([episode.error, episode.traceback].filter(Boolean).join("\n")),
+    episode.error &&
+      html`<div class="problem" role="note">
+        ${icon("alert")}
+        <pre class="words mono">
+          ${visible([episode.error, episode.traceback].filter(Boolean).join("\n"))}
+        </pre>
+      </div>`,
     episode.agents.length > 1 && agentChoice(episode, number, route),
     isBranched(agent) && branchMap(agent, route, chosenBranch(agent, route)),
     agent &&
@@ -34,16 +41,19 @@ export function drawConversation(place, episode, route, run = null) {
           isBranched(agent) && ownsLoop(agent)
             ? branchBlocks(agent, word, episode, route)
             : [
-                initialPrompt(agent, word),
+                turnMessages(agent).prompt.map((one) =>
+                  messageBlock(one, word, userWord(one, agent)),
+                ),
                 rowOf(episode.task),
                 agent.turns.map((turn, at) => turnBlock(agent, turn, at, word, episode, route)),
               ]
         }
         ${returned(agent.result, word)}
       </div>`,
-    h("p.conversation-end", endingWords(episode)),
+    h("p.conversation-end", `The episode ended: ${statusWord(episode.status)}${took}.`),
   );
-  revealTurn(place, route);
+  const turn = Number(route.params.get("turn") ?? 0) - 1;
+  if (turn >= 0) place.querySelector(`.turn[data-turn="${turn}"]`)?.scrollIntoView();
 }
 
 // Draws the conversation of the chosen branch: each turn after the messages that it answers.
@@ -70,19 +80,6 @@ function branchBlocks(agent, word, episode, route) {
   ];
 }
 
-function placeChips(agent, number) {
-  const through = branchesThrough(agent, number);
-  return [
-    h("span.chip.num", placeWords(agent, number)),
-    through.length > 1 ? h("span.faint.shared-by", `shared by ${sharedWords(through)}`) : null,
-  ];
-}
-
-function revealTurn(place, route) {
-  const number = Number(route.params.get("turn") ?? 0) - 1;
-  if (number >= 0) place.querySelector(`.turn[data-turn="${number}"]`)?.scrollIntoView();
-}
-
 // Shows the task as the environment and the reward function have it; the model sees only messages.
 function rowOf(task) {
   if (!task) return null;
@@ -92,49 +89,23 @@ function rowOf(task) {
   </details>`;
 }
 
-function problem(error) {
-  return html`<div class="problem" role="note">
-    ${icon("alert")}<pre class="words mono">${visible(written(error, 1))}</pre>
-  </div>`;
-}
-
 function agentChoice(episode, number, route) {
   const options = episode.agents.map(({ name, reward }, place) => [
     reward ? `${name} · ${num(reward.total)}` : name,
     () => go(withParams(route, { agent: place || null })),
   ]);
-  const choice = segments("Agents", options, number);
-  choice.classList.add("agents");
-  return choice;
+  return h(".agents", segments("Agents", options, number));
 }
 
-// The last assistant messages are those of the turns, unless the record says which; the messages
-// before them are the prompt. `asked` are the messages before each turn.
-export function turnMessages(agent) {
-  const known = agent.turns.map((turn) => turn.message).filter((place) => place !== null);
-  const spoke = agent.messages.flatMap((message, place) =>
-    message.role === "assistant" ? [place] : [],
-  );
-  const own =
-    known.length && known.length === agent.turns.length
-      ? known
-      : spoke.slice(Math.max(0, spoke.length - agent.turns.length));
-  const asked = own.map((place, number) =>
-    agent.messages.slice(number ? own[number - 1] + 1 : 0, place),
-  );
-  const replies = own.map((place, number) =>
-    agent.messages.slice(place + 1, own[number + 1] ?? agent.messages.length),
-  );
-  const missing = agent.turns.length - own.length;
+// The messages before the first turn, before each turn, and after it, by the places of the turns' own.
+export function turnMessages({ messages, positions }) {
+  const own = positions.filter((place) => place !== null);
+  const near = (place, by) => own[own.indexOf(place) + by];
   return {
-    prompt: agent.messages.slice(0, own[0] ?? agent.messages.length),
-    replies: [...Array(missing).fill([]), ...replies],
-    asked: [...Array(missing).fill([]), ...asked],
+    prompt: messages.slice(0, own[0]),
+    asked: positions.map((at) => (at === null ? [] : messages.slice((near(at, -1) ?? -1) + 1, at))),
+    replies: positions.map((at) => (at === null ? [] : messages.slice(at + 1, near(at, 1)))),
   };
-}
-
-function initialPrompt(agent, word) {
-  return turnMessages(agent).prompt.map((one) => messageBlock(one, word, userWord(one, agent)));
 }
 
 // A tool's result is shown with its call.
@@ -155,6 +126,7 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
     turn.observation &&
     turn.observation !== said &&
     !others.some((one) => contentText(one) === turn.observation);
+  const through = isBranched(agent) ? branchesThrough(agent, number) : [];
   const params = {
     token: turn.tokens[0],
     agent: route.params.get("agent"),
@@ -170,7 +142,11 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
           turn.kind !== "action" &&
           html`<span class="chip is-accent">${turn.kind.replace("_", "-")}</span>`
         }
-        ${isBranched(agent) && placeChips(agent, number)}
+        ${isBranched(agent) && html`<span class="chip num">${placeWords(agent, number)}</span>`}
+        ${
+          through.length > 1 &&
+          html`<span class="faint shared-by">shared by ${sharedWords(through)}</span>`
+        }
         ${
           turn.finish_reason &&
           turn.finish_reason !== "stop" &&
@@ -228,11 +204,6 @@ function moreOf(turn) {
     ${state && html`<div class="words mono">${visible(state)}</div>`}
     ${info && html`<div class="words mono">${visible(info)}</div>`}
   </details>`;
-}
-
-function endingWords(episode) {
-  const took = episode.seconds?.total ? ` after ${seconds(episode.seconds.total)}` : "";
-  return `The episode ended: ${statusWord(episode.status)}${took}.`;
 }
 
 // ---- The head of a conversation names the episode and its reward, and links to other views of it.

@@ -154,19 +154,14 @@ export class VirtualList {
     this.space = h(".list-space", { role: "listbox", "aria-label": label });
     this.element = h(".list", { tabindex: "-1" }, this.space);
     this.rows = new Map();
-    this.reset();
+    this.version = 0;
+    this.total = null;
+    this.items = [];
+    this.pages = new Set();
     this.draw = perFrame(() => this.drawNow());
     this.element.addEventListener("scroll", this.draw, { passive: true });
     this.resized = new ResizeObserver(this.draw);
     this.resized.observe(this.element);
-  }
-
-  reset() {
-    this.version = (this.version ?? 0) + 1;
-    this.total = null;
-    this.items = [];
-    this.pages = new Map();
-    this.clearRows();
   }
 
   clearRows() {
@@ -174,42 +169,37 @@ export class VirtualList {
     this.rows.clear();
   }
 
-  // Loads new contents; the visible rows stay until these have arrived.
-  async load({ keepScroll = false } = {}) {
+  get isAtTop() {
+    return this.element.scrollTop < this.rowHeight / 2;
+  }
+
+  // Loads new contents; the visible rows stay until these have arrived. With `ifAtTop` they are left
+  // if the user has scrolled meanwhile. Returns whether the contents are new.
+  async load({ ifAtTop = false } = {}) {
     const version = ++this.version;
-    const first = keepScroll ? Math.floor(this.element.scrollTop / this.rowHeight / PAGE) : 0;
-    const answer = await this.ask(first * PAGE, PAGE);
-    if (version !== this.version) return false;
-    this.items = [];
-    this.pages = new Map([[first, "here"]]);
-    this.take(first * PAGE, answer);
+    const answer = await this.ask(0, PAGE);
+    if (version !== this.version || (ifAtTop && !this.isAtTop)) return false;
+    this.items = [...answer.episodes];
+    this.total = answer.total;
+    this.pages = new Set([0]);
+    this.measure();
     this.clearRows();
-    if (!keepScroll) this.element.scrollTop = 0;
+    if (!ifAtTop) this.element.scrollTop = 0;
     this.drawNow();
     return true;
   }
 
-  take(offset, answer) {
-    this.total = answer.total;
-    answer.episodes.forEach((item, place) => {
-      this.items[offset + place] = item;
-    });
-    this.space.style.height = `${answer.total * this.rowHeight}px`;
-  }
-
   async want(page) {
     if (this.pages.has(page)) return;
-    this.pages.set(page, "asked");
-    const version = this.version;
+    this.pages.add(page);
+    const { pages } = this;
     try {
-      const answer = await this.ask(page * PAGE, PAGE, this.total);
-      if (version !== this.version) return;
-      const total = this.total;
-      this.take(page * PAGE, answer);
       // Episodes that arrived since then wait for a reload, so that visible rows do not move.
-      this.total = total;
-      this.space.style.height = `${total * this.rowHeight}px`;
-      this.pages.set(page, "here");
+      const answer = await this.ask(page * PAGE, PAGE, this.total);
+      if (pages !== this.pages) return;
+      answer.episodes.forEach((item, place) => {
+        this.items[page * PAGE + place] = item;
+      });
       this.drawNow();
     } catch {
       this.pages.delete(page);

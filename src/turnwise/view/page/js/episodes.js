@@ -10,6 +10,14 @@ import { num, plural } from "./format.js";
 import { address, go, withParams } from "./route.js";
 
 const isWide = () => innerWidth > 900;
+const NO_MATCH = () => h(".state", h("p", "No episodes match these filters."));
+const NONE_YET = () =>
+  empty(
+    "No episodes yet",
+    "They appear here after the first step. A run with logging.episodes_gb=0 keeps none.",
+  );
+// The parts of the address on which the conversation depends.
+const SHOWN = ["layout", "text", "agent", "branch", "turn"];
 
 export function episodesView(host, app) {
   let route = null;
@@ -26,10 +34,9 @@ export function episodesView(host, app) {
   const list = new VirtualList({ rowHeight: CARD, label: "Episodes", render: row, ask });
   const columns = h(".table-columns");
   const layout = html`<button class="button is-plain layout-choice"
-    title="All episodes as a table: task, answer, success and more" aria-pressed="false"
-    onclick=${() => go(withParams(route, { layout: isTable() ? null : "table" }))}>
-    Table
-  </button>`;
+    title="All episodes as a table: task, answer, success and more"
+    onclick=${() => go(withParams(route, { layout: isTable() ? null : "table" }))}
+  />`;
   const detail = html`<section class="conversation-pane" aria-label="The episode" tabindex="-1" />`;
   const pane = html`<aside class="list-pane">
     ${filters.element}<div class="list-count">${count}${fresh}${filters.sort}${layout}</div>
@@ -65,15 +72,17 @@ export function episodesView(host, app) {
     return draw({ ...episode, found }, details, address(target(episode.id)), isHere);
   }
 
-  async function reload(keepScroll = false) {
-    fresh.classList.add("hidden");
+  async function reload(ifAtTop = false) {
     try {
-      if (!(await list.load({ keepScroll }))) return;
-      drawCount();
+      if (!(await list.load({ ifAtTop }))) return ifAtTop && tellNew();
+      fresh.classList.add("hidden");
+      const { files, of } = app.run()?.indexed ?? {};
+      const rest = files < of ? `, reading ${num(files)} of ${num(of)} files` : "";
+      count.textContent = plural(list.total, "episode") + rest;
       const wasNothing = isNothing();
       frame.classList.toggle("is-nothing", list.total === 0);
       if (!list.total) {
-        list.message(nothing());
+        list.message(isFiltered(route.params) ? NO_MATCH() : NONE_YET());
         fill(detail);
       } else if (!route.item && isWide() && !isTable())
         go(target(list.items[0].id), { replace: true });
@@ -84,20 +93,13 @@ export function episodesView(host, app) {
     }
   }
 
-  function nothing() {
-    return isFiltered(route.params)
-      ? h(".state", h("p", "No episodes match these filters."))
-      : empty(
-          "No episodes yet",
-          "They appear here after the first step. A run with logging.episodes_gb=0 keeps none.",
-        );
-  }
-
-  function drawCount() {
-    const read = app.run()?.indexed;
-    const rest =
-      read && read.files < read.of ? `, reading ${num(read.files)} of ${num(read.of)} files` : "";
-    count.textContent = list.total === null ? "" : plural(list.total, "episode") + rest;
+  // Tells of new episodes, and leaves the rows where they are.
+  async function tellNew() {
+    const mine = listed;
+    const answer = await ask(0, 1).catch(() => null);
+    if (answer === null || mine !== listed || answer.total <= list.total) return;
+    fresh.textContent = `${num(answer.total - list.total)} new`;
+    fresh.classList.remove("hidden");
   }
 
   async function showConversation() {
@@ -165,35 +167,19 @@ export function episodesView(host, app) {
         listed = asks;
         reload();
       } else list.redraw();
-      if (
-        before?.run !== route.run ||
-        before?.item !== route.item ||
-        before?.params.get("layout") !== route.params.get("layout") ||
-        before?.params.get("text") !== route.params.get("text") ||
-        ["agent", "branch", "turn"].some(
-          (name) => before?.params.get(name) !== next.params.get(name),
-        )
-      )
-        showConversation();
+      const shown = (one) =>
+        JSON.stringify([one?.run, one?.item, SHOWN.map((n) => one?.params.get(n))]);
+      if (shown(before) !== shown(route)) showConversation();
       if (app.wantsSearch) {
         app.wantsSearch = false;
         filters.search.focus();
       }
     },
-    async live(changed) {
+    live(changed) {
       if (!changed.includes(route.run)) return;
       options();
       if (list.total === null) return reload();
-      if (list.element.scrollTop < list.rowHeight / 2) return reload(true);
-      const mine = listed;
-      const answer = await get(runPath(route.run, "episodes"), {
-        ...query(route.params),
-        limit: 1,
-        offset: 0,
-      }).catch(() => null);
-      if (answer === null || mine !== listed || answer.total <= list.total) return;
-      fresh.textContent = `${num(answer.total - list.total)} new`;
-      fresh.classList.remove("hidden");
+      return list.isAtTop ? reload(true) : tellNew();
     },
     key(event) {
       if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);

@@ -56,12 +56,6 @@ export function numFailed(statuses) {
   return errors.reduce((sum, [, count]) => sum + count, 0);
 }
 
-function statuses(run) {
-  const failed = numFailed(run?.statuses);
-  const all = counted(run?.statuses, statusWord);
-  return failed ? [...all, ["error", `any error (${num(failed)})`]] : all;
-}
-
 // Returns the options of a select: each value with its number of episodes.
 function counted(counts, word = (name) => name) {
   const known = Object.entries(counts ?? {});
@@ -73,9 +67,17 @@ export class Filters {
     this.change = change;
     this.open = false;
     const type = later(220, () => this.set("text", this.search.value.trim(), true));
+    const leave = (event) => {
+      if (event.key !== "Enter" && event.key !== "ArrowDown") return;
+      event.preventDefault();
+      this.search.blur();
+    };
+    const flip = () => {
+      this.open = !this.open;
+      this.draw(this.params, this.run);
+    };
     this.search = html`<input class="field search" type="search" placeholder="Search the conversations"
-      aria-label="Search the conversations" oninput=${type}
-      onkeydown=${(event) => this.searchKey(event)}
+      aria-label="Search the conversations" oninput=${type} onkeydown=${leave}
     />`;
     this.scope = h("span.search-scope");
     this.sort = h("span.list-sort");
@@ -83,7 +85,7 @@ export class Filters {
     this.panel = h(".filter-panel");
     this.chips = h(".filter-chips");
     this.toggle = html`<button class="button" title="More filters" aria-label="More filters"
-      aria-expanded="false" onclick=${() => this.flip()}>
+      aria-expanded="false" onclick=${flip}>
       ${icon("filter")}
     </button>`;
     this.element = html`<div class="filters">
@@ -97,24 +99,8 @@ export class Filters {
     </div>`;
   }
 
-  searchKey(event) {
-    if (event.key === "Enter" || event.key === "ArrowDown") {
-      event.preventDefault();
-      this.search.blur();
-    }
-  }
-
-  flip() {
-    this.open = !this.open;
-    this.draw(this.params, this.run);
-  }
-
   set(name, value, replace = false) {
     this.change({ [name]: value === "" ? null : value }, replace);
-  }
-
-  clear() {
-    this.change(Object.fromEntries(FILTERS.map((name) => [name, null])));
   }
 
   draw(params, run) {
@@ -125,6 +111,7 @@ export class Filters {
     const active = places.some((one) => one.contains(document.activeElement))
       ? document.activeElement.name
       : null;
+    const failed = numFailed(run?.statuses);
     this.toggle.setAttribute("aria-expanded", String(this.open));
     fill(this.scope, this.select("in", null, SCOPES, "search in"));
     fill(
@@ -136,7 +123,10 @@ export class Filters {
       ),
       (Object.keys(run?.parts ?? {}).length || params.get("part")) &&
         this.select("part", "all environments", counted(run?.parts), "environment"),
-      this.select("status", "any status", statuses(run)),
+      this.select("status", "any status", [
+        ...counted(run?.statuses, statusWord),
+        ...(failed ? [["error", `any error (${num(failed)})`]] : []),
+      ]),
       (Object.keys(run?.successes ?? {}).length || params.get("success")) &&
         this.select(
           "success",
@@ -191,6 +181,7 @@ export class Filters {
 
   drawChips() {
     const active = FILTERS.filter((name) => !CHOICES.includes(name) && this.params.get(name));
+    const clear = () => this.change(Object.fromEntries(FILTERS.map((name) => [name, null])));
     const label = (name) => name.replace(/^min_(.*)/, "$1 ≥").replace(/^max_(.*)/, "$1 ≤");
     fill(
       this.chips,
@@ -200,8 +191,7 @@ export class Filters {
           ${label(name)} ${this.params.get(name)}${icon("close")}
         </button>`,
       ),
-      isFiltered(this.params) &&
-        html`<button class="chip" onclick=${() => this.clear()}>clear all</button>`,
+      isFiltered(this.params) && html`<button class="chip" onclick=${clear}>clear all</button>`,
     );
   }
 }

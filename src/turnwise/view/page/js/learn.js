@@ -2,7 +2,19 @@
 
 import { get, runPath } from "./api.js";
 import { Chart, positions } from "./charts.js";
-import { cssColor, empty, failed, fill, h, html, later, loading, perFrame, svg } from "./dom.js";
+import {
+  cssColor,
+  empty,
+  failed,
+  fill,
+  h,
+  html,
+  later,
+  loading,
+  perFrame,
+  refill,
+  svg,
+} from "./dom.js";
 import { ago, num, plural } from "./format.js";
 import {
   drawBar,
@@ -246,18 +258,14 @@ const MOST_SPARKS = 40;
 
 // Archived runs are in the table of runs; this list has only those of them that are shown.
 export function drawRail(rail, app, { keys, colors, toggle }) {
-  const focused = rail.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  const scroll = rail.scrollTop;
   const listed = app.runs.filter((run) => !run.notes.archived || keys.includes(run.key));
-  fill(
+  refill(
     rail,
     html`<h2>
       ${plural(listed.length, "run")}<a class="rail-all" href=${runsAddress()}>All runs</a>
     </h2>`,
     listed.map((run, number) => row(run, number, { app, keys, colors, toggle })),
   );
-  rail.scrollTop = scroll;
-  if (focused) rail.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
 
 function row(run, number, { app, keys, colors, toggle }) {
@@ -280,7 +288,7 @@ function row(run, number, { app, keys, colors, toggle }) {
     ${box}
     <a class="rail-link"
       href=${address({ run: run.key, view: "learn", params: app.route.params })}
-      title=${run.path} data-key=${run.key} aria-current=${isMain ? "true" : null}>
+      title=${run.path} data-name=${run.key} aria-current=${isMain ? "true" : null}>
       <span class="rail-name">
         ${run.is_live && html`<span class="dot is-live" />`}<span>${run.key}</span>
       </span>
@@ -313,12 +321,6 @@ function sparkline(values, color, width = 64, height = 20) {
   return svg(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
-    svg("path", {
-      d: path,
-      fill: "none",
-      stroke: color,
-      "stroke-width": "1.4",
-      "stroke-linejoin": "round",
-    }),
+    svg("path", { d: path, stroke: color }),
   );
 }

@@ -1,8 +1,8 @@
 // This module draws what is around the curves: the run's results, findings, settings and log.
 
-import { runExportAddress } from "./api.js";
+import { exportAddress } from "./api.js";
 import { AXES, axisOf, KINDS, kindOf } from "./charts.js";
-import { fill, h, html, icon, lineMark } from "./dom.js";
+import { fill, h, html, icon, lineMark, refill } from "./dom.js";
 import { num, percent, plural, seconds, visible, words, written } from "./format.js";
 import { notesLine } from "./notes.js";
 import { address } from "./route.js";
@@ -37,7 +37,7 @@ export function drawHead(head, run, state, app) {
         ${run.environment === run.name ? "" : (run.environment ?? "")}
       </span>
       <span class="mono path">${run.path ?? ""}</span>
-      <a class="button" href=${runExportAddress(run.key)}
+      <a class="button" href=${exportAddress(run.key)}
         title="Save the whole run as one HTML file" download="" data-action="export-run">
         ${icon("save")}Export
       </a>
@@ -54,20 +54,14 @@ export function drawHead(head, run, state, app) {
   );
 }
 
-// Lists what cannot be read of a run, with the reasons; the rest is shown as usual.
-function unreadable(problems) {
-  const text = `Some files of this run cannot be read.\n${problems.join("\n")}`;
-  return html`<div class="problem" role="note">
-    ${icon("alert")}<pre class="words mono">${text}</pre>
-  </div>`;
-}
-
 export function drawDoctor(place, { key, findings, problems }, pinned, choose, isOneOfMany) {
-  const note = problems?.length ? unreadable(problems) : null;
-  if (!findings?.length) {
-    fill(place, note);
-    return;
-  }
+  const text = `Some files of this run cannot be read.\n${problems.join("\n")}`;
+  const note =
+    problems.length > 0 &&
+    html`<div class="problem" role="note">
+      ${icon("alert")}<pre class="words mono">${text}</pre>
+    </div>`;
+  if (!findings.length) return void fill(place, note);
   const open = place.querySelector("details")?.open ?? (findings.length <= 3 && !isOneOfMany);
   fill(
     place,
@@ -138,33 +132,18 @@ function settings(config) {
 // ---- The bar above the curves has the smoothing, the axes, the legend and the chosen step.
 
 export function makeBar({ change, setSmooth }) {
-  const slider = html`<input type="range" min=${0} max=${0.95} step=${0.05} id="smooth"
-    oninput=${(event) => setSmooth(event.target.value)}
-  />`;
-  const axis = h(
-    "select.select",
-    {
-      id: "axis",
-      // A range of one axis means nothing on another.
-      onchange: (event) =>
-        change({ axis: event.target.value === "step" ? null : event.target.value, x: null }),
-    },
+  const bar = document.getElementById("learn-bar").content.firstElementChild.cloneNode(true);
+  const part = (selector) => bar.querySelector(selector);
+  part("#smooth").oninput = (event) => setSmooth(event.target.value);
+  part("#log").onchange = (event) => change({ y: event.target.checked ? "log" : null });
+  // A range of one axis means nothing on another.
+  part("#axis").onchange = (event) =>
+    change({ axis: event.target.value === "step" ? null : event.target.value, x: null });
+  fill(
+    part("#axis"),
     AXES.map((one) => h("option", { value: one.name, title: one.help }, one.title)),
   );
-  const log = html`<input type="checkbox" id="log"
-    onchange=${(event) => change({ y: event.target.checked ? "log" : null })}
-  />`;
-  return html`<div class="learn-bar">
-    <label class="control smooth" for="smooth">
-      Smoothing${slider}<output class="num" />
-    </label>
-    <label class="control" for="axis">x axis${axis}</label>
-    <label class="control" for="log"
-      title="Logarithmic y axis, in charts whose values are not negative">
-      ${log}Log y
-    </label>
-    <span class="at-step num faint" /><div class="pin" /><div class="legend" />
-  </div>`;
+  return bar;
 }
 
 export function drawBar(bar, { state, shown, colors, run, change, zoom, pin }) {
@@ -186,17 +165,15 @@ function drawLegend(legend, { state, shown, colors, change }) {
     shown.flatMap((run) => Object.keys(run.metrics.series)).map((name) => kindOf(name)),
   );
   const kinds = KINDS.filter((kind) => present.has(kind.name));
-  const focused = legend.contains(document.activeElement)
-    ? document.activeElement.dataset.item
-    : null;
   const entry = (className, name, title, mark, isHidden, toggle) => {
-    return html`<button class="legend-item ${className}" data-item=${`${className} ${name}`}
+    return html`<button class="legend-item ${className}" data-name=${`${className} ${name}`}
       aria-pressed=${String(!isHidden)} title=${`${isHidden ? "Show" : "Hide"} ${title}`}
       onclick=${toggle}>
       ${mark}<span>${title}</span>
     </button>`;
   };
   const { hiddenRuns, hiddenKinds } = state;
+  const without = shown.filter((run) => run.xs === null).map((run) => run.key);
   const runEntry = ({ key }) =>
     entry("legend-run", key, key, lineMark(colors.get(key), null), hiddenRuns.has(key), () =>
       change({ hide_runs: toggled(hiddenRuns, key) }),
@@ -205,22 +182,16 @@ function drawLegend(legend, { state, shown, colors, change }) {
     entry("legend-kind", name, title, lineMark("currentColor", dash), hiddenKinds.has(name), () =>
       change({ hide: toggled(hiddenKinds, name) }),
     );
-  fill(
+  refill(
     legend,
     shown.length > 1 && shown.map(runEntry),
     shown.length > 1 && kinds.length > 1 && h("span.legend-gap"),
     kinds.length > 1 && kinds.map(kindEntry),
-    notDrawn(shown, state),
+    without.length > 0 &&
+      html`<span class="legend-note" role="note">
+        Not drawn, because ${state.axis.sums[0]} was not recorded: ${without.join(", ")}
+      </span>`,
   );
-  if (focused) legend.querySelector(`[data-item="${CSS.escape(focused)}"]`)?.focus();
-}
-
-function notDrawn(shown, { axis }) {
-  const without = shown.filter((run) => run.xs === null).map((run) => run.key);
-  if (!without.length) return null;
-  return html`<span class="legend-note" role="note">
-    Not drawn, because ${axis.needs} was not recorded: ${without.join(", ")}
-  </span>`;
 }
 
 function drawPin(place, { state, run, zoom, pin }) {
@@ -296,7 +267,12 @@ export function drawComparison(place, { compared, runs, colors, showsAll, change
     place,
     h(".head-title", h("h1", `Comparing ${plural(runs.length, "run")}`)),
     html`<details class="card fold compare" open=${isOpen}>
-      <summary>Results and settings${summary(numDiffering)}</summary>
+      <summary>
+        Results and settings
+        <span class="faint">
+          ${numDiffering ? plural(numDiffering, "difference") : "all settings are the same"}
+        </span>
+      </summary>
       <div class="compare-scroll">
         <table class="table">
           ${heads(runs, colors, remove, main)}${results(runs)}
@@ -324,10 +300,6 @@ export function drawComparison(place, { compared, runs, colors, showsAll, change
     </details>`,
   );
   Object.assign(place.querySelector(".compare-scroll"), { scrollTop, scrollLeft });
-}
-
-function summary(number) {
-  return h("span.faint", number ? plural(number, "difference") : "all settings are the same");
 }
 
 function heads(runs, colors, remove, main) {

@@ -16,7 +16,6 @@ const VIEWS = {
   learn: learnView,
   episodes: episodesView,
   task: taskView,
-  seed: taskView,
   tokens: tokensView,
   time: timeView,
 };
@@ -77,8 +76,7 @@ function show() {
     viewName = route.view;
   }
   document.title = isTable ? "Runs · turnwise" : `${route.run} · ${route.view} · turnwise`;
-  drawTop(top, app);
-  drawFailure(failure, app);
+  drawFrame();
   view.show(route);
 }
 
@@ -96,12 +94,16 @@ function redraw() {
   view?.show(app.route);
 }
 
+function drawFrame() {
+  drawTop(top, app);
+  drawFailure(failure, app);
+}
+
 function leave(instead = null) {
   view?.destroy?.();
   view = viewName = null;
   fill(host, instead);
-  drawTop(top, app);
-  drawFailure(failure, app);
+  drawFrame();
 }
 
 async function refreshRuns() {
@@ -128,12 +130,9 @@ async function onChange(runs) {
   } catch {
     return;
   }
-  if (view === null) show();
-  else {
-    drawTop(top, app);
-    drawFailure(failure, app);
-    view.live?.(changed);
-  }
+  if (view === null) return show();
+  drawFrame();
+  view.live?.(changed);
 }
 
 function onKey(event) {

@@ -15,21 +15,14 @@ export async function metricsOf(run, step = null) {
   const data = await get(runPath(run, "metrics"), isLater ? { since: last } : null, {
     fresh: true,
   });
-  if (!isLater) {
-    kept.set(run, data);
-    return data;
+  if (isLater) {
+    const column = (part, name) => part.series[name] ?? part.steps.map(() => null);
+    for (const name of Object.keys({ ...old.series, ...data.series }))
+      data.series[name] = [...column(old, name), ...column(data, name)];
+    data.steps = [...old.steps, ...data.steps];
   }
-  const steps = [...old.steps, ...data.steps];
-  const series = {};
-  for (const name of new Set([...Object.keys(old.series), ...Object.keys(data.series)])) {
-    series[name] = [
-      ...(old.series[name] ?? old.steps.map(() => null)),
-      ...(data.series[name] ?? data.steps.map(() => null)),
-    ];
-  }
-  const merged = { steps, series, minor: data.minor };
-  kept.set(run, merged);
-  return merged;
+  kept.set(run, data);
+  return data;
 }
 
 export function smooth(values, weight) {
@@ -60,16 +53,12 @@ const GROUPS = {
 };
 
 export const TITLES = {
-  reward: "reward",
-  success: "success",
-  turns: "turns",
   tokens_per_episode: "tokens per episode",
   tokens_per_turn: "tokens per turn",
   truncated: "truncated episodes",
   cut_turns: "turns cut at the token limit",
   invalid_actions: "invalid actions",
   errors: "failed episodes",
-  entropy: "entropy",
   kl: "KL to the sampler",
   kl_ref: "KL to the reference",
   clip_fraction: "clipped tokens",
@@ -95,6 +84,8 @@ export const TITLES = {
   "time/memory_gib": "memory, GiB",
   reward_per_turn: "reward per turn",
 };
+
+const titleOf = (name) => TITLES[name] ?? name;
 
 // The evaluations of a metric are drawn in its chart; those of an environment in a mix are named
 // "eval/maze/greedy/reward", its training is "maze/reward".
@@ -128,7 +119,7 @@ export function chartGroups(runs) {
   const take = (name) => {
     const evaluations = evaluationsOf(name, environments).filter((one) => left.delete(one));
     left.delete(name);
-    return { name, title: TITLES[name] ?? name, evaluations };
+    return { name, title: titleOf(name), evaluations };
   };
   // Environments of a mix come first, since metrics below "reward/" may be those of an environment
   // of that name.
@@ -136,22 +127,19 @@ export function chartGroups(runs) {
     title: `How does it do in ${environment}?`,
     charts: OF_EACH_ENVIRONMENT.map((name) => `${environment}/${name}`)
       .filter((name) => left.has(name))
-      .map((name) => ({ ...take(name), title: TITLES[name.slice(environment.length + 1)] })),
+      .map((name) => ({ ...take(name), title: titleOf(name.slice(environment.length + 1)) })),
   }));
+  const ages = [...left].filter((name) => /^staleness\/\d+$/.test(name));
+  const phases = {
+    time: TIME_PHASES.map((phase) => `time/${phase}`),
+    staleness: ages.sort((a, b) => a.localeCompare(b, "en", { numeric: true })),
+  };
   const groups = Object.entries(GROUPS).map(([title, wanted]) => {
     const charts = [];
     for (const pattern of wanted.split(" ")) {
-      if (pattern === "time") {
-        const found = TIME_PHASES.map((phase) => `time/${phase}`).filter((name) =>
-          left.delete(name),
-        );
-        if (found.length) charts.push({ name: "time", title: TITLES.time, phases: found });
-      } else if (pattern === "staleness") {
-        const found = [...left].filter(
-          (name) => /^staleness\/\d+$/.test(name) && left.delete(name),
-        );
-        found.sort((a, b) => Number(a.split("/")[1]) - Number(b.split("/")[1]));
-        if (found.length) charts.push({ name: pattern, title: TITLES[pattern], phases: found });
+      if (pattern in phases) {
+        const found = phases[pattern].filter((name) => left.delete(name));
+        if (found.length) charts.push({ name: pattern, title: titleOf(pattern), phases: found });
       } else if (pattern.endsWith("*")) {
         const found = [...left].filter((name) => name.startsWith(pattern.slice(0, -1)));
         charts.push(...found.sort().map(take));

@@ -7,12 +7,16 @@ import { visible } from "./format.js";
 export function tagChips(tags, choose = null) {
   return tags.map((tag) =>
     choose
-      ? html`<button class="chip tag" title=${`Show runs with the tag ${tag}`}
-        onclick=${() => choose(tag)}>
-        ${visible(tag)}
-      </button>`
+      ? tagButton(tag, `Show runs with the tag ${tag}`, () => choose(tag))
       : h("span.chip.tag", visible(tag)),
   );
+}
+
+export function tagButton(tag, title, choose, isOn = null) {
+  return html`<button class="chip tag ${isOn ? "is-accent" : ""}" title=${title} onclick=${choose}
+    aria-pressed=${isOn === null ? null : String(isOn)}>
+    ${visible(tag)}
+  </button>`;
 }
 
 function splitTags(text) {
@@ -58,36 +62,40 @@ export function editButton(app, run, label = "") {
   if (!app.writeToken) return null;
   return html`<button class="button is-plain edit-notes"
     aria-label=${`Edit tags and note of ${run.key}`} title="Edit tags, note and archive"
+    data-name=${`edit ${run.key}`}
     onclick=${() => editNotes(app, run)}>
     ${icon("edit")}${label}
   </button>`;
 }
 
 function editNotes(app, run) {
-  const { tags, note, archived } = run.notes;
+  const dialog = document.getElementById("notes");
+  const part = (selector) => dialog.querySelector(selector);
+  const [tags, text, box] = ["#note-tags", "#note-text", "#note-archived"].map(part);
+  const [problem, submit] = [".dialog-problem", "[type=submit]"].map(part);
   const known = [...new Set(app.runs.flatMap((one) => one.notes.tags))].sort();
-  const tagField = html`<input class="field" id="note-tags" value=${tags.join(", ")}
-    placeholder="baseline, paper" autocomplete="off"
-  />`;
-  const noteField = html`<textarea class="field" id="note-text" rows="4" maxlength="10000" />`;
-  noteField.value = note;
-  const box = html`<input type="checkbox" id="note-archived" checked=${archived} />`;
-  const problem = html`<p class="dialog-problem" role="alert" />`;
-  const submit = html`<button class="button is-strong" type="submit">Save</button>`;
   const add = (tag) => {
-    tagField.value = splitTags(`${tagField.value},${tag}`).join(", ");
-    tagField.focus();
+    tags.value = splitTags(`${tags.value},${tag}`).join(", ");
+    tags.focus();
   };
-  const onSubmit = async (event) => {
+  dialog.ariaLabel = `Notes on ${run.key}`;
+  part("h2").textContent = run.key;
+  tags.value = run.notes.tags.join(", ");
+  text.value = run.notes.note;
+  box.checked = run.notes.archived;
+  submit.disabled = false;
+  fill(problem);
+  fill(
+    part(".dialog-tags"),
+    known.map((tag) => tagButton(tag, "Add this tag", () => add(tag))),
+  );
+  part("[type=button]").onclick = () => dialog.close();
+  part("form").onsubmit = async (event) => {
     event.preventDefault();
     submit.disabled = true;
-    const changes = {
-      tags: splitTags(tagField.value),
-      note: noteField.value.trim(),
-      archived: box.checked,
-    };
+    const note = text.value.trim();
     try {
-      await save(app, run.key, changes);
+      await save(app, run.key, { tags: splitTags(tags.value), note, archived: box.checked });
       dialog.close();
       app.redraw();
     } catch (error) {
@@ -95,29 +103,5 @@ function editNotes(app, run) {
       submit.disabled = false;
     }
   };
-  const addTag = (tag) => html`<button class="chip tag" title="Add this tag"
-    onclick=${() => add(tag)}>
-    ${visible(tag)}
-  </button>`;
-  const dialog = html`<dialog class="dialog" aria-label=${`Notes on ${run.key}`}
-    onclose=${() => dialog.remove()}>
-    <form method="dialog" onsubmit=${onSubmit}>
-      <h2>${run.key}</h2>
-      <label for="note-tags">Tags, separated by commas</label>
-      ${tagField}${known.length > 0 && html`<div class="dialog-tags">${known.map(addTag)}</div>`}
-      <label for="note-text">Note</label>
-      ${noteField}
-      <label class="dialog-check" for="note-archived">
-        ${box}Archived: hidden unless archived runs are shown
-      </label>
-      ${problem}
-      <div class="dialog-end">
-        <span class="faint">Saved as notes.json in the run's folder</span>
-        <button class="button" onclick=${() => dialog.close()}>Cancel</button>
-        ${submit}
-      </div>
-    </form>
-  </dialog>`;
-  document.body.append(dialog);
   dialog.showModal();
 }

@@ -1,6 +1,6 @@
 // The address holds what is shown, after `#`, so that a link shows the same to somebody else.
 //   #/runs?...
-//   #/run/KEY/learn?...   #/run/KEY/episodes/ID?...   #/run/KEY/task/TASK?...   #/run/KEY/seed/7?...
+//   #/run/KEY/learn?...   #/run/KEY/episodes/ID?...   #/run/KEY/task/TASK?...
 //   #/run/KEY/tokens/ID?...   #/run/KEY/time/STEP?...
 
 export function parse(hash) {
@@ -23,27 +23,22 @@ function decode(part) {
 export function address({ run, view = "learn", item = null, params = null }) {
   if (view === "runs") return runsAddress(params);
   if (!run) return "#/";
-  const item_part = item === null ? "" : `/${encodeURIComponent(item)}`;
-  const query = params === null ? "" : write(params);
-  return `#/run/${encodeURIComponent(run)}/${view}${item_part}${query && `?${query}`}`;
+  const rest = item === null ? "" : `/${encodeURIComponent(item)}`;
+  return `#/run/${encodeURIComponent(run)}/${view}${rest}${write(params)}`;
 }
 
-// Returns the route of the table of runs, which is not a view of one run.
+// Returns the address of the table of runs, which is not a view of one run.
 export function runsAddress(params = null) {
-  const query = params === null ? "" : write(params);
-  return `#/runs${query && `?${query}`}`;
+  return `#/runs${write(params)}`;
 }
 
 function write(params) {
-  const entries = params instanceof URLSearchParams ? [...params] : Object.entries(params);
-  const given = entries.filter(
-    ([, value]) => value !== null && value !== undefined && value !== "",
-  );
-  return new URLSearchParams(given.map(([name, value]) => [name, String(value)]))
-    .toString()
-    .replaceAll("%2C", ",")
-    .replaceAll("%7E", "~");
+  const entries = params instanceof URLSearchParams ? [...params] : Object.entries(params ?? {});
+  const query = new URLSearchParams(entries.filter(([, value]) => isGiven(value))).toString();
+  return query && `?${query.replaceAll("%2C", ",").replaceAll("%7E", "~")}`;
 }
+
+const isGiven = (value) => value !== null && value !== undefined && value !== "";
 
 // Goes to a route; with `replace`, without an entry for the back button, as for a cursor that moves.
 // The view changes at once: after `location.hash = ...` a key pressed before the event would reach the
@@ -59,8 +54,8 @@ export function go(target, { replace = false } = {}) {
 export function withParams(route, changes) {
   const params = new URLSearchParams(route.params);
   for (const [name, value] of Object.entries(changes)) {
-    if (value === null || value === undefined || value === "") params.delete(name);
-    else params.set(name, value);
+    if (isGiven(value)) params.set(name, value);
+    else params.delete(name);
   }
   return { ...route, params };
 }

@@ -1,10 +1,10 @@
 // The table of all runs can be sorted and filtered; runs get notes there and are chosen to compare.
 
-import { empty, fill, h, html, icon, later } from "./dom.js";
+import { empty, fill, h, html, icon, later, refill } from "./dom.js";
 import { ago, num, percent, plural, visible } from "./format.js";
-import { changeNotes, editButton, tagChips } from "./notes.js";
+import { changeNotes, editButton, tagButton, tagChips } from "./notes.js";
 import { address, go, withParams } from "./route.js";
-import { hasFailed, stateWord, stepsWords } from "./shell.js";
+import { dotClass, stateWord, stepsWords } from "./shell.js";
 
 const PAGE = 200;
 const MOST_COMPARED = 24;
@@ -41,25 +41,19 @@ export function runsView(host, app) {
       route.params.get("sort") ?? "-updated",
     );
     drawBar(current, found, wanted, showsArchived);
-    keepPlace(place, () => drawTable(current, found, showsArchived));
-  }
-
-  function showMore() {
-    numRows += PAGE;
-    draw();
-  }
-
-  function drawTable(current, found, showsArchived) {
-    if (!found.length) fill(place, nothing(current, showsArchived));
-    else
-      fill(
-        place,
-        h("table.table", heads(), h("tbody", found.slice(0, numRows).map(row))),
-        found.length > numRows &&
-          html`<button class="button" onclick=${showMore}>
-            Show ${num(Math.min(PAGE, found.length - numRows))} more runs
-          </button>`,
-      );
+    if (!found.length) return void fill(place, nothing(current, showsArchived));
+    const showMore = () => {
+      numRows += PAGE;
+      draw();
+    };
+    refill(
+      place,
+      h("table.table", heads(), h("tbody", found.slice(0, numRows).map(row))),
+      found.length > numRows &&
+        html`<button class="button" onclick=${showMore}>
+          Show ${num(Math.min(PAGE, found.length - numRows))} more runs
+        </button>`,
+    );
   }
 
   function drawBar(current, found, wanted, showsArchived) {
@@ -79,12 +73,8 @@ export function runsView(host, app) {
     const known = [...new Set([...wanted, ...current.flatMap((run) => run.notes.tags)])].sort();
     fill(
       tags,
-      known.map(
-        (tag) => html`<button class="chip tag ${wanted.includes(tag) ? "is-accent" : ""}"
-          aria-pressed=${String(wanted.includes(tag))}
-          title=${`Only runs with the tag ${tag}`} onclick=${() => chooseTag(tag)}>
-          ${visible(tag)}
-        </button>`,
+      known.map((tag) =>
+        tagButton(tag, `Only runs with the tag ${tag}`, () => chooseTag(tag), wanted.includes(tag)),
       ),
     );
     drawActions();
@@ -138,7 +128,7 @@ export function runsView(host, app) {
       return html`<th class="column-${column.name} ${column.isNumber ? "is-number" : ""}"
         aria-sort=${isHere ? (isDown ? "descending" : "ascending") : null}>
         <button title=${column.help ?? `Sort by ${column.title.toLowerCase()}`}
-          data-sort=${column.name}
+          data-name=${`sort ${column.name}`}
           onclick=${() => change({ sort: `${next ? "-" : ""}${column.name}` })}>
           ${column.title}
         </button>
@@ -158,7 +148,7 @@ export function runsView(host, app) {
       data-run=${run.key}>
       <td class="cell-choose">
         <input type="checkbox" checked=${isChosen} aria-label=${`Choose ${run.key}`}
-          onchange=${toggle}
+          data-name=${`choose ${run.key}`} onchange=${toggle}
         />
       </td>
       ${COLUMNS.map((column) => cell(run, column))}
@@ -173,7 +163,7 @@ export function runsView(host, app) {
         run.notes.note && h("span.note-text", { title: run.notes.note }, visible(run.notes.note)),
       ],
       status: () => [
-        h("span", { class: `dot ${run.is_live ? "is-live" : hasFailed(run) ? "is-failed" : ""}` }),
+        h("span", { class: `dot ${dotClass(run)}` }),
         html`<span title=${[column.text(run), ...run.problems].join("\n")}>
           ${visible(column.text(run))}
         </span>`,
@@ -190,11 +180,6 @@ export function runsView(host, app) {
     </td>`;
   }
 
-  function clear() {
-    search.value = "";
-    change({ q: null, tag: null });
-  }
-
   function nothing(current, showsArchived) {
     if (!current.length && app.runs.length)
       return empty(
@@ -204,6 +189,10 @@ export function runsView(host, app) {
           Show archived runs
         </button>`,
       );
+    const clear = () => {
+      search.value = "";
+      change({ q: null, tag: null });
+    };
     return empty(
       "No runs match these filters",
       showsArchived ? "" : "Archived runs are searched only if they are shown.",
@@ -224,22 +213,6 @@ export function runsView(host, app) {
     },
     destroy: () => setText.cancel(),
   };
-}
-
-// Keeps scroll position and focus of a table that is drawn again because a run changed or a box was
-// ticked.
-function keepPlace(place, draw) {
-  const { scrollTop, scrollLeft } = place;
-  const active = place.contains(document.activeElement) ? document.activeElement : null;
-  const name = active?.getAttribute("aria-label");
-  const sort = active?.dataset.sort;
-  draw();
-  place.scrollTop = scrollTop;
-  place.scrollLeft = scrollLeft;
-  if (sort)
-    place.querySelector(`[data-sort="${CSS.escape(sort)}"]`)?.focus({ preventScroll: true });
-  else if (name)
-    place.querySelector(`[aria-label="${CSS.escape(name)}"]`)?.focus({ preventScroll: true });
 }
 
 // ---- The columns of the table of runs: the value that a column is sorted by, and its text.

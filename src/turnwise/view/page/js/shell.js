@@ -1,7 +1,7 @@
 // The bar at the top shows which run and which view is open, and whether the run is live.
 
 import { get, runPath } from "./api.js";
-import { fill, h, html, icon } from "./dom.js";
+import { fill, h, html, icon, refill } from "./dom.js";
 import { numFailed } from "./filters.js";
 import { num, plural, visible } from "./format.js";
 import { address, runsAddress, TABS, tabAddress } from "./route.js";
@@ -14,13 +14,15 @@ const QUESTIONS = {
   time: "Where did the time go?",
 };
 
+// The tab under which a view without one of its own is.
+const SAME_TAB = { task: "episodes" };
+
 export function drawTop(top, app) {
   const isTable = app.route.view === "runs";
   // An open menu stays as it is; the next change draws it again.
   if (top.querySelector(".menu")) return;
-  const focused = top.contains(document.activeElement) ? document.activeElement.dataset.name : null;
   const run = app.run() ?? app.run(app.lastRun);
-  fill(
+  refill(
     top,
     html`<a class="brand" href=${runsAddress()} aria-label="turnwise: all runs"
       title="All runs (r)">
@@ -32,7 +34,13 @@ export function drawTop(top, app) {
         aria-current=${isTable ? "page" : null} data-name="runs-table">
         Runs<kbd aria-hidden="true">r</kbd>
       </a>
-      ${TABS.map((name, place) => tab(app, name, place))}
+      ${TABS.map(
+        (name, place) => html`<a href=${tabAddress(app, name)} title=${QUESTIONS[name]}
+          aria-current=${name === (SAME_TAB[app.route.view] ?? app.route.view) ? "page" : null}
+          data-name=${name}>
+          ${NAMES[name]}<kbd aria-hidden="true">${place + 1}</kbd>
+        </a>`,
+      )}
     </nav>`,
     html`<div class="tools">
       ${live(app, isTable ? null : run)}
@@ -46,15 +54,6 @@ export function drawTop(top, app) {
       </button>
     </div>`,
   );
-  if (focused) top.querySelector(`[data-name="${focused}"]`)?.focus();
-}
-
-function tab(app, name, place) {
-  const isHere = app.route.view === name || (name === "episodes" && isTask(app));
-  return html`<a href=${tabAddress(app, name)} title=${QUESTIONS[name]}
-    aria-current=${isHere ? "page" : null} data-name=${name}>
-    ${NAMES[name]}<kbd aria-hidden="true">${place + 1}</kbd>
-  </a>`;
 }
 
 function live(app, run) {
@@ -65,9 +64,8 @@ function live(app, run) {
   }
   if (!run) return null;
   const steps = `step ${stepsWords(run)}`;
-  const dot = run.is_live ? "is-live" : hasFailed(run) ? "is-failed" : "";
   return html`<span class="live" data-state=${run.is_live ? "live" : "still"}>
-    <span class="dot ${dot}" />${stateWord(run)}<span class="long num">· ${steps}</span>
+    <span class="dot ${dotClass(run)}" />${stateWord(run)}<span class="long num">· ${steps}</span>
   </span>`;
 }
 
@@ -105,123 +103,58 @@ function runChoice(app, run) {
 }
 
 function menu(app, close) {
+  const { run, view } = app.route;
+  const same = view === "runs" ? "learn" : (SAME_TAB[view] ?? view);
+  const item = (one) => html`<a href=${address({ run: one.key, view: same })}
+    aria-current=${one.key === run ? "true" : null} onclick=${() => close()}
+    title=${[one.path, ...one.problems].join("\n")}>
+    <span class="dot ${dotClass(one)}" />
+    <span class="name">
+      ${one.key}<small>${one.problems.length ? "partly unreadable" : one.environment}</small>
+    </span>
+    <span class="num faint">${stepsWords(one, "/")}</span>
+  </a>`;
   return html`<div class="menu">
-    ${app.runs
-      .filter((one) => !one.notes.archived || one.key === app.route.run)
-      .map((one) => menuItem(app, one, close))}
+    ${app.runs.filter((one) => !one.notes.archived || one.key === run).map(item)}
     <a class="menu-all" href=${runsAddress()} onclick=${() => close()}>
       <span /><span class="name">All runs: sort, filter, compare</span>
     </a>
   </div>`;
 }
 
-const SAME_VIEW = { task: "episodes", seed: "episodes", runs: "learn" };
-
-function menuItem(app, one, close) {
-  return html`<a href=${address({ run: one.key, view: SAME_VIEW[app.route.view] ?? app.route.view })}
-    aria-current=${one.key === app.route.run ? "true" : null} onclick=${() => close()}
-    title=${[one.path, ...(one.problems ?? [])].join("\n")}>
-    <span class="dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}" />
-    <span class="name">
-      ${one.key}
-      <small>${one.problems?.length ? "partly unreadable" : (one.environment ?? "")}</small>
-    </span>
-    <span class="num faint">${stepsWords(one, "/")}</span>
-  </a>`;
-}
-
-function isTask(app) {
-  return ["task", "seed"].includes(app.route.view);
-}
-
 // A run whose status is running, but which is not, was ended from outside.
 export function stateWord(run) {
   if (run.is_live) return "live";
-  if (run.problems?.length && !run.status) return "cannot be read";
+  if (run.problems.length && !run.status) return "cannot be read";
   return run.status === "running"
     ? "ended without a status"
     : run.status.split(":")[0] || "unknown";
 }
 
-export function hasFailed(run) {
-  if (run.problems?.length) return true;
-  return !run.is_live && (run.status === "running" || run.status.startsWith("stopped"));
+// The class of the dot before a run's name.
+export function dotClass(run) {
+  if (run.is_live) return "is-live";
+  const hasFailed = run.status === "running" || run.status.startsWith("stopped");
+  return run.problems.length || hasFailed ? "is-failed" : "";
 }
 
-// ---- The help dialog lists the keys and explains the views.
+// ---- The help dialog is in index.html.
 
-const KEYS = {
-  Everywhere: {
-    r: "all runs",
-    "1 – 4": "learn, episodes, tokens, time",
-    "/": "search the conversations",
-    t: "dark or light",
-    "?": "this help",
-    Esc: "close, or leave a field",
-  },
-  Episodes: {
-    "j k": "next, previous episode",
-    Enter: "tokens of the episode",
-    b: "next branch, of an agent that has some",
-    s: "this task at other steps",
-    e: "export as one HTML file",
-  },
-  Tokens: {
-    "← →": "previous, next token",
-    "↑ ↓": "the line above, below",
-    "[ ]": "previous, next turn",
-    b: "next branch",
-    c: "colour by the next column",
-    f: "fold prompt tokens",
-    "j k": "next, previous episode",
-  },
-  "Curves and time": {
-    drag: "zoom in",
-    "double click": "zoom out",
-    click: "choose a step, or an episode",
-    "← →": "previous, next step",
-  },
-};
-
-function keyNames(key) {
-  const isWord = (one) => /^[a-z]{2,}$/.test(one) || one === "–";
-  return key.split(" ").map((one) => (isWord(one) ? ` ${one} ` : html`<kbd>${one}</kbd>`));
-}
+const help = document.getElementById("help");
+const closeHelp = () => help.close();
 
 export function showHelp() {
-  const sections = Object.entries(KEYS).map(([title, keys]) => {
-    const rows = Object.entries(keys);
-    return html`<section>
-      <h3>${title}</h3>
-      <dl>${rows.map(([key, what]) => html`<dt>${keyNames(key)}</dt><dd>${what}</dd>`)}</dl>
-    </section>`;
-  });
-  const dialog = html`<dialog class="help" aria-label="Keys" onclose=${() => dialog.remove()}
-    onclick=${(event) => event.target === dialog && dialog.close()}>
-    <div class="help-body">
-      <header>
-        <h2>Keys</h2>
-        <button class="icon-button" aria-label="Close" onclick=${() => dialog.close()}>
-          ${icon("close")}
-        </button>
-      </header>
-      <div class="help-columns">${sections}</div>
-      <p class="faint" style=${{ "margin-top": "18px" }}>
-        The URL contains the current view: copy it to share the view. The viewer never changes a
-        run; your tags and notes are saved in its folder, in notes.json.
-      </p>
-    </div>
-  </dialog>`;
-  dialog.addEventListener("keydown", (event) => {
-    if (event.key === "?") {
-      event.preventDefault();
-      dialog.close();
-    }
-  });
-  addEventListener("hashchange", () => dialog.close(), { once: true });
-  document.body.append(dialog);
-  dialog.showModal();
+  addEventListener("hashchange", closeHelp, { once: true });
+  help.showModal();
 }
+
+help.querySelector("button").addEventListener("click", closeHelp);
+help.addEventListener("click", (event) => event.target === help && closeHelp());
+help.addEventListener("keydown", (event) => {
+  if (event.key !== "?") return;
+  event.preventDefault();
+  closeHelp();
+});
 
 // ---- Of a run that stopped, the page shows the reason and a link to the episodes that failed.
 
@@ -268,14 +201,8 @@ function draw(place, run, failed) {
 
 // ---- The theme is dark or light as the system prefers, until the user chooses.
 
-const KEY = "turnwise.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
-let isChosen = false;
-try {
-  isChosen = localStorage.getItem(KEY) !== null;
-} catch {
-  /* the system's preference applies */
-}
+let isChosen = document.documentElement.dataset.chosen === "yes"; // by theme_early.js
 
 export function currentTheme() {
   return document.documentElement.dataset.theme; // theme_early.js has set it
@@ -290,7 +217,7 @@ export function switchTheme() {
   isChosen = true;
   setTheme(currentTheme() === "dark" ? "light" : "dark");
   try {
-    localStorage.setItem(KEY, currentTheme());
+    localStorage.setItem("turnwise.theme", currentTheme());
   } catch {
     /* the choice lasts until the page is closed */
   }

@@ -25,7 +25,7 @@ export function taskView(host) {
     try {
       const [found, about] = await Promise.all([
         get(runPath(route.run, "episodes"), {
-          [route.view]: route.item ?? "none",
+          task: route.item ?? "none",
           kind: kind(),
           sort: "step",
           limit: 500,
@@ -74,13 +74,6 @@ export function taskView(host) {
       });
   }
 
-  function title() {
-    const seed = route.view === "seed" ? route.item : route.item?.match(/^seed-(-?\d+)$/)?.[1];
-    return seed
-      ? h("h1", "Seed ", h("span.num", { title: seed }, seedText(seed)))
-      : h("h1", "One task over training");
-  }
-
   const episodeAddress = (item, of = kind()) =>
     address({ run: route.run, view: "episodes", item, params: { kind: of } });
 
@@ -94,6 +87,7 @@ export function taskView(host) {
     const evals = kinds.filter((one) => one !== "train");
     const isAlone = (one) => all.filter((other) => other.step === one.step).length === 1;
     const ids = new Set(chosen.map((one) => one.id));
+    const seed = route.item?.match(/^seed-(-?\d+)$/)?.[1];
     const isTrained = kind() === "train";
     const once = [
       `This task was played at one ${isTrained ? "step of the training" : "evaluation"} so far. `,
@@ -109,7 +103,11 @@ export function taskView(host) {
           href=${episodeAddress(chosen[0]?.id ?? null)}>
           ${icon("left")}
         </a>
-        ${title()}
+        ${
+          seed
+            ? h("h1", "Seed ", h("span.num", { title: seed }, seedText(seed)))
+            : h("h1", "One task over training")
+        }
         <span class="faint">
           ${plural(all.length, "episode")} at ${plural(steps, "step")}
         </span>
@@ -175,7 +173,7 @@ export function taskView(host) {
     return html`<div class="seed-cell">
       ${isBranched(agent) && html`<div class="faint num">${placeWords(agent, number)}</div>`}
       <div class="say" data-role="assistant">
-        ${speaker("assistant")}
+        <span class="role">${ROLES.assistant}</span>
         <div class="words is-model">
           ${turn.text ? visible(turn.text) : html`<span class="faint">nothing</span>`}
         </div>
@@ -183,7 +181,7 @@ export function taskView(host) {
       </div>
       ${turn.calls.map(
         (call) => html`<div class="say" data-role="tool">
-          ${speaker("tool")}
+          <span class="role">${ROLES.tool}</span>
           <div class="words mono">
             ${visible(`${call.name}(${JSON.stringify(call.arguments)}) → ${written(call.result)}`)}
           </div>
@@ -193,13 +191,9 @@ export function taskView(host) {
     </div>`;
   }
 
-  function speaker(role) {
-    return h("span.role", ROLES[role]);
-  }
-
   function say(role, text) {
     return html`<div class="say" data-role=${role}>
-      ${speaker(role)}<div class="words">${visible(written(text))}</div>
+      <span class="role">${ROLES[role]}</span><div class="words">${visible(written(text))}</div>
     </div>`;
   }
 

@@ -1,7 +1,19 @@
 // Where did the time go? This view shows the phases of one step, and a row for each episode.
 
 import { get, runPath } from "./api.js";
-import { arrow, cssColor, empty, failed, fill, h, html, icon, loading, perFrame } from "./dom.js";
+import {
+  arrow,
+  cssColor,
+  empty,
+  emptyCanvas,
+  failed,
+  fill,
+  h,
+  html,
+  icon,
+  loading,
+  perFrame,
+} from "./dom.js";
 import { num, percent, plural, seconds } from "./format.js";
 import { timeColor, timeWord } from "./metrics.js";
 import { address, go, withParams } from "./route.js";
@@ -217,24 +229,18 @@ export class Timeline {
     const { clientWidth: width, clientHeight: height, scrollTop } = this.element;
     if (!width || !height) return;
     this.width = width;
-    const ratio = devicePixelRatio || 1;
-    if (
-      this.canvas.width !== Math.round(width * ratio) ||
-      this.canvas.height !== Math.round(height * ratio)
-    ) {
-      this.canvas.width = Math.round(width * ratio);
-      this.canvas.height = Math.round(height * ratio);
-      this.canvas.style.width = `${width}px`;
-      this.canvas.style.height = `${height}px`;
-    }
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    const pen = emptyCanvas(this.canvas, width, height);
     this.colors = new Map();
-    this.drawGrid(pen, height);
+    pen.fillStyle = cssColor("--line");
+    for (const time of this.ticks()) pen.fillRect(Math.round(this.x(time)), AXIS, 1, height);
     this.drawRows(pen, height, scrollTop);
     this.drawTop(pen, width);
-    this.drawDrag(pen, height);
+    if (!this.drag || Math.abs(this.drag[1] - this.drag[0]) < 5) return;
+    pen.globalAlpha = 0.14;
+    pen.fillStyle = cssColor("--accent");
+    pen.fillRect(Math.min(...this.drag), AXIS, Math.abs(this.drag[1] - this.drag[0]), height);
   }
 
   color(name) {
@@ -253,11 +259,6 @@ export class Timeline {
     return found;
   }
 
-  drawGrid(pen, height) {
-    pen.fillStyle = cssColor("--line");
-    for (const time of this.ticks()) pen.fillRect(Math.round(this.x(time)), AXIS, 1, height);
-  }
-
   drawTop(pen, width) {
     pen.fillStyle = cssColor("--card");
     pen.fillRect(0, 0, width, TOP - 4);
@@ -272,18 +273,10 @@ export class Timeline {
     pen.fillStyle = cssColor("--line");
     pen.fillRect(0, TOP - 4, width, 1);
     for (const phase of this.data.phases)
-      this.bar(
-        pen,
-        phase.start,
-        phase.end,
-        AXIS + 3,
-        PHASE - 6,
-        this.color(phase.name),
-        timeWord(phase.name),
-      );
+      this.bar(pen, phase, AXIS + 3, PHASE - 6, this.color(phase.name), timeWord(phase.name));
   }
 
-  bar(pen, start, end, y, height, color, label = null) {
+  bar(pen, { start, end }, y, height, color, label = null) {
     const from = Math.max(LEFT, this.x(start));
     const to = Math.min(this.width - RIGHT, this.x(end));
     if (to <= LEFT || from >= this.width - RIGHT || to < from) return;
@@ -326,25 +319,10 @@ export class Timeline {
         pen.fillStyle = isChosen ? soft : faint;
         pen.fillText(row.id, 20, y + this.rowHeight / 2);
       }
-      this.bar(pen, row.start, row.end, y + (this.rowHeight - thick) / 2, thick, base);
-      for (const span of row.spans)
-        this.bar(
-          pen,
-          span.start,
-          span.end,
-          y + (this.rowHeight - thick) / 2,
-          thick,
-          this.color(span.kind),
-        );
+      const top = y + (this.rowHeight - thick) / 2;
+      this.bar(pen, row, top, thick, base);
+      for (const span of row.spans) this.bar(pen, span, top, thick, this.color(span.kind));
     }
-  }
-
-  drawDrag(pen, height) {
-    if (!this.drag || Math.abs(this.drag[1] - this.drag[0]) < 5) return;
-    pen.globalAlpha = 0.14;
-    pen.fillStyle = cssColor("--accent");
-    pen.fillRect(Math.min(...this.drag), AXIS, Math.abs(this.drag[1] - this.drag[0]), height);
-    pen.globalAlpha = 1;
   }
 
   at(event) {

@@ -1,7 +1,7 @@
 // The stream draws tokens as spans, in blocks of turns; blocks that are not visible cost nothing.
 
 import { sharedWords } from "./branches.js";
-import { cssColor, fill, h, html, perFrame } from "./dom.js";
+import { cssColor, emptyCanvas, fill, h, html, perFrame } from "./dom.js";
 import { hasHidden, num, percent, plural, signed, visible } from "./format.js";
 
 const CHUNK = 400;
@@ -227,11 +227,7 @@ export class Overview {
     const { canvas, data, scale, values } = this;
     const width = canvas.clientWidth;
     if (!data || !width) return;
-    const ratio = devicePixelRatio || 1;
-    canvas.width = width * ratio;
-    canvas.height = HEIGHT * ratio;
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
+    const pen = emptyCanvas(canvas, width, HEIGHT);
     const [plus, minus, accent, line] = ["--plus", "--minus", "--accent", "--line"].map(cssColor);
     const perPixel = data.count / width;
     for (let x = 0; x < width; x += 1) {
@@ -311,7 +307,7 @@ export function drawInspector(place, { data, columns, index, isHover, choice }) 
       ${names.map((name) =>
         fact(
           TITLES[name] ?? name.replaceAll("_", " "),
-          value(name, columns[name][index]),
+          (["advantages", "gap"].includes(name) ? signed : num)(columns[name][index], 4),
           name === choice?.name ? "is-chosen" : "",
         ),
       )}
@@ -321,11 +317,6 @@ export function drawInspector(place, { data, columns, index, isHover, choice }) 
   );
   place.dataset.token = String(index);
   place.classList.toggle("is-hover", isHover);
-}
-
-function value(name, number) {
-  if (number === null || number === undefined) return "–";
-  return ["advantages", "gap"].includes(name) ? signed(number, 4) : num(number, 4);
 }
 
 // Draws for each turn its number of tokens, sum and mean of the chosen column, and its reward.

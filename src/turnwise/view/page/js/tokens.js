@@ -123,7 +123,8 @@ export function tokensView(host) {
     columns = readColumns(data);
     options = choices(columns);
     if (frame.parentNode !== host) fill(host, frame);
-    drawHead(map);
+    const facts = { episode, whole, route, agentNumber: agentNumber(), params: kept(), change };
+    fill(head, tokensHead(facts), map);
     const agent = agentOf();
     stream.draw(
       data,
@@ -141,12 +142,9 @@ export function tokensView(host) {
     );
     scroll.scrollTop = 0;
     paint();
-    selected = wantedIndex();
-    stream.select(selected);
-    overview.select(selected);
+    choose(wantedIndex());
     // The prompt may be long, and the sampled tokens are what users look for.
     requestAnimationFrame(() => stream.bringUp(selected));
-    showFacts(selected);
   }
 
   function paint() {
@@ -158,15 +156,6 @@ export function tokensView(host) {
     overview.set(data, scale, values);
     drawTools(scale, values);
     drawSums(sums, { data, columns, choice, agent: agentOf(), go: toTurn });
-  }
-
-  function drawHead(map) {
-    const params = kept();
-    fill(
-      head,
-      tokensHead({ episode, whole, route, agentNumber: agentNumber(), params, change }),
-      map,
-    );
   }
 
   function kept() {
@@ -200,11 +189,15 @@ export function tokensView(host) {
     );
   }
 
-  function select(index) {
+  function choose(index, options) {
     selected = index;
-    stream.select(index, { reveal: true });
+    stream.select(index, options);
     overview.select(index);
     showFacts(index);
+  }
+
+  function select(index) {
+    choose(index, { reveal: true });
     keepToken();
   }
 
@@ -249,23 +242,15 @@ export function tokensView(host) {
       const before = route;
       route = next;
       const place = (one) => `${one.run}/${one.item}/${one.params.get("agent") ?? 0}`;
-      const changes = (name) => before?.params.get(name) !== next.params.get(name);
-      if (before && data && place(before) === place(next) && (changes("branch") || changes("turn")))
-        draw();
-      else if (before && data && place(before) === place(next)) {
-        if (
-          before.params.get("color") !== next.params.get("color") ||
-          before.params.get("fold") !== next.params.get("fold")
-        )
-          paint();
+      const changes = (name) => before.params.get(name) !== next.params.get(name);
+      if (!before || !data || place(before) !== place(next)) load();
+      else if (changes("branch") || changes("turn")) draw();
+      else {
+        if (changes("color") || changes("fold")) paint();
         const token = next.params.get("token");
-        if (token !== null && Number(token) !== positionOf(selected)) {
-          selected = wantedIndex();
-          stream.select(selected, { reveal: true });
-          overview.select(selected);
-          showFacts(selected);
-        }
-      } else load();
+        if (token !== null && Number(token) !== positionOf(selected))
+          choose(wantedIndex(), { reveal: true });
+      }
     },
     theme: () => overview.draw(),
     key(event) {
@@ -275,12 +260,8 @@ export function tokensView(host) {
         const id = event.key === "j" ? episode.next : episode.previous;
         if (id) go({ ...route, item: id, params: kept() });
       } else if (event.key === "c") {
-        change({
-          color:
-            options[
-              (options.indexOf(choice) + (event.shiftKey ? options.length - 1 : 1)) % options.length
-            ].name,
-        });
+        const next = options.indexOf(choice) + (event.shiftKey ? -1 : 1);
+        change({ color: options.at(next % options.length).name });
       } else if (event.key === "f") change({ fold: route.params.get("fold") === "1" ? null : "1" });
       else if (event.key === "b" || event.key === "B")
         return stepBranch(head, event.key === "b" ? 1 : -1);
