@@ -107,7 +107,6 @@ def visitor(browser, tmp_path_factory):
         ("run/sums/episodes/train-3-1", ".conversation .turn"),
         ("run/sums/episodes/train-3-2", ".conversation .turn"),
         (f"run/{LONG}/episodes/train-1-0", ".problem"),
-        ("run/sums/task/seed-301", ".seed-grid"),
         ("run/sums/tokens/train-3-1", ".stream .tok"),
         ("run/sums/time/3", ".shares"),
     ],
