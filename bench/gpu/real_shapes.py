@@ -3,6 +3,7 @@
     python bench/gpu/real_shapes.py                    Qwen2.5-1.5B: 8 groups of 8 x (512 + 256)
     python bench/gpu/real_shapes.py --shape 7B --lora 32
     python bench/gpu/real_shapes.py --kernels ours liger torch         norms, rotary, MLPs
+    python bench/gpu/real_shapes.py --kernels ours torch-adamw         the optimiser's step
     python bench/gpu/real_shapes.py --shape 7B --offload       a full fine-tune of 7B on one GPU
     python bench/gpu/real_shapes.py --groups 1 --members 1 --prompt 1024 --sampled 130048
                                                        one episode of 128k tokens
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from results import add_record_option, record
 from turnwise.inference import GenerationRequest, create_inference_engine
 from turnwise.inference.local import LocalEngine
-from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
+from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch, optimizer
 from turnwise.learner.fast import modules
 from turnwise.learner.lora import add_lora
 from turnwise.models import load_tokenizer
@@ -73,6 +74,7 @@ NAMES = {"local": "local", "vllm": "vLLM", "sglang": "SGLang"}
 WORKS: list[dict[str, int]] = [{}, {"groups": 32}, {"turns": 6, "sampled": 64}]
 """What `--all` samples: 64 and 256 at once, and 64 conversations of several turns."""
 OURS = dict(vars(modules))
+ADAMW = optimizer._kernels_for
 PEAK_FLOPS = 989e12
 """The peak of an H200 in bfloat16, without sparsity."""
 
@@ -130,8 +132,14 @@ def seconds_and_gib(learner: Learner, batch: PPOBatch, repeats: int) -> tuple[fl
 
 
 def use_kernels(name: str) -> None:
-    """Compute norms, rotary embeddings and gated MLPs by our kernels, by Liger's, or by torch."""
+    """Compute norms, rotary embeddings and gated MLPs by our kernels, by Liger's, or by torch.
+
+    `torch-adamw` leaves these, and makes the optimiser's step by torch.
+    """
     vars(modules).update(OURS)
+    vars(optimizer)["_kernels_for"] = ADAMW
+    if name == "torch-adamw":
+        vars(optimizer)["_kernels_for"] = lambda shards: None
     if name == "torch":
         for kind in ("fused_norms", "fused_rotary", "gated_mlps"):
             vars(modules)[kind] = lambda modules: []
@@ -320,7 +328,7 @@ def main() -> int:
     parser.add_argument("--offload", action="store_true", help="the optimiser on the CPU")
     parser.add_argument("--sample", action="store_true", help="time sampling, not the update")
     parser.add_argument("--all", action="store_true", help="sample 64, 256 and six turns")
-    parser.add_argument("--kernels", nargs="+", choices=("ours", "liger", "torch"))
+    parser.add_argument("--kernels", nargs="+", choices=("ours", "liger", "torch", "torch-adamw"))
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=512)
