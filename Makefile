@@ -83,7 +83,7 @@ test-verl:  ## with VERL installed: its functions, its configuration and its own
 	scripts/pytest_twice.sh $$py tests/beside_verl
 
 # Tests of the learner's kernels, which run on a GPU or interpreted.
-KERNELS := $(wildcard tests/learner/test_*_kernels.py) tests/learner/test_fused_modules.py
+KERNELS := $(wildcard tests/learner/test_*kernels.py)
 
 test-vllm:  ## real vLLM, CPU build, in its own environment; the learner's kernels, interpreted
 	@py=$(call env,vllm)

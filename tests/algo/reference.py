@@ -9,21 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from algo import (
-    reference_advantages,
-    reference_covariance,
-    reference_losses,
-    reference_tokens,
-    reference_values,
-)
+from algo import reference_advantages, reference_losses, reference_tokens
 
-MODULES = (
-    reference_advantages,
-    reference_covariance,
-    reference_losses,
-    reference_tokens,
-    reference_values,
-)
+MODULES = (reference_advantages, reference_losses, reference_tokens)
 
 
 def kl_coefficients(

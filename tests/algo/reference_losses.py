@@ -1,4 +1,4 @@
-"""Slow references in plain Python: policy losses.
+"""Slow references in plain Python: policy losses, the critic's loss and entropy.
 
 `held` stands for the log-probs inside a stop-gradient. They equal `log_probs` in value; finite
 differences move `log_probs` and leave `held` where it is.
@@ -12,7 +12,9 @@ from typing import Any
 
 from algo.reference_tokens import (
     Mask,
+    Rows,
     aggregate_loss,
+    all_tokens,
     masked_mean,
     mean,
     on_tokens,
@@ -226,3 +228,134 @@ def _dppo(
         "ratio": ratio,
     }
     return b.finish("token-mean", loss, metrics)
+
+
+def covariances(log_probs: Rows, advantages: Rows, mask: Mask) -> Rows:
+    """(log π − mean) (A − mean) of each token."""
+    middle, centre = masked_mean(log_probs, mask), masked_mean(advantages, mask)
+    return on_tokens(mask, lambda i, t: (log_probs[i][t] - middle) * (advantages[i][t] - centre))
+
+
+def clip_cov_candidates(
+    clip_ratio: float, clip_cov_lower: float, clip_cov_upper: float, **given: Any
+) -> list[tuple[int, int]]:
+    """The tokens from which Clip-Cov draws."""
+    b = Tokens(**given)
+    covariance = covariances(b.held, b.advantages, b.mask)
+
+    def is_clipped(i: int, t: int) -> bool:
+        r, a = math.exp(b.held[i][t] - b.old[i][t]), b.advantages[i][t]
+        return clip(r, 1 - clip_ratio, 1 + clip_ratio) * a < r * a
+
+    return [
+        (i, t)
+        for i, t in all_tokens(b.mask)
+        if clip_cov_lower < covariance[i][t] < clip_cov_upper and not is_clipped(i, t)
+    ]
+
+
+def compute_clip_cov_loss(
+    clip_cov_lower: float, clip_cov_upper: float, clip_cov_ratio: float, **given: Any
+) -> Result:
+    """Only where no draw is needed: when all candidates are dropped."""
+    b = Tokens(**given)
+    candidates = clip_cov_candidates(0.2, clip_cov_lower, clip_cov_upper, **given)
+    num_tokens = len(list(all_tokens(b.mask)))
+    assert len(candidates) <= max(1, int(clip_cov_ratio * num_tokens))
+
+    def ratio(i: int, t: int) -> float:
+        return math.exp(b.log_ratio(i, t))
+
+    def objectives(i: int, t: int) -> tuple[float, float]:
+        r, a = ratio(i, t), b.advantages[i][t]
+        return r * a, clip(r, 0.8, 1.2) * a
+
+    metrics: dict[str, TokenNumber] = {
+        "clip_fraction": lambda i, t: objectives(i, t)[1] < objectives(i, t)[0],
+        "cov_fraction": lambda i, t: (i, t) in candidates,
+        "kl": lambda i, t: -b.log_ratio(i, t),
+        "ratio": ratio,
+    }
+    return b.finish(
+        "token-mean",
+        lambda i, t: 0.0 if (i, t) in candidates else -min(objectives(i, t)),
+        metrics,
+    )
+
+
+def compute_kl_cov_loss(
+    kl_cov_ratio: float = 0.0002, kl_cov_coef: float = 1.0, **given: Any
+) -> Result:
+    b = Tokens(**given)
+    covariance = covariances(b.held, b.advantages, b.mask)
+    tokens = sorted(all_tokens(b.mask), key=lambda it: -covariance[it[0]][it[1]])
+    top = tokens[: max(1, int(kl_cov_ratio * len(tokens)))]
+
+    def loss(i: int, t: int) -> float:
+        penalty = kl_cov_coef * abs(b.log_ratio(i, t)) if (i, t) in top else 0.0
+        return -b.advantages[i][t] * math.exp(b.log_ratio(i, t)) + penalty
+
+    metrics: dict[str, TokenNumber] = {
+        "cov_fraction": lambda i, t: (i, t) in top,
+        "kl": lambda i, t: -b.log_ratio(i, t),
+        "ratio": lambda i, t: math.exp(b.log_ratio(i, t)),
+    }
+    return b.finish("token-mean", loss, metrics)
+
+
+def compute_value_loss(
+    vpreds: Rows,
+    returns: Rows,
+    old_values: Rows,
+    response_mask: Mask,
+    cliprange_value: float = 0.2,
+    loss_agg_mode: str = "token-mean",
+    totals: Any = None,
+) -> Result:
+    def errors(i: int, t: int) -> tuple[float, float]:
+        v, v_old, r = vpreds[i][t], old_values[i][t], returns[i][t]
+        moved = clip(v, v_old - cliprange_value, v_old + cliprange_value)
+        return (v - r) ** 2, (moved - r) ** 2
+
+    metrics: dict[str, TokenNumber] = {
+        "value_clip_fraction": lambda i, t: errors(i, t)[1] > errors(i, t)[0],
+        "value_mean": lambda i, t: vpreds[i][t],
+        "return_mean": lambda i, t: returns[i][t],
+    }
+    options = {"loss_agg_mode": loss_agg_mode, "totals": totals}
+    loss, averages = finish(response_mask, lambda i, t: max(errors(i, t)) / 2, metrics, options)
+    averages["explained_variance"] = explained_variance(vpreds, returns, response_mask)
+    return loss, averages
+
+
+def explained_variance(values: Rows, returns: Rows, response_mask: Mask) -> float:
+    def variance(numbers: list[float]) -> float:
+        centre = mean(numbers)
+        return mean([(x - centre) ** 2 for x in numbers])
+
+    wanted = [returns[i][t] for i, t in all_tokens(response_mask)]
+    missed = [returns[i][t] - values[i][t] for i, t in all_tokens(response_mask)]
+    if not wanted or min(wanted) == max(wanted):
+        return 0.0
+    return 1 - variance(missed) / variance(wanted)
+
+
+def entropy_of(logits: list[float]) -> float:
+    """−Σ p log p, in which an impossible token adds nothing."""
+    top = max(logits)
+    total = math.fsum(math.exp(z - top) for z in logits)
+    shares = [math.exp(z - top) / total for z in logits]
+    return -math.fsum(p * math.log(p) for p in shares if p > 0)
+
+
+def entropy_from_logits(logits: list[Rows]) -> Rows:
+    return [[entropy_of(token) for token in row] for row in logits]
+
+
+def compute_entropy_loss(
+    logits: list[Rows],
+    response_mask: Mask,
+    loss_agg_mode: str = "token-mean",
+    totals: Any = None,
+) -> float:
+    return aggregate_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, totals)

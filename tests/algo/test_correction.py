@@ -74,16 +74,6 @@ def test_a_huge_ratio_stays_finite() -> None:
     assert not torch.any(kept)
 
 
-def test_weights_carry_no_gradient() -> None:
-    batch = make_batch()
-    log_probs = batch["log_probs"].clone().requires_grad_()
-    arguments = (batch["sampler_log_probs"], log_probs, batch["response_mask"])
-    weights, metrics = compute_importance_weights(*arguments)
-    assert not weights.requires_grad
-    assert not any(x.requires_grad for x in metrics.values())
-    assert not any(x.requires_grad for x in measure_log_prob_gap(*arguments).values())
-
-
 def test_bounds_may_come_as_a_list_as_files_give_them() -> None:
     batch = make_batch()
     arguments = {name: batch[name] for name in SAMPLED.split()}

@@ -6,57 +6,14 @@ import torch
 from algo.batches import (
     WITH_LONERS,
     assert_close,
-    assert_same,
     make_batch,
-    make_mask,
 )
-from algo.cases import TURN_ADVANTAGES, Case, each
 from turnwise.algo import (
-    compute_gae_advantage_return,
     compute_gigpo_advantage,
     compute_rloo_advantage,
-    compute_turn_gae_advantage_return,
     compute_turn_grpo_advantage,
 )
 from turnwise.errors import ConfigError
-
-
-@each(TURN_ADVANTAGES)
-def test_every_token_of_a_turn_has_the_same_advantage(case: Case) -> None:
-    batch = make_batch()
-    mask = batch["response_mask"]
-    ids = batch["turn_ids"]
-    if "turn_ids" not in case.takes:
-        starts = mask & ~torch.nn.functional.pad(mask, (1, -1))
-        ids = starts.cumsum(1)
-    for x in case.run(batch):
-        for i in range(len(mask)):
-            for turn in ids[i][mask[i]].unique():
-                assert len(x[i][mask[i] & (ids[i] == turn)].unique()) == 1
-
-
-def test_without_ids_an_unbroken_run_of_tokens_is_a_turn() -> None:
-    batch = make_batch()
-    mask = batch["response_mask"]
-    runs = (mask & ~torch.nn.functional.pad(mask, (1, -1))).cumsum(1) - 1
-    arguments = (batch["token_level_rewards"], mask, batch["index"])
-    assert_same(
-        compute_turn_grpo_advantage(*arguments),
-        compute_turn_grpo_advantage(*arguments, turn_ids=runs),
-    )
-
-
-def test_turn_gae_of_turns_of_one_token_is_gae() -> None:
-    mask = make_mask("ragged")
-    mask[:, 1::2] = False
-    batch = make_batch(mask=mask)
-    arguments = (batch["token_level_rewards"], batch["values"], mask, 0.9, 0.8)
-    options = {"bootstrap_values": batch["bootstrap_values"]}
-    assert_close(
-        compute_turn_gae_advantage_return(*arguments, **options),
-        compute_gae_advantage_return(*arguments, **options),
-        1e-6,
-    )
 
 
 def test_turn_grpo_is_rloo_when_only_last_turns_pay() -> None:

@@ -1,4 +1,4 @@
-"""Normalising per turn index rewards taking more turns; our turn-level estimator does not.
+"""Normalising per turn index rewards taking more turns; our turn-level estimator has no such bias.
 
 The game: in each of up to three turns the agent goes on or stops; it goes on with a probability
 of its own for each turn, the sigmoid of a logit. All groups of episodes are enumerated with their
@@ -20,7 +20,6 @@ MAX_TURNS = len(LOGITS)
 EPISODES = [(False,), (True, False), (True, True, False), (True, True, True)]
 
 Payments = Callable[[tuple[bool, ...]], list[float]]
-Estimator = Callable[[list[list[float]]], list[list[float]]]
 
 
 def paid_at_the_end(episode: tuple[bool, ...]) -> list[float]:
@@ -71,39 +70,17 @@ def true_gradient(payments: Payments) -> list[float]:
     ]
 
 
-def expected_push(payments: Payments, group_size: int, estimator: Estimator) -> list[float]:
+def expected_push(payments: Payments, group_size: int) -> list[float]:
     """Σ over groups of P(group) · mean_i Σ_k ∇ log π(a_ik) A_ik, with respect to each logit."""
     push = [0.0] * MAX_TURNS
     for group in itertools.product(EPISODES, repeat=group_size):
         chance = math.prod(probability(episode, LOGITS) for episode in group)
-        advantages = estimator([payments(episode) for episode in group])
+        advantages = ours([payments(episode) for episode in group])
         for episode, row in zip(group, advantages, strict=True):
             for k, (went_on, advantage) in enumerate(zip(episode, row, strict=True)):
                 slope = went_on - 1 / (1 + math.exp(-LOGITS[k]))
                 push[k] += chance * slope * advantage / group_size
     return push
-
-
-def per_turn_index(rewards: list[list[float]], lonely_mean_is_zero: bool) -> list[list[float]]:
-    """The naive form: centre each turn index over the episodes that have it, then sum to go.
-
-    A turn that one episode alone has reached is its own mean, or keeps its raw reward.
-    """
-
-    def centred(row: list[float], k: int) -> float:
-        present = [other[k] for other in rewards if len(other) > k]
-        if len(present) == 1 and lonely_mean_is_zero:
-            return row[k]
-        return row[k] - sum(present) / len(present)
-
-    return [
-        [sum(centred(row, j) for j in range(k, len(row))) for k in range(len(row))]
-        for row in rewards
-    ]
-
-
-def naive(lonely_mean_is_zero: bool) -> Estimator:
-    return lambda rewards: per_turn_index(rewards, lonely_mean_is_zero)
 
 
 def ours(rewards: list[list[float]]) -> list[list[float]]:
@@ -124,19 +101,4 @@ def ours(rewards: list[list[float]]) -> list[list[float]]:
     "payments", [paid_at_the_end, paid_at_once, liked_now_billed_later, turns_cost, mixed]
 )
 def test_our_expected_push_is_the_true_gradient(payments: Payments, group_size: int) -> None:
-    assert expected_push(payments, group_size, ours) == pytest.approx(
-        true_gradient(payments), abs=1e-6
-    )
-
-
-@pytest.mark.parametrize("lonely_mean_is_zero", [False, True])
-def test_where_all_earn_the_same_the_naive_form_pushes_towards_more_turns(
-    lonely_mean_is_zero: bool,
-) -> None:
-    assert {sum(liked_now_billed_later(episode)) for episode in EPISODES} == {1.0}
-    assert true_gradient(liked_now_billed_later) == pytest.approx([0.0] * MAX_TURNS, abs=1e-9)
-    push = expected_push(liked_now_billed_later, 3, naive(lonely_mean_is_zero))
-    assert push[0] > 0.03
-    assert push[1] > 0.003
-    # In the last turn nothing is left to go on to.
-    assert push[2] == pytest.approx(0.0, abs=1e-9)
+    assert expected_push(payments, group_size) == pytest.approx(true_gradient(payments), abs=1e-6)

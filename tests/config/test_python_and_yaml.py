@@ -11,38 +11,6 @@ from turnwise.algo.records import ESTIMATOR_ARGUMENTS, LOSS_ARGUMENTS
 from turnwise.learner import LearnerOptions
 from turnwise.learner.optimizer import muon
 
-LEARNER = {
-    "learning_rate": 0.5,
-    "weight_decay": 0.25,
-    "adam_betas": [0.5, 0.75],
-    "adam_epsilon": 1e-3,
-    "offload_optimizer": True,
-    "warmup_steps": 3,
-    "lr_schedule": "cosine",
-    "max_grad_norm": 0.5,
-    "update_epochs": 3,
-    "mini_batch_size": 2,
-    "micro_batch_tokens": 7,
-    "target_kl": 0.5,
-    "seed": 7,
-    "loss_agg_mode": "token-sum",
-    "entropy_coef": 0.5,
-    "kl_loss_coef": 0.5,
-    "value_coef": 0.25,
-    "value_clip": None,
-    "importance_level": "sequence",
-    "importance_bounds": [0.5, 3.0],
-}
-"""Options of the learner whose setting has the same name, each with a value that is no default."""
-OTHER_NAMES = {"kl_estimate": "kl_loss_type"}
-FROM_SEVERAL = {
-    "optimizer": "training.optimizer",
-    "optimizer_options": "training.optimizer_options",
-    "policy_loss": "training.policy_loss",
-    "policy_loss_options": "training.policy_loss_options and the clip range",
-    "total_steps": "training.num_epochs and steps_per_epoch",
-    "horizon": "inference.max_tokens and max_turns",
-}
 TRAINER = {
     "config": "the file itself",
     "environment": "environment.name",
@@ -76,23 +44,24 @@ def options(**settings):
     return LearnerOptions.from_config(config.validate() or config)
 
 
-def test_every_option_of_the_learner_has_a_setting_that_reaches_it():
-    fields = {field.name for field in dataclasses.fields(LearnerOptions)}
-    assert fields == LEARNER.keys() | OTHER_NAMES.keys() | FROM_SEVERAL.keys()
-    for name, value in LEARNER.items():
-        assert getattr(options(), name) != value, name
-        given = getattr(options(**{name: value}), name)
-        assert (list(given) if isinstance(value, list) else given) == value, name
-    assert options(kl_loss_type="k2").kl_estimate == "k2"
-    given = options(optimizer="muon", optimizer_options={"momentum": 0.9})
+def test_every_option_of_the_learner_is_a_setting_and_reaches_it():
+    settings, given = ConfigStore().training, options()
+    added = {"total_steps", "horizon"}
+    derived = {"optimizer", "policy_loss", "policy_loss_options"}
+    assert vars(given).keys() == vars(settings).keys() | added == vars(LearnerOptions()).keys()
+    for name in vars(settings).keys() - derived:
+        assert getattr(given, name) == getattr(settings, name) == getattr(LearnerOptions(), name)
+    given = options(optimizer="muon", optimizer_options={"momentum": 0.9}, value_clip=None)
     assert (given.optimizer, given.optimizer_options) == (muon, {"momentum": 0.9})
+    assert given.value_clip is None
+    given = options(clip_ratio=0.3, policy_loss_options={"clip_ratio_c": 5.0})
+    assert (given.policy_loss_options["clip_ratio"], given.policy_loss_options["clip_ratio_c"]) == (
+        0.3,
+        5.0,
+    )
 
 
 def test_the_defaults_of_python_and_of_the_settings_are_the_same():
-    derived = {"optimizer", "optimizer_options", "policy_loss", "policy_loss_options", "horizon"}
-    for field in dataclasses.fields(LearnerOptions):
-        if field.name not in derived:
-            assert getattr(options(), field.name) == field.default, field.name
     horizon = inspect.signature(KLController).parameters["horizon"].default
     assert ConfigStore().training.kl_horizon == horizon
 

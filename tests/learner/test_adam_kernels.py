@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from turnwise.learner import MasterOptimizer, optimizer as module
-from turnwise.learner.fast.kernels import load_kernels
+from turnwise.learner.fast import load_kernels
 from turnwise.models.rounding import round_weight, threshold_key
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -31,7 +31,7 @@ def test_streams_become_rows_token_for_token():
 
 
 def test_narrow_tensors_belong_to_the_last_columns():
-    batch = PPOBatch.of(
+    batch = PPOBatch.from_mapping(
         {
             "input_ids": [[1, 2, 3, 4]],
             "attention_mask": [[1.0, 1.0, 1.0, 1.0]],
@@ -74,7 +74,7 @@ def test_episode_scores_go_on_the_last_policy_token():
 )
 def test_what_does_not_fit_is_named(data, words):
     with pytest.raises(ConfigError, match=words):
-        PPOBatch.of(data)
+        PPOBatch.from_mapping(data)
 
 
 def test_an_unknown_field_says_the_nearest():

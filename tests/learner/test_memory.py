@@ -94,14 +94,6 @@ def test_minibatches_before_and_after_a_lack_of_memory_are_those_of_an_undisturb
         assert largest_difference(weights(learner.model), weights(plain.model)) < 1e-9
 
 
-def test_scores_are_computed_again_too():
-    learner, batch = learner_and_batch(OPTIONS)
-    expected = learner.score(batch)
-    OutOfMemoryAt(learner.model, 1)
-    assert torch.allclose(learner.score(batch).log_probs, expected.log_probs, atol=1e-12)
-    assert learner.update(batch)["num_oom_retries"] == 1  # reported with the next update
-
-
 def test_an_episode_that_cannot_be_split_is_checkpointed():
     options = dataclasses.replace(OPTIONS, micro_batch_tokens=1)
     plain, batch = learner_and_batch(options)

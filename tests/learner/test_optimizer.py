@@ -7,7 +7,6 @@ from torch import nn
 from learner.episodes import double_model, largest_difference, random_batch, weights, with_targets
 from turnwise import ConfigError
 from turnwise.learner import Learner, LearnerOptions, MasterOptimizer, learning_rate_at
-from turnwise.learner.optimizer import orthogonal
 
 
 def named(*tensors):
@@ -138,13 +137,6 @@ def test_schedules():
     assert learning_rate_at(7, 2.0) == 2.0
     with pytest.raises(ConfigError, match="total_steps"):
         learning_rate_at(0, 1.0, schedule="cosine")
-
-
-def test_orthogonal_makes_singular_values_about_one():
-    for shape in ((8, 5), (5, 8), (6, 6)):
-        values = torch.linalg.svdvals(orthogonal(torch.randn(shape, dtype=torch.float64)))
-        assert values.min() > 0.6
-        assert values.max() < 1.3
 
 
 def test_muon_is_torchs_muon_for_hidden_matrices_and_adamw_for_the_rest():

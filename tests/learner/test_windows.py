@@ -15,7 +15,6 @@ from transformers.models.qwen3 import Qwen3Config
 
 from inference.tiny_models import SHAPE, VOCABULARY, make_model
 from turnwise.learner import PolicyValueModel
-from turnwise.learner.fast import packed_attention
 from turnwise.learner.fast.packed_attention import episode_attention
 from turnwise.learner.packing import make_packs
 from turnwise.learner.trunk import Trunk, _warn_once
@@ -119,9 +118,9 @@ def test_a_window_that_attention_is_not_given_is_noticed_at_the_start(caplog, mo
         return episode_attention(*arguments, **more)
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "turnwise"):
-        patch.setattr(packed_attention, "episode_attention", forgetful)
+        patch.setattr("turnwise.learner.trunk.episode_attention", forgetful)
         trunk = Trunk(model)
-    packed_attention.attention_configs(model)  # the right one again, under its name
+    Trunk(make_model("llama"))  # the right one again, under its name
     assert trunk.layout == "padded"
     assert "away from those of a plain forward" in caplog.text
     assert model.config.sliding_window == 64

@@ -9,7 +9,7 @@ import torch
 
 from agents.serving import ask
 from trainer.worlds import Memory, small_trainer
-from turnwise.algo.losses.ppo import compute_policy_loss
+from turnwise.algo.losses.policy import compute_policy_loss
 from turnwise.learner.base import placed_weights
 
 PPO = (

@@ -12,12 +12,12 @@ from turnwise.algo.advantages.outcome import (
     compute_grpo_advantage,
     compute_grpo_passk_advantage,
     compute_opo_advantage,
+    compute_optimal_token_baseline_advantage,
     compute_reinforce_plus_plus_advantage,
     compute_reinforce_plus_plus_baseline_advantage,
     compute_remax_advantage,
     compute_rloo_advantage,
 )
-from turnwise.algo.advantages.token_baseline import compute_optimal_token_baseline_advantage
 from turnwise.algo.advantages.turns import (
     compute_gigpo_advantage,
     compute_turn_gae_advantage_return,
@@ -38,21 +38,23 @@ from turnwise.algo.correction import (
 )
 from turnwise.algo.kl import KLController, apply_kl_penalty, compute_kl_penalty, estimate_kl
 from turnwise.algo.losses.covariance import compute_clip_cov_loss, compute_kl_cov_loss
-from turnwise.algo.losses.ppo import compute_policy_loss, compute_ppo_loss
-from turnwise.algo.losses.sapo import compute_sapo_loss
-from turnwise.algo.losses.sequence import compute_geo_mean_loss, compute_gspo_loss
+from turnwise.algo.losses.policy import (
+    compute_cispo_loss,
+    compute_dppo_kl_loss,
+    compute_dppo_tv_loss,
+    compute_geo_mean_loss,
+    compute_gpg_loss,
+    compute_gspo_loss,
+    compute_policy_loss,
+    compute_ppo_loss,
+    compute_reinforce_loss,
+    compute_sapo_loss,
+)
 from turnwise.algo.losses.value import (
     compute_entropy_loss,
     compute_value_loss,
     entropy_from_logits,
     explained_variance,
-)
-from turnwise.algo.losses.weighted import (
-    compute_cispo_loss,
-    compute_dppo_kl_loss,
-    compute_dppo_tv_loss,
-    compute_gpg_loss,
-    compute_reinforce_loss,
 )
 from turnwise.algo.masked import BatchTotals, aggregate_loss, discounted_suffix_sum, masked_mean
 from turnwise.algo.records import AdvantageEstimator, PolicyLoss, TokenSelection

@@ -9,9 +9,9 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
-from turnwise.algo.advantages import gae, outcome, token_baseline, turns
+from turnwise.algo.advantages import gae, outcome, turns
 from turnwise.algo.correction import checked_bounds
-from turnwise.algo.losses import covariance, ppo, sapo, sequence, weighted
+from turnwise.algo.losses import covariance, policy
 from turnwise.algo.records import (
     AdvantageEstimator,
     EstimatorFunction,
@@ -42,7 +42,7 @@ ADVANTAGE_ESTIMATORS: dict[str, AdvantageEstimator] = {
     "opo": AdvantageEstimator(outcome.compute_opo_advantage, needs_groups=True),
     "gpg": AdvantageEstimator(outcome.compute_gpg_advantage, needs_groups=True),
     "optimal_token_baseline": AdvantageEstimator(
-        token_baseline.compute_optimal_token_baseline_advantage,
+        outcome.compute_optimal_token_baseline_advantage,
         needs_groups=True,
         needs_old_log_probs=True,
         needs_sum_pi_squared=True,
@@ -58,19 +58,19 @@ _CLIP_COV = TokenSelection(
 _KL_COV = TokenSelection(covariance.select_kl_cov_tokens, ("kl_cov_ratio",))
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "ppo": PolicyLoss(ppo.compute_policy_loss, has_clip_range=True),
-    "gspo": PolicyLoss(sequence.compute_gspo_loss, has_clip_range=True),
-    "cispo": PolicyLoss(weighted.compute_cispo_loss, has_clip_range=True),
-    "sapo": PolicyLoss(sapo.compute_sapo_loss),
-    "gpg": PolicyLoss(weighted.compute_gpg_loss),
-    "geo_mean": PolicyLoss(sequence.compute_geo_mean_loss, has_clip_range=True),
+    "ppo": PolicyLoss(policy.compute_policy_loss, has_clip_range=True),
+    "gspo": PolicyLoss(policy.compute_gspo_loss, has_clip_range=True),
+    "cispo": PolicyLoss(policy.compute_cispo_loss, has_clip_range=True),
+    "sapo": PolicyLoss(policy.compute_sapo_loss),
+    "gpg": PolicyLoss(policy.compute_gpg_loss),
+    "geo_mean": PolicyLoss(policy.compute_geo_mean_loss, has_clip_range=True),
     "clip_cov": PolicyLoss(
         covariance.compute_clip_cov_loss, has_clip_range=True, selection=_CLIP_COV
     ),
     "kl_cov": PolicyLoss(covariance.compute_kl_cov_loss, selection=_KL_COV),
-    "dppo_tv": PolicyLoss(weighted.compute_dppo_tv_loss, has_clip_range=True),
-    "dppo_kl": PolicyLoss(weighted.compute_dppo_kl_loss, has_clip_range=True),
-    "reinforce": PolicyLoss(weighted.compute_reinforce_loss),
+    "dppo_tv": PolicyLoss(policy.compute_dppo_tv_loss, has_clip_range=True),
+    "dppo_kl": PolicyLoss(policy.compute_dppo_kl_loss, has_clip_range=True),
+    "reinforce": PolicyLoss(policy.compute_reinforce_loss),
 }
 
 EstimatorChoice: TypeAlias = str | AdvantageEstimator | EstimatorFunction

@@ -12,8 +12,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from turnwise.algo.masked import as_mask, keep, masked_mean, wide
-from turnwise.algo.types import TensorMetrics
+from turnwise.algo.masked import TensorMetrics, as_mask, keep, masked_mean, wide
 from turnwise.errors import ConfigError, did_you_mean
 
 # Weights are bounded by exp(±20) before they are truncated.
@@ -82,7 +81,9 @@ def compute_importance_weights(
         "is_mean": masked_mean(weights, mask),
         "is_max": raw.amax() if raw.numel() else raw.sum(),
         "is_truncated": masked_mean(outside.to(raw.dtype), mask),
-        "is_ess": _effective_share(weights, mask),
+        # (Σ w)² / (n Σ w²): 1 for equal weights, near 0 if a few samples dominate
+        "is_ess": weights.sum().square()
+        / (mask.sum().clamp(min=1) * weights.square().sum()).clamp(min=1e-30),
     }
     if normalize:
         # Every token of a sequence has the same weight there, so a sequence counts once.
@@ -178,9 +179,3 @@ def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
             "0 < lower ≤ upper"
         )
     return lower, upper
-
-
-def _effective_share(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return (Σ w)² / (n Σ w²): 1 for equal weights, near 0 if a few samples dominate."""
-    count = mask.sum().clamp(min=1)
-    return weights.sum().square() / (count * weights.square().sum()).clamp(min=1e-30)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from turnwise.algo.types import ROUNDING
+from turnwise.algo.masked import ROUNDING
 from turnwise.errors import ConfigError
 
 GroupIndex: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
@@ -21,7 +21,7 @@ class Groups:
     """Groups of episodes, numbered from 0.
 
     >>> scores = torch.tensor([1.0, 5.0, 3.0])
-    >>> Groups.of(["b", "a", "b"], scores).mean(scores)
+    >>> Groups.from_index(["b", "a", "b"], scores).mean(scores)
     tensor([2., 5., 2.])
     """
 
@@ -34,7 +34,7 @@ class Groups:
     """Differences of up to this fraction of a group's largest number count as 0: rounding."""
 
     @classmethod
-    def of(
+    def from_index(
         cls, index: GroupIndex, rows: torch.Tensor, precision: torch.dtype = torch.float64
     ) -> Groups:
         """Return the groups of the rows of a tensor [B, ...], on its device.

@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch.nn.functional import pad
 
-from turnwise.algo.types import ROUNDING
 from turnwise.errors import ConfigError, did_you_mean
 
 LossAggregation: TypeAlias = Literal[
@@ -23,6 +22,10 @@ LossAggregation: TypeAlias = Literal[
     "seq-mean-token-sum-norm",
     "seq-mean-token-mean",
 ]
+TensorMetrics: TypeAlias = dict[str, torch.Tensor]
+"""Scalar tensors without a gradient: reading one transfers it from the GPU, keeping it does not."""
+ROUNDING = 4
+"""Differences of up to this many units in the last place of the numbers compared are rounding."""
 
 
 def as_mask(mask: torch.Tensor) -> torch.Tensor:

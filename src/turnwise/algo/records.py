@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from turnwise.algo.losses.policy import LossOptions
-from turnwise.algo.types import TensorMetrics
+from turnwise.algo.masked import TensorMetrics
 from turnwise.errors import ConfigError, did_you_mean
 
 EstimatorFunction: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]

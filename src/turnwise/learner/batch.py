@@ -16,8 +16,6 @@ from turnwise.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from turnwise.chat import TokenStream
 
-_NO_TENSORS = ("branches", "sampler_is_exact")
-
 
 @dataclass
 class PPOBatch:
@@ -108,15 +106,14 @@ class PPOBatch:
         )
 
     @classmethod
-    def of(cls, data: PPOBatch | Mapping[str, Any]) -> PPOBatch:
+    def from_mapping(cls, data: PPOBatch | Mapping[str, Any]) -> PPOBatch:
         """Return a batch from a plain mapping, as hand-written training loops have them.
 
         Tensors that are narrower than `input_ids` belong to its last columns, the response.
         """
         if isinstance(data, PPOBatch):
             return data
-        missing = [name for name in ("input_ids", "response_mask") if name not in data]
-        if missing:
+        if "input_ids" not in data or "response_mask" not in data:
             raise ConfigError(
                 f"a batch needs input_ids and response_mask, got {', '.join(map(str, data))}"
             )
@@ -128,20 +125,21 @@ class PPOBatch:
                     "the last columns of input_ids are not the responses. Put prompt and response "
                     "together into input_ids: torch.cat([prompts, responses], 1)."
                 )
-        names = {field.name for field in dataclasses.fields(cls)}
-        widened = {
-            name: _widened(name, torch.as_tensor(value), ids.shape[-1])
-            for name, value in data.items()
-            if name in names and value is not None and name not in _NO_TENSORS
-        }
-        rewards = widened.get("rewards")
+        fields: dict[str, Any] = {}
+        for name in (field.name for field in dataclasses.fields(cls)):
+            value = data.get(name)
+            if value is None:
+                continue
+            if name not in ("branches", "sampler_is_exact"):
+                value = torch.as_tensor(value)
+                missing = ids.shape[-1] - value.shape[-1]
+                if value.dim() == 2 and missing > 0 and name != "attention_mask":
+                    value = torch.nn.functional.pad(value, (missing, 0))
+            fields[name] = value
+        rewards = fields.get("rewards")
         if rewards is not None and rewards.dim() == 1:
-            widened["rewards"] = on_last_token(rewards, widened["response_mask"].bool())
-        return cls(
-            **widened,
-            branches=data.get("branches"),
-            sampler_is_exact=bool(data.get("sampler_is_exact", True)),
-        )
+            fields["rewards"] = on_last_token(rewards, fields["response_mask"].bool())
+        return cls(**fields)
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for field in dataclasses.fields(self):
@@ -212,14 +210,3 @@ def on_last_token(scores: torch.Tensor, response_mask: torch.Tensor) -> torch.Te
     counted = response_mask.cumsum(1)
     is_last = response_mask & (counted == response_mask.sum(1, keepdim=True))
     return torch.where(is_last, scores[:, None], torch.zeros((), dtype=scores.dtype))
-
-
-def _widened(name: str, tensor: torch.Tensor, width: int) -> torch.Tensor:
-    if tensor.dim() != 2 or tensor.shape[1] >= width:
-        return tensor
-    if name == "attention_mask":
-        raise ConfigError(
-            f"attention_mask got {tensor.shape[1]} columns, expected the {width} of input_ids"
-        )
-    padding = tensor.new_zeros(len(tensor), width - tensor.shape[1])
-    return torch.cat([padding, tensor], 1)

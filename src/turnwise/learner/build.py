@@ -16,12 +16,7 @@ from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
 from turnwise.models import load_model
-from turnwise.models.empty import (
-    device_of,
-    is_empty,
-    load_empty_model,
-    placeholder_weights,
-)
+from turnwise.models.empty import device_of, is_empty, load_empty_model, placeholder_weights
 from turnwise.models.weight_files import NotLoadableInParts
 from turnwise.user_code import require_model_code
 
@@ -46,7 +41,7 @@ def make_learner(
     reference = None
     if training.use_kl_in_reward or training.kl_loss_coef > 0:
         if config.model.reference is not None:
-            reference = load_reference(config, model)
+            reference = _load_reference(config.model.reference, config, model)
         elif not has_adapters(model):
             reference = copy.deepcopy(model)
     options = LearnerOptions.from_config(config, total_steps, algorithm.policy_loss)
@@ -56,18 +51,15 @@ def make_learner(
     return learner
 
 
-def load_reference(config: ConfigStore, model: Any) -> Any:
-    """Load the model of `model.reference` as the policy was: whole, or without its weights."""
-    settings = config.model
-    assert settings.reference is not None
-    if settings.trust_remote_code:
-        require_model_code(settings.reference)
-    options: dict[str, Any] = {"dtype": model.dtype, "device": device_of(model)}
-    options["trust_remote_code"] = settings.trust_remote_code
+def _load_reference(name: str, config: ConfigStore, model: Any) -> Any:
+    trusts_code = config.model.trust_remote_code
+    if trusts_code:
+        require_model_code(name)
+    options: Any = {"dtype": model.dtype, "device": device_of(model)}
     if is_empty(model):  # learners read their shards
         with contextlib.suppress(NotLoadableInParts):
-            return load_empty_model(settings.reference, **options)
-    return load_model(settings.reference, **options).model
+            return load_empty_model(name, **options, trust_remote_code=trusts_code)
+    return load_model(name, **options, trust_remote_code=trusts_code).model
 
 
 def make_policy(config: ConfigStore, model: Any, algorithm: Algorithm) -> PolicyValueModel:

@@ -5,7 +5,7 @@ takes less memory than checkpointing each chunk: it saves one number per token, 
 accumulates the gradient of the head in one tensor instead of one [vocabulary × width] per chunk.
 
 On a GPU two kernels replace the passes over a float32 copy of the logits
-(`fast/log_prob_kernels.py`). Where it has memory to spare, the logits are one chunk that is kept
+(`fast/kernels.py`). Where it has memory to spare, the logits are one chunk that is kept
 for the backward, which saves one matrix product of four.
 """
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
 
 from turnwise.errors import ConfigError
-from turnwise.learner.fast.kernels import load_kernels
+from turnwise.learner.fast import load_kernels
 from turnwise.learner.memory import free_memory
 
 # Logits in one chunk: on a CPU about the size of a cache, on a GPU enough to keep it busy. Kernels
@@ -74,10 +74,9 @@ def chosen_log_probs(
     if kernels is not None and torch.is_grad_enabled():
         size = len(hidden) * len(head.weight) * hidden.element_size()
         keeps_logits = size <= _KEPT_SHARE * free_memory(hidden.device)
-    all_at_once = len(hidden) if keeps_logits else None
-    chunk = (
-        chunk_tokens or all_at_once or _chunk_tokens(head, hidden, has_kernels=kernels is not None)
-    )
+    if chunk_tokens is None and not (keeps_logits and len(hidden)):
+        size = _KERNEL_CHUNK if kernels is not None else _torch_chunk(hidden)
+        chunk_tokens = max(1, size // len(head.weight))
     both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden,
         head.weight,
@@ -86,7 +85,7 @@ def chosen_log_probs(
         head,
         temperature,
         kernels,
-        chunk,
+        chunk_tokens or len(hidden),
         keeps_logits,
     )
     return both
@@ -97,7 +96,7 @@ def sum_squared_probs(
     hidden: torch.Tensor, head: Head, *, temperature: float = 1.0
 ) -> torch.Tensor:
     """Return Σ_v π(v)² after each hidden state: [M, D] -> [M]."""
-    chunk = _chunk_tokens(head, hidden, has_kernels=False)
+    chunk = max(1, _torch_chunk(hidden) // len(head.weight))
     sums = hidden.new_zeros(len(hidden), dtype=torch.float32)
     for start in range(0, len(hidden), chunk):
         rows = slice(start, start + chunk)
@@ -105,10 +104,8 @@ def sum_squared_probs(
     return sums
 
 
-def _chunk_tokens(head: Head, hidden: torch.Tensor, *, has_kernels: bool) -> int:
-    """Return the number of tokens whose logits are computed at once."""
-    size = _KERNEL_CHUNK if has_kernels else _GPU_CHUNK if hidden.is_cuda else _CPU_CHUNK
-    return max(1, size // len(head.weight))
+def _torch_chunk(hidden: torch.Tensor) -> int:
+    return _GPU_CHUNK if hidden.is_cuda else _CPU_CHUNK
 
 
 class _ChosenLogProbs(torch.autograd.Function):
@@ -132,7 +129,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             rows = slice(start, start + chunk)
             if kernels is not None:
                 raw = F.linear(hidden[rows], weight, bias)
-                chosen[rows], totals[rows], entropy[rows] = kernels.forward(
+                chosen[rows], totals[rows], entropy[rows] = kernels.log_probs(
                     raw, targets[rows], head.scale / temperature
                 )
                 if keeps_logits:
@@ -157,6 +154,7 @@ class _ChosenLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, totals, entropy = ctx.saved_tensors
         scale, softcap, temperature, chunk = ctx.settings
+        factor = scale / temperature
         grad_chosen = torch.zeros_like(totals) if grad_chosen is None else grad_chosen
         head = Head(weight, bias, scale, softcap)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -167,14 +165,31 @@ class _ChosenLogProbs(torch.autograd.Function):
         kept, ctx.kept = ctx.kept[::-1], []  # overwritten below, so a second backward has none
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
+            to_chosen = grad_chosen[rows]
             to_entropy = None if grad_entropy is None else grad_entropy[rows]
-            given = targets[rows], totals[rows], entropy[rows], grad_chosen[rows], to_entropy
             if ctx.kernels is not None:
                 # The logits, which the kernel replaces by their gradients.
                 grads = kept.pop() if kept else F.linear(hidden[rows], weight, bias)
-                ctx.kernels.backward_(grads, *given, scale / temperature)
+                ctx.kernels.log_probs_backward_(
+                    grads, targets[rows], totals[rows], entropy[rows], to_chosen, to_entropy, factor
+                )
             else:
-                grads = _logit_gradients(head, hidden[rows], temperature, *given)
+                logits = head.logits(hidden[rows], temperature)
+                slope_of_softcap: torch.Tensor | None = None
+                if softcap is not None:  # 1 − tanh², from the logits
+                    bounded = logits * (temperature / (scale * softcap))
+                    slope_of_softcap = bounded.square_().neg_().add_(1.0)
+                log_probs = _log_probs_(logits, totals[rows])
+                slopes = to_chosen[:, None].neg()
+                if to_entropy is not None:
+                    # dH/dz = −p (log p + H)
+                    share = to_entropy[:, None]
+                    slopes = torch.addcmul(slopes - share * entropy[rows, None], log_probs, -share)
+                grads = log_probs.exp_().mul_(slopes)
+                grads.scatter_add_(1, targets[rows, None], to_chosen[:, None])
+                if slope_of_softcap is not None:
+                    grads.mul_(slope_of_softcap)
+                grads = (grads if factor == 1.0 else grads.mul_(factor)).to(weight.dtype)
             if grad_hidden is not None:
                 torch.mm(grads, weight, out=grad_hidden[rows])
             if grad_weight is not None:
@@ -186,42 +201,11 @@ class _ChosenLogProbs(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, *[None] * 6
 
 
-def _logit_gradients(
-    head: Head,
-    hidden: torch.Tensor,
-    temperature: float,
-    targets: torch.Tensor,
-    totals: torch.Tensor,
-    entropy: torch.Tensor,
-    grad_chosen: torch.Tensor,
-    grad_entropy: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the gradient with respect to the logits [n, V], in the precision of the weight."""
-    logits = head.logits(hidden, temperature)
-    slope_of_softcap: torch.Tensor | None = None
-    if head.softcap is not None:  # 1 − tanh², from the logits
-        bounded = logits * (temperature / (head.scale * head.softcap))
-        slope_of_softcap = bounded.square_().neg_().add_(1.0)
-    log_probs = _log_probs_(logits, totals)
-    slopes = grad_chosen[:, None].neg()
-    if grad_entropy is not None:
-        # dH/dz = −p (log p + H)
-        share = grad_entropy[:, None]
-        slopes = torch.addcmul(slopes - share * entropy[:, None], log_probs, -share)
-    grads = log_probs.exp_().mul_(slopes)
-    grads.scatter_add_(1, targets[:, None], grad_chosen[:, None])
-    if slope_of_softcap is not None:
-        grads.mul_(slope_of_softcap)
-    factor = head.scale / temperature
-    return (grads if factor == 1.0 else grads.mul_(factor)).to(head.weight.dtype)
-
-
 def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:
     """Return the module of the kernels, or None where torch computes."""
-    is_narrow = hidden.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if not hidden.is_cuda or head.softcap is not None or not is_narrow:
+    if not hidden.is_cuda or head.softcap is not None or hidden.dtype == torch.float64:
         return None
-    return load_kernels("log_prob_kernels", hidden.dtype, hidden.device)
+    return load_kernels("kernels", hidden.dtype, hidden.device)
 
 
 def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:

@@ -2,21 +2,31 @@
 
 The adapters are put into the model's own layers, so that engine and learner still share its
 modules; the reference model is the same model with the adapters disabled.
+
+Engines sample with W + s·BA, rounded to half precision by the thresholds of W. Computed as
+x W + s (x A) B, the same tokens would have other log-probs, and the gap grows as adapters learn. So
+the learner computes layers in half precision with the weights that engines sample with. The merged
+weight exists only while its layer is computed; gradients pass the rounding unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, import_extra
+from turnwise.learner.fast.modules import Replacement
 from turnwise.learner.sharding import round_parameter
-from turnwise.models.adapters import adapted_layers, merged_weight
+from turnwise.models.adapters import adapted_layers, is_mergeable, merged_weight
+from turnwise.models.rounding import HALF, round_weight, threshold_key
 
 
 def add_lora(
@@ -169,3 +179,81 @@ def _dropout_layers(model: nn.Module) -> list[nn.Module]:
 def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:
     adapted = {id(layer) for layer in adapted_layers(model)}
     return [(name, module) for name, module in model.named_modules() if id(module) in adapted]
+
+
+def merged_adapters(model: nn.Module) -> list[Replacement]:
+    """Return the layers that are computed with merged adapters, and their forwards.
+
+    They are frozen linear layers with LoRA without dropout, all in half precision.
+    """
+    replacements: list[Replacement] = []
+    for name, layer in _adapted_layers_by_name(model):
+        if not is_mergeable(layer):
+            continue
+        base = layer.get_base_layer()
+        adapters = [*layer.lora_A.values(), *layer.lora_B.values()]
+        if (
+            base.weight.dtype in HALF
+            and not any(parameter.requires_grad for parameter in base.parameters())
+            and all(adapter.weight.dtype == base.weight.dtype for adapter in adapters)
+            and not any(isinstance(dropout, nn.Dropout) for dropout in layer.lora_dropout.values())
+        ):
+            key = threshold_key(f"{name}.weight")
+            replacements.append((layer, partial(_merged_forward, layer, key)))
+    return replacements
+
+
+def _merged_forward(layer: Any, key: int, x: torch.Tensor) -> torch.Tensor:
+    adapters = [name for name in layer.active_adapters if name in layer.lora_A]
+    # Which adapters are active can change: a reference is computed without them.
+    if layer.disable_adapters or layer.merged or len(adapters) != 1 or x.dtype not in HALF:
+        unmerged: torch.Tensor = type(layer).forward(layer, x)
+        return unmerged
+    (name,) = adapters
+    base = layer.get_base_layer()
+    rounded = round_weight(merged_weight(layer), base.weight.dtype, key)
+    output: torch.Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
+        x,
+        rounded,
+        base.weight,
+        base.bias,
+        layer.lora_A[name].weight,
+        layer.lora_B[name].weight,
+        layer.scaling[name],
+    )
+    return output
+
+
+class _MergedLinear(torch.autograd.Function):
+    """The forward has the merged weight, the backward W [out, in], A [rank, in], B [out, rank].
+
+    Keeping the merged weight for the backward would take as much memory as the model.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        merged: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, a, b)
+        ctx.scale = scale
+        return F.linear(x, merged, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, a, b = ctx.saved_tensors
+        flat, slope = x.flatten(0, -2), gradient.flatten(0, -2)
+        to_low = (slope @ b).mul_(ctx.scale)
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            to_x = (slope @ weight).addmm_(to_low, a).view(x.shape)
+        to_a = to_low.T @ flat if ctx.needs_input_grad[4] else None
+        to_b = (slope.T @ (flat @ a.T)).mul_(ctx.scale) if ctx.needs_input_grad[5] else None
+        return to_x, None, None, None, to_a, to_b, None

@@ -11,8 +11,7 @@ cache that grows. Where it is wrong, the update is computed again in smaller pac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +20,7 @@ _MAX_TOKENS = 65536
 _USED_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class LayerShape:
+class LayerShape(NamedTuple):
     """The layers of a decoder, as far as their activations are concerned."""
 
     num_layers: int
@@ -49,8 +47,7 @@ class LayerShape:
         return itemsize * (num_whole * num_saved + num_checkpointed * self.width)
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(NamedTuple):
     """How an update is computed within the memory."""
 
     micro_batch_tokens: int
@@ -89,17 +86,10 @@ def plan_memory(
         tokens = int(free_bytes * _USED_SHARE) // per_token
         if tokens >= wanted:
             break
-    return MemoryPlan(_rounded(tokens), number)
-
-
-def _rounded(tokens: int) -> int:
-    """Round down to 2ⁿ or 3 · 2ⁿ, so that a little more or less free memory changes nothing.
-
-    >>> [_rounded(tokens) for tokens in (0, 100, 5000, 7000, 13_000, 10**9)]
-    [256, 256, 4096, 6144, 12288, 65536]
-    """
+    # Down to 2ⁿ or 3 · 2ⁿ, so that a little more or less free memory changes nothing.
     sizes = [size << n for n in range(8, 17) for size in (1, 3)]
-    return max(size for size in sizes if size <= min(max(tokens, 256), _MAX_TOKENS))
+    rounded = max(size for size in sizes if size <= min(max(tokens, 256), _MAX_TOKENS))
+    return MemoryPlan(rounded, number)
 
 
 def free_memory(device: torch.device) -> int:

@@ -11,12 +11,12 @@ from torch import nn
 
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
-from turnwise.learner.context import Context, check_model
 from turnwise.learner.log_probs import chosen_log_probs, sum_squared_probs
 from turnwise.learner.lora import has_adapters
 from turnwise.learner.memory import LayerShape
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.trunk import Layout, Trunk
+from turnwise.learner.workers import Context
 
 _NO_BUDGET = 1 << 62
 
@@ -68,20 +68,16 @@ class PolicyValueModel(nn.Module):
         self._trunk = Trunk(policy, **options)
         self._critic_trunk: Trunk | None = None
         self.critic: nn.Module | None = None
-        if isinstance(critic, str):
-            if critic not in ("shared", "separate"):
-                raise ConfigError(
-                    f"critic got {critic!r}, expected 'shared', 'separate', a model or None"
-                )
-            if critic == "separate":
-                self.critic = _copy_as_critic(policy)
-        elif critic is policy:
+        if critic is policy:
             critic = "shared"
-        elif critic is not None:
-            self.critic = critic
         if critic == "shared":
             self._critic_trunk = self._trunk
-        elif self.critic is not None:
+        elif isinstance(critic, str) and critic != "separate":
+            raise ConfigError(
+                f"critic got {critic!r}, expected 'shared', 'separate', a model or None"
+            )
+        elif critic is not None:
+            self.critic = _copy_as_critic(policy) if critic == "separate" else critic
             self._critic_trunk = Trunk(self.critic, **options)
         self.value_head: nn.Linear | None = None
         if self._critic_trunk is not None:
@@ -121,12 +117,21 @@ class PolicyValueModel(nn.Module):
 
     def split_over(self, context: Context) -> None:
         """Split the tokens of each pack over the learners of a group, which all have the pack."""
-        for trunk in self._trunks if context.size > 1 else []:
-            check_model(trunk.model, context.size)
+        size = context.size
+        for trunk in self._trunks if size > 1 else []:
+            config, name = trunk.model.config.get_text_config(), type(trunk.model).__name__
+            heads = config.num_attention_heads
+            key_heads = getattr(config, "num_key_value_heads", None) or heads
+            if heads % size or (key_heads % size and size % key_heads):
+                raise ConfigError(
+                    f"ray.context_parallel_size got {size}, and {name} has {heads} attention heads "
+                    f"and {key_heads} key heads. Expected a divisor of the first that divides the "
+                    "second, or is a multiple of it."
+                )
             if trunk.layout != "packed":
                 raise ConfigError(
-                    f"ray.context_parallel_size got {context.size}, expected 1: episodes of "
-                    f"{type(trunk.model).__name__} cannot be packed"
+                    f"ray.context_parallel_size got {size}, expected 1: episodes of {name} cannot "
+                    "be packed"
                 )
             trunk.context = context
 
@@ -165,7 +170,7 @@ class PolicyValueModel(nn.Module):
     @property
     def shares_prefixes(self) -> bool:
         """Whether episodes with the same prompt can share its computation."""
-        return all(trunk.shares_prefixes for trunk in self._trunks)
+        return all(trunk.layout == "packed" for trunk in self._trunks)
 
     def train(self, mode: bool = True) -> PolicyValueModel:
         """Stay in evaluation mode: dropout is off while learning, see `trunk`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,14 @@ from turnwise.algo.correction import compute_importance_weights, measure_log_pro
 from turnwise.algo.kl import estimate_kl
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.losses.value import compute_value_loss, explained_variance
-from turnwise.algo.masked import BatchTotals, aggregate_loss, keep, masked_mean, wide
-from turnwise.algo.types import TensorMetrics
+from turnwise.algo.masked import (
+    BatchTotals,
+    TensorMetrics,
+    aggregate_loss,
+    keep,
+    masked_mean,
+    wide,
+)
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs
 from turnwise.learner.options import LearnerOptions
@@ -25,101 +31,85 @@ from turnwise.learner.workers import SingleProcess
 
 COUNTS = ("num_steps", "num_skipped_steps", "num_early_stops")
 """Reported even when they are 0."""
-
-
-class MetricAccumulator:
-    """Sums, weighted means, maxima and counts by name."""
-
-    def __init__(self) -> None:
-        self._sums: TensorMetrics = {}
-        self._weighted: dict[str, tuple[torch.Tensor, float]] = {}
-        self._maxima: TensorMetrics = {}
-        self._counts: Counter[str] = Counter()
-
-    def add(self, name: str, value: torch.Tensor) -> None:
-        """Add to a sum."""
-        value = value.detach().double()
-        self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-    def average(self, name: str, value: torch.Tensor | float, weight: float = 1.0) -> None:
-        """Add a value to a weighted mean."""
-        total = torch.as_tensor(value, dtype=torch.float64).detach() * weight
-        known = self._weighted.get(name)
-        if known is not None:
-            total, weight = total + known[0].to(total.device), weight + known[1]
-        # Not a sum with a zero of the CPU: a copy to the device would wait for all it computes.
-        self._weighted[name] = (total, weight)
-
-    def maximum(self, name: str, value: torch.Tensor) -> None:
-        """Add a value to a maximum."""
-        value = value.detach().double()
-        known = self._maxima.get(name)
-        self._maxima[name] = value if known is None else torch.maximum(known, value)
-
-    def average_all(self, metrics: TensorMetrics, weight: float) -> None:
-        """Add each metric to its mean, or to its maximum if its name ends in `_max`."""
-        for name, value in metrics.items():
-            if name.endswith("_max"):
-                self.maximum(name, value)
-            else:
-                self.average(name, value, weight)
-
-    def count(self, name: str, by: int = 1) -> None:
-        self._counts[name] += by
-
-    def total(self, name: str) -> torch.Tensor:
-        return self._sums.get(name, torch.zeros((), dtype=torch.float64))
-
-    def mean(self, name: str) -> torch.Tensor:
-        total, weight = self._weighted[name]
-        return total / weight
-
-    def add_minibatch(self, minibatch: MetricAccumulator, num_tokens: int) -> None:
-        """Add a minibatch of that many tokens, which are the weight of its sums."""
-        for name, value in minibatch._sums.items():
-            self.average(name, value, num_tokens)
-        self.add_means(minibatch)
-        self.count("num_trained_tokens", num_tokens)
-
-    def add_means(self, other: MetricAccumulator) -> None:
-        """Add the means and maxima over other tokens."""
-        for name, (total, weight) in other._weighted.items():
-            self.average(name, total / (weight or 1.0), weight)
-        for name, value in other._maxima.items():
-            self.maximum(name, value)
-
-    def replace_by_total(self, workers: Sequence[MetricAccumulator]) -> None:
-        """Become the metrics over all workers, given those of each, this one's included."""
-        self._sums, self._weighted, self._maxima = {}, {}, {}
-        for worker in workers:
-            for name, value in worker._sums.items():
-                self.add(name, value)
-            self.add_means(worker)
-
-    def cpu(self) -> MetricAccumulator:
-        """Return a copy on the CPU, to be sent to processes with other devices."""
-        other = MetricAccumulator()
-        other._sums = {name: value.cpu() for name, value in self._sums.items()}
-        other._weighted = {name: (x.cpu(), weight) for name, (x, weight) in self._weighted.items()}
-        other._maxima = {name: value.cpu() for name, value in self._maxima.items()}
-        return other
-
-    def as_floats(self) -> dict[str, float]:
-        """Return all metrics as floats, in one transfer from the device."""
-        means = {name: total / weight for name, (total, weight) in self._weighted.items()}
-        means |= self._maxima
-        device = next((x.device for x in means.values() if x.is_cuda), torch.device("cpu"))
-        values = torch.stack([x.to(device) for x in means.values()]).tolist()
-        counts = {name: float(self._counts[name]) for name in {*COUNTS, *self._counts}}
-        return dict(zip(means, values, strict=True)) | dict(sorted(counts.items()))
-
-
 _MEAN_SQUARE = "is_mean_square"
 """What `is_ess` is computed from: a mean over tokens can be combined from those of workers."""
 
 
+class Metrics:
+    """Sums, weighted means and maxima of tensors, and counts, by name."""
+
+    def __init__(self) -> None:
+        self._sums: TensorMetrics = {}
+        self._weighted: dict[str, tuple[torch.Tensor, float]] = {}
+        """The sums of weighted values, and of their weights; of a maximum, itself and 1."""
+        self.counts: Counter[str] = Counter()
+
+    def add(self, values: TensorMetrics) -> None:
+        """Add values to sums."""
+        for name, given in values.items():
+            value = given.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def average(self, values: Mapping[str, torch.Tensor | float], weight: float = 1.0) -> None:
+        """Add values to weighted means; to maxima, if their names end in `_max`."""
+        for name, given in values.items():
+            value = torch.as_tensor(given, dtype=torch.float64).detach()
+            known = self._weighted.get(name)
+            if name.endswith("_max"):
+                largest = value if known is None else torch.maximum(known[0], value)
+                self._weighted[name] = (largest, 1.0)
+                continue
+            total, sum_of_weights = value * weight, weight
+            # Not a sum with a zero of the CPU: a copy to the device would wait for all it computes.
+            if known is not None:
+                total, sum_of_weights = total + known[0].to(total.device), weight + known[1]
+            self._weighted[name] = (total, sum_of_weights)
+
+    def total(self, name: str) -> torch.Tensor:
+        return self._sums.get(name, torch.zeros((), dtype=torch.float64))
+
+    def mean(self, name: str) -> float:
+        total, weight = self._weighted[name]
+        return float(total / weight)
+
+    def add_minibatch(self, minibatch: Metrics, num_tokens: int) -> None:
+        """Add a minibatch of that many tokens, which are the weight of its sums."""
+        self.average(minibatch._sums, num_tokens)
+        self.add_means(minibatch)
+        self.counts["num_trained_tokens"] += num_tokens
+
+    def add_means(self, other: Metrics) -> None:
+        """Add the means and maxima over other tokens."""
+        for name, (total, weight) in other._weighted.items():
+            self.average({name: total / (weight or 1.0)}, weight)
+
+    def over_workers(self, workers: SingleProcess) -> Metrics:
+        """Return the sums, means and maxima over all workers, each of which calls this."""
+        if workers.num_workers == 1:
+            return self
+        sent, total = Metrics(), Metrics()  # on the CPU, since workers have other devices
+        sent._sums = {name: value.cpu() for name, value in self._sums.items()}
+        sent._weighted = {name: (x.cpu(), weight) for name, (x, weight) in self._weighted.items()}
+        for metrics in workers.gather(sent):
+            total.add(metrics._sums)
+            total.add_means(metrics)
+        return total
+
+    def as_floats(self) -> dict[str, float]:
+        """Return all metrics as floats, in one transfer from the device."""
+        means = {name: total / weight for name, (total, weight) in self._weighted.items()}
+        device = next((x.device for x in means.values() if x.is_cuda), torch.device("cpu"))
+        values = torch.stack([x.to(device) for x in means.values()]).tolist()
+        metrics = dict(zip(means, values, strict=True))
+        if (square := metrics.pop(_MEAN_SQUARE, None)) is not None:
+            # (Σ w)² / (n Σ w²)
+            metrics["is_ess"] = metrics["is_mean"] ** 2 / max(square, 1e-30)
+        counts = {name: float(self.counts[name]) for name in {*COUNTS, *self.counts}}
+        return metrics | dict(sorted(counts.items()))
+
+
 def measure_gap(
-    batch: PPOBatch, log_probs: torch.Tensor, num_tokens: int, measured: MetricAccumulator
+    batch: PPOBatch, log_probs: torch.Tensor, num_tokens: int, measured: Metrics
 ) -> None:
     """Measure how far the learner's log-probs [B, T] are from the sampler's, if there are any.
 
@@ -127,11 +117,11 @@ def measure_gap(
     """
     if batch.sampler_log_probs is not None:
         gap = measure_log_prob_gap(batch.sampler_log_probs, log_probs, batch.response_mask)
-        measured.average_all(gap, num_tokens)
+        measured.average(gap, num_tokens)
 
 
 def importance_weights(
-    batch: PPOBatch, options: LearnerOptions, num_tokens: int, measured: MetricAccumulator
+    batch: PPOBatch, options: LearnerOptions, num_tokens: int, measured: Metrics
 ) -> torch.Tensor | None:
     """Return the importance weights of the tokens [B, T], or None; measure them and the gap."""
     old, sampler = batch.old_log_probs, batch.sampler_log_probs
@@ -149,20 +139,11 @@ def importance_weights(
     )
     metrics.pop("is_ess")
     metrics[_MEAN_SQUARE] = masked_mean(weights.square(), batch.response_mask)
-    measured.average_all(metrics, num_tokens)
+    measured.average(metrics, num_tokens)
     return weights
 
 
-def with_effective_share(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics with `is_ess`, (Σ w)² / (n Σ w²), where tokens had importance weights."""
-    metrics = dict(metrics)
-    square = metrics.pop(_MEAN_SQUARE, None)
-    if square is not None:
-        metrics["is_ess"] = metrics["is_mean"] ** 2 / max(square, 1e-30)
-    return metrics
-
-
-def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: MetricAccumulator) -> None:
+def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: Metrics) -> None:
     """Measure the explained variance of the returns, over all workers, if there are values."""
     if batch.values is None or batch.returns is None:
         return
@@ -171,7 +152,7 @@ def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: MetricAccum
         gathered = workers.gather((values[mask].cpu(), returns[mask].cpu()))
         values, returns = (torch.cat(column) for column in zip(*gathered, strict=True))
         mask = torch.ones_like(values, dtype=torch.bool)
-    metrics.average("explained_variance", explained_variance(values, returns, mask))
+    metrics.average({"explained_variance": explained_variance(values, returns, mask)})
 
 
 def batch_totals(packs: list[Pack], workers: SingleProcess, horizon: float | None) -> BatchTotals:
@@ -215,7 +196,7 @@ def compute_objective(
         entropy = aggregate_loss(outputs.entropy, mask, mode, totals)
         loss = loss - options.entropy_coef * entropy
     if options.kl_loss_coef:
-        kl = estimate_kl(outputs.log_probs, batch.need("ref_log_probs"), options.kl_estimate)
+        kl = estimate_kl(outputs.log_probs, batch.need("ref_log_probs"), options.kl_loss_type)
         loss = loss + options.kl_loss_coef * aggregate_loss(kl, mask, mode, totals)
         metrics["kl_ref"] = masked_mean(kl.detach(), mask)
     if outputs.values is not None and batch.returns is not None:

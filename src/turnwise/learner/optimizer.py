@@ -23,12 +23,19 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from turnwise.algo.records import check_options
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.learner.fast.kernels import load_kernels
-from turnwise.learner.sharding import first_element, is_sharded, local_shard, part, whole
+from turnwise.learner.fast import load_kernels
+from turnwise.learner.sharding import (
+    as_shard,
+    first_element,
+    is_sharded,
+    local_rows,
+    local_shard,
+)
 from turnwise.models.rounding import HALF, round_weight, threshold_key
 from turnwise.user_code import import_object
 
@@ -116,12 +123,17 @@ class MasterWeight:
         )
 
     def whole(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the whole tensor of which the processes have these shards."""
-        return whole(values, self.parameter)
+        """Return the whole tensor of which the processes have these shards.
+
+        A collective: all processes must call it together.
+        """
+        tensor = as_shard(values, self.parameter)
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def part(self, values: torch.Tensor) -> torch.Tensor:
         """Return this process's shard of a whole tensor."""
-        return part(values, self.parameter)
+        first, last = local_rows(self.parameter)
+        return values[first:last]
 
 
 MakeOptimizer: TypeAlias = Callable[..., Optimizer | Sequence[Optimizer]]
@@ -264,11 +276,22 @@ class MasterOptimizer:
         if not trained:
             raise ConfigError("there is nothing to train: no parameter requires a gradient")
         self._is_offloaded = offload
-        first_masters = first_masters or {}
-        self._weights = [
-            _master_weight(name, parameter, first_masters.get(name), offload)
-            for name, parameter in trained.items()
-        ]
+        self._weights: list[MasterWeight] = []
+        for name, parameter in trained.items():
+            shard = local_shard(parameter.detach())
+            weight = MasterWeight(name, parameter, parameter, None)
+            values = shard
+            if shard.dtype in HALF:
+                weight.key, values = threshold_key(name), shard.float()
+                if first_masters and name in first_masters:
+                    first = first_masters[name]().to(shard.device)
+                    # A weight that was changed since it was read is another one.
+                    values = torch.where(weight.rounded(first) == shard, first, values)
+            if offload:
+                weight.master = nn.Parameter(values.to("cpu", copy=values is shard))
+            elif values is not shard or is_sharded(parameter):
+                weight.master = nn.Parameter(values)
+            self._weights.append(weight)
         hooks = [
             weight.parameter.register_post_accumulate_grad_hook(weight.add_gradient)  # type: ignore[no-untyped-call]
             for weight in self._weights
@@ -449,28 +472,6 @@ class MasterOptimizer:
             optimizer.load_state_dict({"state": kept, "param_groups": groups})
         if self._kernels is not None:
             self._kernels.after_loading()
-
-
-def _master_weight(
-    name: str,
-    parameter: nn.Parameter,
-    read_first: Callable[[], torch.Tensor] | None,
-    is_offloaded: bool,
-) -> MasterWeight:
-    shard = local_shard(parameter.detach())
-    if shard.dtype not in HALF:
-        is_copied = is_offloaded or is_sharded(parameter)
-        device = torch.device("cpu") if is_offloaded else shard.device
-        master = nn.Parameter(shard.to(device, copy=is_offloaded)) if is_copied else parameter
-        return MasterWeight(name, parameter, master, None)
-    weight = MasterWeight(name, parameter, parameter, threshold_key(name))
-    values = shard.float()
-    if read_first is not None:
-        first = read_first().to(shard.device)
-        # A weight that was changed since it was read is another one.
-        values = torch.where(weight.rounded(first) == shard, first, values)
-    weight.master = nn.Parameter(values.cpu() if is_offloaded else values)
-    return weight
 
 
 def _remove(hooks: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ segments; the prefix of each is what comes before it in its own conversation.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -183,18 +184,17 @@ def _pack(
     rows = sorted(row for chain in chains for row, _ in chain)
     lengths: list[int] = []
     prefixes: list[Array] = []
-    row_of, columns, positions = [], [], []
-    sources, targets, target_rows, target_columns = [], [], [], []
+    parts: defaultdict[str, list[Array]] = defaultdict(list)
     ends = np.zeros(len(rows), dtype=np.int64)
-    places = np.arange(0)
+    indices = np.arange(0)
     num_tokens = 0
     for row, num_shared in (link for chain in chains for link in chain):
         at = np.flatnonzero(present[row])
         computed = np.arange(num_tokens, num_tokens + len(at) - num_shared)
         # Where the tokens of this episode are among the N: shared ones where the episode before it
         # in the chain has them.
-        places = np.concatenate([places[:num_shared], computed])
-        previous = np.concatenate([[-1], places[:-1]])
+        indices = np.concatenate([indices[:num_shared], computed])
+        previous = np.concatenate([[-1], indices[:-1]])
         forks = branches[row] if branches else ()
         end_of_own = len(at)
         if forks and forks[-1][0] == len(at):
@@ -203,13 +203,13 @@ def _pack(
         for begin, end in zip(begins, [*begins[1:], len(at)], strict=True):
             first = max(begin, num_shared)
             spans = [(0, first)] if begin == 0 else context_spans(forks, begin)
-            prefix = np.concatenate([places[:0], *(places[a:b] for a, b in spans)])
+            prefix = np.concatenate([indices[:0], *(indices[a:b] for a, b in spans)])
             if begin:
                 previous[begin] = prefix[-1] if len(prefix) else -1
             if first < end:
                 lengths.append(end - first)
                 prefixes.append(prefix)
-                positions.append(np.arange(len(prefix), len(prefix) + end - first))
+                parts["positions"].append(np.arange(len(prefix), len(prefix) + end - first))
         name = rows.index(row)
         chosen = np.flatnonzero(sampled[row][at])
         if (previous[chosen] < 0).any():
@@ -217,28 +217,22 @@ def _pack(
                 "an episode begins with a token that the policy sampled: nothing comes before it "
                 "that could predict it. Begin episodes with a prompt or a start token."
             )
-        row_of.append(np.full(len(computed), name))
-        columns.append(at[num_shared:])
-        sources.append(previous[chosen])
-        targets.append(places[chosen])
-        target_rows.append(np.full(len(chosen), name))
-        target_columns.append(at[chosen])
-        ends[name] = places[end_of_own - 1]
+        for field, array in (
+            ("row_of", np.full(len(computed), name)),
+            ("columns", at[num_shared:]),
+            ("sources", previous[chosen]),
+            ("targets", indices[chosen]),
+            ("target_rows", np.full(len(chosen), name)),
+            ("target_columns", at[chosen]),
+        ):
+            parts[field].append(array)
+        ends[name] = indices[end_of_own - 1]
         num_tokens += len(computed)
+    tensors = {field: torch.from_numpy(np.concatenate(arrays)) for field, arrays in parts.items()}
     return Pack(
         rows=torch.tensor(rows),
         lengths=tuple(lengths),
         prefixes=tuple(map(torch.from_numpy, prefixes)),
-        row_of=_joined(row_of),
-        columns=_joined(columns),
-        positions=_joined(positions),
-        sources=_joined(sources),
-        targets=_joined(targets),
-        target_rows=_joined(target_rows),
-        target_columns=_joined(target_columns),
         ends=torch.from_numpy(ends),
+        **tensors,
     )
-
-
-def _joined(arrays: Sequence[Array]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(arrays))

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 
 from turnwise.algo.advantages.gae import estimate_advantages
-from turnwise.algo.losses.policy import MAX_LOG_RATIO
-from turnwise.algo.losses.ppo import compute_policy_loss
+from turnwise.algo.losses.policy import MAX_LOG_RATIO, compute_policy_loss
 from turnwise.algo.losses.value import compute_value_loss
-from turnwise.algo.masked import masked_whiten
-from turnwise.algo.types import TensorMetrics
+from turnwise.algo.masked import TensorMetrics, masked_whiten
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
@@ -119,8 +117,21 @@ class PPOTrainer:
         Metrics are means over the epochs, `ratio_mean` and `ratio_std` those of the last one;
         `epoch_0_policy_loss`, `epoch_0_value_loss` and `epoch_0_total_loss` are those of one epoch.
         """
-        data = self._with_advantages(_with_sampler_log_probs(PPOBatch.of(batch)))
-        data = data.to(self.learner.model.device)
+        model = self.learner.model
+        data = _with_sampler_log_probs(PPOBatch.from_mapping(batch)).to(model.device)
+        if data.advantages is None and not model.has_critic:
+            raise ConfigError(
+                "a batch without advantages needs a critic to estimate them. Give PPOTrainer a "
+                "value_model, or the batch its advantages."
+            )
+        if model.has_critic and (data.advantages is None or data.returns is None):
+            if data.values is None:
+                data.values = self.learner.score(data).values
+            dones = torch.zeros_like(data.response_mask) if data.dones is None else data.dones
+            advantages, data.returns = self.compute_gae_advantages(
+                data.need("rewards").float(), data.need("values"), dones, data.response_mask
+            )
+            data.advantages = advantages if data.advantages is None else data.advantages
         if data.old_log_probs is None and not data.sampler_is_exact:
             data.old_log_probs = self.learner.score(data).log_probs
         epochs: list[dict[str, float]] = []
@@ -143,27 +154,6 @@ class PPOTrainer:
                 if name in epoch:
                     metrics[f"epoch_{number}_{full_name}"] = epoch[name]
         return {**metrics, **ratio}
-
-    def _with_advantages(self, batch: PPOBatch) -> PPOBatch:
-        if batch.advantages is not None and (
-            batch.returns is not None or not self.learner.model.has_critic
-        ):
-            return batch
-        if not self.learner.model.has_critic:
-            raise ConfigError(
-                "a batch without advantages needs a critic to estimate them. Give PPOTrainer a "
-                "value_model, or the batch its advantages."
-            )
-        batch = batch.to(self.learner.model.device)
-        if batch.values is None:
-            batch = dataclasses.replace(batch, values=self.learner.score(batch).values)
-        dones = torch.zeros_like(batch.response_mask) if batch.dones is None else batch.dones
-        advantages, returns = self.compute_gae_advantages(
-            batch.need("rewards").float(), batch.need("values"), dones, batch.response_mask
-        )
-        if batch.advantages is not None:
-            advantages = batch.advantages
-        return dataclasses.replace(batch, advantages=advantages, returns=returns)
 
 
 class DataParallelPPOActor:
@@ -190,20 +180,20 @@ class DataParallelPPOActor:
 
     def forward(self, data: PPOBatch | Mapping[str, Any]) -> Outputs:
         """Return log-probs and entropy of the policy's tokens [B, T], with gradients."""
-        batch = PPOBatch.of(data)
+        batch = PPOBatch.from_mapping(data)
         return self.learner.model(batch.input_ids, batch.attention_mask, batch.response_mask)  # type: ignore[no-any-return]
 
     __call__ = forward
 
     def compute_log_prob(self, data: PPOBatch | Mapping[str, Any]) -> torch.Tensor:
         """Return the policy tokens' log-probs without gradients, as wide as the response mask."""
-        batch = PPOBatch.of(data)
+        batch = PPOBatch.from_mapping(data)
         width = torch.as_tensor(data["response_mask"]).shape[1]
         return self.learner.score(batch).log_probs[:, -width:]
 
     def update_policy(self, data: PPOBatch | Mapping[str, Any]) -> dict[str, float]:
         """Learn from a batch with advantages; return metrics."""
-        return self.learner.update(_with_sampler_log_probs(PPOBatch.of(data)))
+        return self.learner.update(_with_sampler_log_probs(PPOBatch.from_mapping(data)))
 
 
 def _numbers(metrics: TensorMetrics) -> dict[str, float]:

@@ -52,16 +52,11 @@ class ShardedLearner(Learner):
         context = self.workers.context
         return context.size * context.minimum(super()._micro_batch_tokens(batch), self.model.device)
 
-    def update(self, batch: PPOBatch) -> dict[str, float]:
+    def _minibatches(self, epoch: int, batch: PPOBatch) -> Iterator[torch.Tensor]:
         assert batch.attention_mask is not None
-        self._num_tokens = batch.attention_mask.sum(1).cpu()
-        return super().update(batch)
-
-    def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
-        for rows in super()._minibatches(epoch, num_rows):
-            yield share_of(
-                rows, self._num_tokens[rows], self.workers.rank, self.workers.num_workers
-            )
+        num_tokens = batch.attention_mask.sum(1).cpu()
+        for rows in super()._minibatches(epoch, batch):
+            yield share_of(rows, num_tokens[rows], self.workers.rank, self.workers.num_workers)
 
     def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
         return super()._packs(batch, rows) if len(rows) else []

@@ -77,19 +77,28 @@ def read_first_masters(model: PolicyValueModel) -> dict[str, Callable[[], torch.
     readers: dict[str, Callable[[], torch.Tensor]] = {}
     for prefix, part in (("policy", model.policy), ("critic", model.critic)):
         for part_name, read in ({} if part is None else read_wide(part)).items():
-            parameter = parameters.get(name := f"{prefix}.{part_name}")
-            if parameter is not None:  # a critic may be the policy itself
-                rows = (0, len(parameter))
-                if isinstance(parameter, DTensor):
-                    mesh = parameter.device_mesh
-                    rows = rows_of_shard(len(parameter), mesh.get_local_rank(), mesh.size())
-                readers[name] = partial(read, *rows)
+            name = f"{prefix}.{part_name}"
+            if name in parameters:  # a critic may be the policy itself
+                readers[name] = partial(read, *local_rows(parameters[name]))
     return readers
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether other processes keep shards of a tensor."""
     return isinstance(tensor, DTensor)
+
+
+def local_rows(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first row of this process's shard of a tensor, and the one after its last."""
+    if not isinstance(tensor, DTensor):
+        return 0, len(tensor)
+    mesh = tensor.device_mesh
+    return rows_of_shard(len(tensor), mesh.get_local_rank(), mesh.size())
+
+
+def first_element(tensor: torch.Tensor) -> int:
+    """Return the index, in the whole tensor, of the first element of this process's shard."""
+    return local_rows(tensor)[0] * math.prod(tensor.shape[1:]) if is_sharded(tensor) else 0
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
@@ -102,48 +111,19 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
+def as_shard(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of which the processes have such shards as they have of another one."""
+    if not isinstance(like, DTensor):
+        return shard
+    shape, stride = like.shape, like.stride()
+    return DTensor.from_local(shard, like.device_mesh, [Shard(0)], shape=shape, stride=stride)
+
+
 def round_parameter(values: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """Round a whole parameter, or the shards of one in place of it: see `models.rounding`."""
-    if not isinstance(values, DTensor):
-        return round_weight(values, dtype, threshold_key(name))
-    rounded = round_weight(
-        local_shard(values), dtype, threshold_key(name), first=first_element(values)
-    )
-    shape, stride = values.shape, values.stride()
-    mesh, placements = values.device_mesh, [Shard(0)]
-    return DTensor.from_local(rounded, mesh, placements, shape=shape, stride=stride)
-
-
-def first_element(tensor: torch.Tensor) -> int:
-    """Return the index, in the whole tensor, of the first element of this process's shard."""
-    if not isinstance(tensor, DTensor):
-        return 0
-    mesh = tensor.device_mesh
-    first_row, _ = rows_of_shard(len(tensor), mesh.get_local_rank(), mesh.size())
-    return first_row * math.prod(tensor.shape[1:])
-
-
-def whole(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of which the processes have such shards as they have of a parameter.
-
-    A collective: all processes must call it together.
-    """
-    if not isinstance(parameter, DTensor):
-        return shard
-    shape, stride = parameter.shape, parameter.stride()
-    mesh = parameter.device_mesh
-    joined = DTensor.from_local(shard, mesh, [Shard(0)], shape=shape, stride=stride)
-    tensor: torch.Tensor = joined.full_tensor()
-    return tensor
-
-
-def part(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a whole tensor that this process has of a parameter."""
-    if not isinstance(parameter, DTensor):
-        return tensor
-    mesh = parameter.device_mesh
-    first, last = rows_of_shard(len(parameter), mesh.get_local_rank(), mesh.size())
-    return tensor[first:last]
+    first = first_element(values)
+    rounded = round_weight(local_shard(values), dtype, threshold_key(name), first=first)
+    return as_shard(rounded, values)
 
 
 def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -81,23 +81,21 @@ class TensorFileWriter:
 
     def __init__(self, path: Path, layout: Layout) -> None:
         order = list(_DTYPES)
-        names = sorted(layout, key=lambda name: (order.index(layout[name][0]), name))
         header: dict[str, Any] = {}
         self._next: dict[str, int] = {}
         """The position of each tensor's next byte, from the first tensor's beginning."""
+        self._ends: dict[str, int] = {}
         position = 0
-        for name in names:
+        for name in sorted(layout, key=lambda name: (order.index(layout[name][0]), name)):
             dtype, shape = layout[name]
-            end = position + math.prod(shape) * dtype.itemsize
+            self._next[name] = position
+            position = self._ends[name] = position + math.prod(shape) * dtype.itemsize
             header[name] = {
                 "dtype": _DTYPES[dtype],
                 "shape": list(shape),
-                "data_offsets": [position, end],
+                "data_offsets": [self._next[name], position],
             }
-            self._next[name] = position
-            position = end
         self._layout = layout
-        self._ends = {name: facts["data_offsets"][1] for name, facts in header.items()}
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         self._start = 8 + len(text)

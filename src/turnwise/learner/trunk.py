@@ -15,14 +15,18 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from turnwise.errors import ConfigError
-from turnwise.learner.context import Context
-from turnwise.learner.fast.adapters import merged_adapters
 from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_forwards
-from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
+from turnwise.learner.fast.packed_attention import NAME, Episodes, episode_attention
 from turnwise.learner.log_probs import Head
-from turnwise.learner.lora import has_adapter_dropout
+from turnwise.learner.lora import has_adapter_dropout, merged_adapters
 from turnwise.learner.packing import Pack, make_packs
-from turnwise.models.attention import UnsupportedAttention, attention_named, probe_attention
+from turnwise.learner.workers import Context
+from turnwise.models.attention import (
+    UnsupportedAttention,
+    attention_named,
+    configs_of,
+    probe_attention,
+)
 from turnwise.models.empty import is_empty
 from turnwise.models.model_lock import ModelLock, lock_of
 from turnwise.models.probing import (
@@ -56,15 +60,27 @@ class Trunk:
         layout: Layout | None = None,
         gradient_checkpointing: bool = False,
     ) -> None:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(NAME, episode_attention)
         unwrap = getattr(model, "get_base_model", None)
         # Inside of peft's wrapper; the adapters are in its layers.
         self.model = (model if unwrap is None else unwrap()).eval()
-        self._configs = attention_configs(self.model)
+        self._configs = configs_of(self.model)
         self._replaced: list[Replacement] = []
         self._adapted: list[Replacement] = []
         self.merges_adapters = True
         """Whether layers are computed with merged adapters where an engine's are."""
-        self._body = _find_body(self.model)
+        self._body = self.model.get_decoder()
+        if (
+            self._body is self.model
+        ):  # as with Llama 4, whose `base_model_prefix` names no attribute
+            self._body = getattr(self.model, "model", self.model)
+        if self._body is self.model:
+            raise UnsupportedModel(
+                f"the learner cannot compute with {type(self.model).__name__}: it has no decoder "
+                "apart from its output layer. Give it a method `get_decoder` that returns it."
+            )
         self._checkpointed: list[Any] = []
         if gradient_checkpointing:
             self.checkpoint_layers(None)
@@ -79,7 +95,7 @@ class Trunk:
     def probe(self) -> None:
         """Find out how the model can be computed; one without weights has to get them first."""
         self._replaced = faster_modules(self.model, self.layers)
-        self._adapted = merged_adapters(dict(self.model.named_modules()))
+        self._adapted = merged_adapters(self.model)
         self._scale, self._softcap = self._measure_head()
         problem: Exception | None = None
         for layout in self._layouts:
@@ -136,11 +152,6 @@ class Trunk:
         lists = [m for m in self._body.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
         return list(lists[0]) if lists else []
 
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether packs may hold a prefix once for several episodes."""
-        return self.layout == "packed"
-
     def hidden(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
         """Return the hidden state after each token of a pack: ids [N] -> [N, D].
 
@@ -154,10 +165,18 @@ class Trunk:
                 "(rope_type longrope or dynamic), and with them the log-probs of other episodes. "
                 f"Set limits.max_tokens={limit}."
             )
-        with self._lock, self._checkpointing(), self._learner_forward():
-            if self.layout == "padded":
-                return self._padded(ids, pack)
-            return self._packed(self.context.slice(ids), pack)
+        # transformers checkpoints layers only in training mode. The modules inside them stay in
+        # evaluation mode, so that dropout stays off.
+        with self._lock, self._learner_forward():
+            try:
+                for layer in self._checkpointed:
+                    layer.training = True
+                return (
+                    self._padded(ids, pack) if self.layout == "padded" else self._packed(ids, pack)
+                )
+            finally:
+                for layer in self._checkpointed:
+                    layer.training = False
 
     @contextmanager
     def _learner_forward(self) -> Iterator[None]:
@@ -165,19 +184,20 @@ class Trunk:
         model has its own."""
         # Also where the backward computes layers again.
         adapted = self._adapted if self.merges_adapters else []
-        with self._lock, replaced_forwards([*self._replaced, *adapted]):
-            if self.layout == "padded":
-                yield
-                return
-            with attention_named(self._configs, NAME):
-                yield
+        configs = self._configs if self.layout == "packed" else []
+        with (
+            self._lock,
+            replaced_forwards([*self._replaced, *adapted]),
+            attention_named(configs, NAME),
+        ):
+            yield
 
     def _packed(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
         lengths, prefixes = pack.lengths, pack.prefixes
         if num_added := self.context.padding(pack.num_tokens):  # an episode of its own
             lengths, prefixes = (*lengths, num_added), (*prefixes, torch.arange(0))
         output = self._body(
-            input_ids=ids[None],
+            input_ids=self.context.slice(ids)[None],
             position_ids=self.context.slice(pack.positions)[None],
             use_cache=False,
             episodes=Episodes(lengths, prefixes, self.context),
@@ -218,18 +238,6 @@ class Trunk:
         )
         layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self._checkpointed = layers[:number]
-
-    @contextmanager
-    def _checkpointing(self) -> Iterator[None]:
-        """Put layers into training mode, since transformers checkpoints only then; the modules
-        inside them stay in evaluation mode, so that dropout stays off."""
-        try:
-            for layer in self._checkpointed:
-                layer.training = True
-            yield
-        finally:
-            for layer in self._checkpointed:
-                layer.training = False
 
     @torch.no_grad()
     def _measure_head(self) -> tuple[float, float | None]:
@@ -294,14 +302,14 @@ class Trunk:
             present[row, : len(episode)] = True
             sampled[row, 6 : len(episode)] = True
             ids[row, : len(episode)] = episode
-        rows, shared = torch.arange(len(episodes)), ids if self.shares_prefixes else None
-        (pack,) = make_packs(present, sampled, rows, 99, shared)
+        shared = ids if self.layout == "packed" else None
+        (pack,) = make_packs(present, sampled, torch.arange(len(episodes)), 99, shared)
         pack = pack.to(self.model.device)
         hidden = self.hidden(pack.take(ids.to(self.model.device)), pack)
         got = self.head.logits(hidden)
         plain = [self.model(episode[None], use_cache=False).logits[0] for episode in episodes]
-        places = zip(pack.row_of.tolist(), pack.positions.tolist(), strict=True)
-        expected = torch.stack([plain[row][position] for row, position in places])
+        tokens = zip(pack.row_of.tolist(), pack.positions.tolist(), strict=True)
+        expected = torch.stack([plain[row][position] for row, position in tokens])
         return relative_gap(got, expected)
 
     def _probe(self, length: int, factor: int) -> torch.Tensor:
@@ -314,16 +322,3 @@ class Trunk:
 def _warn_once(message: str) -> None:
     """Log a warning once, though policy, critic and reference are often of one class."""
     _LOG.warning(message)
-
-
-def _find_body(model: Any) -> Any:
-    """Return the model below its head."""
-    body = model.get_decoder()
-    if body is model:  # as with Llama 4, whose `base_model_prefix` names no attribute
-        body = getattr(model, "model", model)
-    if body is model:
-        raise UnsupportedModel(
-            f"the learner cannot compute with {type(model).__name__}: it has no decoder apart from "
-            "its output layer. Give it a method `get_decoder` that returns it."
-        )
-    return body

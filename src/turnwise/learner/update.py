@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,14 +40,13 @@ from turnwise.learner.memory import CPU_TOKENS, free_memory, plan_memory
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.objective import (
     COUNTS,
-    MetricAccumulator,
+    Metrics,
     batch_totals,
     compute_objective,
     importance_weights,
     measure_critic,
     measure_gap,
     select_tokens,
-    with_effective_share,
 )
 from turnwise.learner.optimizer import MasterOptimizer
 from turnwise.learner.options import LearnerOptions
@@ -69,14 +67,14 @@ class _Update:
     """The batch of one update, and what is measured on the way."""
 
     batch: PPOBatch
+    metrics: Metrics = field(default_factory=Metrics)
+    measured: Metrics = field(default_factory=Metrics)
+    """Of the whole batch before the first step; each worker has its part of it."""
     importance_weights: torch.Tensor | None = None
     """[B, T]; None where all tokens weigh the same."""
     first_pass: torch.Tensor | None = None
     """[B, T], filled with the log-probs of the first epoch's own forward while it runs, where no
     forward before it has given them."""
-    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
-    measured: MetricAccumulator = field(default_factory=MetricAccumulator)
-    """Of the whole batch before the first step; each worker has its part of it."""
 
 
 class Learner(BaseLearner):
@@ -124,7 +122,7 @@ class Learner(BaseLearner):
             model.named_parameters(),
             self.options.optimizer,
             weight_decay=self.options.weight_decay,
-            betas=self.options.adam_betas,
+            betas=tuple(self.options.adam_betas),
             epsilon=self.options.adam_epsilon,
             offload=self.options.offload_optimizer,
             first_masters=read_first_masters(model),
@@ -218,33 +216,29 @@ class Learner(BaseLearner):
         )
 
     def _micro_batch_tokens(self, batch: PPOBatch) -> int:
-        tokens = self.options.micro_batch_tokens or self._plan(batch)
-        return tokens if self._max_tokens is None else min(tokens, self._max_tokens)
-
-    def _plan(self, batch: PPOBatch) -> int:
         """Return how many tokens are computed at once; on a GPU, by the memory that is free when
         the first batch arrives."""
-        model = self.model
-        if model.device.type != "cuda":
-            return CPU_TOKENS
-        if self._planned_tokens is None:
+        model, tokens = self.model, self.options.micro_batch_tokens or self._planned_tokens
+        if tokens is None and model.device.type != "cuda":
+            tokens = CPU_TOKENS
+        elif tokens is None:
             assert batch.attention_mask is not None
-            plan = plan_memory(
+            tokens, num_checkpointed = plan_memory(
                 free_memory(model.device) - self.optimizer.bytes_to_come,
                 model.layer_shapes,
                 model.policy.dtype.itemsize,
                 longest=int(batch.attention_mask.sum(1).max()) // model.context.size,
                 checkpointing=model.gradient_checkpointing,
             )
-            if plan.num_checkpointed and model.gradient_checkpointing is None:
-                model.checkpoint_layers(plan.num_checkpointed)
+            self._planned_tokens = tokens
+            if num_checkpointed and model.gradient_checkpointing is None:
+                model.checkpoint_layers(num_checkpointed)
                 _LOG.info(
                     "gradient checkpointing of %d layers: the activations of all do not fit into "
                     "the memory of the GPU",
-                    plan.num_checkpointed,
+                    num_checkpointed,
                 )
-            self._planned_tokens = plan.micro_batch_tokens
-        return self._planned_tokens
+        return tokens if self._max_tokens is None else min(tokens, self._max_tokens)
 
     def _in_packs(
         self, batch: PPOBatch, packs: Sequence[Pack], compute: Callable[[Sequence[Pack]], T]
@@ -256,20 +250,6 @@ class Learner(BaseLearner):
             if not self.can_retry or not is_out_of_memory(error):
                 raise
         # Not in the block above, in which the error holds tensors of the failed forward.
-        self._compute_less_at_once(packs)
-        rows = torch.cat([pack.rows for pack in packs]).sort().values
-        try:
-            return compute(self._packs(batch, rows))
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                error.add_note(
-                    f"Memory ran out a second time, with {self._max_tokens} tokens at once. Set "
-                    "training.micro_batch_tokens lower, training.gradient_checkpointing=true, "
-                    "training.lora_rank for adapters, or shorter episodes (limits.max_tokens)."
-                )
-            raise
-
-    def _compute_less_at_once(self, packs: Sequence[Pack]) -> None:
         largest = max(packs, key=lambda pack: pack.num_tokens)
         self._max_tokens = max(largest.num_tokens // 2, 1)
         self._num_oom_retries += 1
@@ -282,6 +262,17 @@ class Learner(BaseLearner):
         gc.collect()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
+        rows = torch.cat([pack.rows for pack in packs]).sort().values
+        try:
+            return compute(self._packs(batch, rows))
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                error.add_note(
+                    f"Memory ran out a second time, with {self._max_tokens} tokens at once. Set "
+                    "training.micro_batch_tokens lower, training.gradient_checkpointing=true, "
+                    "training.lora_rank for adapters, or shorter episodes (limits.max_tokens)."
+                )
+            raise
 
     def _in_lockstep(
         self, packs: Sequence[Pack], compute: Callable[..., Any], batch: PPOBatch
@@ -314,7 +305,8 @@ class Learner(BaseLearner):
         run.importance_weights = importance_weights(batch, options, num_tokens, run.measured)
         measure_critic(batch, self.workers, run.metrics)
         for epoch in range(options.update_epochs):
-            continues = self._run_epoch(epoch, run)
+            minibatches = enumerate(self._minibatches(epoch, batch))
+            continues = all(self._learn(run, rows, epoch, number) for number, rows in minibatches)
             if run.first_pass is not None:
                 if not self.workers.splits_batch:
                     self.workers.all_reduce([run.first_pass])
@@ -323,13 +315,13 @@ class Learner(BaseLearner):
                 break
         if before is not None:
             self.log_probs_before_update = before.float()
-        run.metrics.add_means(self._over_workers(run.measured))
-        run.metrics.average("learning_rate", self.learning_rate)
+        run.metrics.add_means(run.measured.over_workers(self.workers))
+        run.metrics.average({"learning_rate": self.learning_rate})
         if self._num_oom_retries:
-            run.metrics.count("num_oom_retries", self._num_oom_retries)
+            run.metrics.counts["num_oom_retries"] += self._num_oom_retries
             self._num_oom_retries = 0
         self.num_updates += 1
-        return with_effective_share(run.metrics.as_floats())
+        return run.metrics.as_floats()
 
     def _log_probs_before(self, batch: PPOBatch) -> torch.Tensor | None:
         """Return the learner's log-probs before the first step, or None where the forward of the
@@ -342,11 +334,6 @@ class Learner(BaseLearner):
         if not needs_forward and not (needs_old and self.options.update_epochs > 1):
             return None
         return self.score(batch).log_probs if batch.old_log_probs is None else batch.old_log_probs
-
-    def _over_workers(self, metrics: MetricAccumulator) -> MetricAccumulator:
-        if self.workers.num_workers > 1:
-            metrics.replace_by_total(self.workers.gather(metrics.cpu()))
-        return metrics
 
     @property
     def learning_rate(self) -> float:
@@ -375,55 +362,45 @@ class Learner(BaseLearner):
             self._reference.policy.load_state_dict(self.model.policy.state_dict())
             self._has_own_reference = True
 
-    def _run_epoch(self, epoch: int, run: _Update) -> bool:
-        """Make one pass over the batch; return False if the KL exceeded its target."""
-        for number, rows in enumerate(self._minibatches(epoch, len(run.batch))):
-            packs = [pack for pack in self._packs(run.batch, rows) if pack.num_policy_tokens]
-            totals = batch_totals(packs, self.workers, self.options.horizon)
-            if not totals.num_tokens:
-                continue
-            selected: torch.Tensor | None = None
-            if get_policy_loss(self.options.policy_loss).selection is not None:
-                # Which tokens it picks depends on all log-probs of the minibatch.
-                with torch.no_grad():
-                    log_probs = self._score(self.model, run.batch, packs).log_probs
-                generator = torch.Generator().manual_seed(self._seed(epoch, number))
-                selected = select_tokens(
-                    run.batch, rows, log_probs, self.options, self.workers, generator
-                )
-            add_gradients = partial(self._add_gradients, run, totals, selected, (epoch, number))
-            metrics, measured = self._in_packs(run.batch, packs, add_gradients)
-            run.measured.add_means(measured)
-            metrics, target = self._over_workers(metrics), self.options.target_kl
-            if target is not None and float(metrics.mean("kl")) > 1.5 * target:
-                self.optimizer.zero_grad()
-                run.metrics.add_minibatch(metrics, int(totals.num_tokens))
-                run.metrics.count("num_early_stops")
-                return False
-            self._step(metrics, int(totals.num_tokens), run.metrics)
-        return True
+    def _learn(self, run: _Update, rows: torch.Tensor, epoch: int, number: int) -> bool:
+        """Make the step of one minibatch; return False if the KL exceeded its target."""
+        packs = [pack for pack in self._packs(run.batch, rows) if pack.num_policy_tokens]
+        totals = batch_totals(packs, self.workers, self.options.horizon)
+        if not totals.num_tokens:
+            return True
+        selected: torch.Tensor | None = None
+        if get_policy_loss(self.options.policy_loss).selection is not None:
+            # Which tokens it picks depends on all log-probs of the minibatch.
+            with torch.no_grad():
+                log_probs = self._score(self.model, run.batch, packs).log_probs
+            generator = torch.Generator().manual_seed(self._seed(epoch, number))
+            selected = select_tokens(
+                run.batch, rows, log_probs, self.options, self.workers, generator
+            )
 
-    def _add_gradients(
-        self,
-        run: _Update,
-        totals: BatchTotals,
-        selected: torch.Tensor | None,
-        minibatch: tuple[int, int],
-        packs: Sequence[Pack],
-    ) -> tuple[MetricAccumulator, MetricAccumulator]:
-        """Compute the gradient of a minibatch; return its metrics, and what is measured before its
-        first step. `selected` [B, T] are the tokens that the policy loss picks, if it does."""
-        metrics, measured = MetricAccumulator(), MetricAccumulator()
-        self.optimizer.zero_grad()  # also of packs that memory was not enough for
-        lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
-        for index, pack in enumerate(lockstep):
-            with ExitStack() as stack:
-                if self._has_dropout:  # an engine may compute with the same adapters
-                    stack.enter_context(lock_of(self.model.policy))
-                    seed = self._seed(*minibatch, index)
-                    stack.enter_context(adapter_dropout(self.model, seed))
-                self._add_gradient(run, totals, selected, pack, metrics, measured)
-        return metrics, measured
+        def add_gradients(packs: Sequence[Pack]) -> tuple[Metrics, Metrics]:
+            metrics, measured = Metrics(), Metrics()
+            self.optimizer.zero_grad()  # also of packs that memory was not enough for
+            lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
+            for index, pack in enumerate(lockstep):
+                with ExitStack() as stack:
+                    if self._has_dropout:  # an engine may compute with the same adapters
+                        stack.enter_context(lock_of(self.model.policy))
+                        seed = self._seed(epoch, number, index)
+                        stack.enter_context(adapter_dropout(self.model, seed))
+                    self._add_gradient(run, totals, selected, pack, metrics, measured)
+            return metrics, measured
+
+        minibatch, measured = self._in_packs(run.batch, packs, add_gradients)
+        run.measured.add_means(measured)
+        minibatch, target = minibatch.over_workers(self.workers), self.options.target_kl
+        if target is not None and minibatch.mean("kl") > 1.5 * target:
+            self.optimizer.zero_grad()
+            run.metrics.add_minibatch(minibatch, int(totals.num_tokens))
+            run.metrics.counts["num_early_stops"] += 1
+            return False
+        self._step(minibatch, int(totals.num_tokens), run.metrics)
+        return True
 
     def _add_gradient(
         self,
@@ -431,10 +408,11 @@ class Learner(BaseLearner):
         totals: BatchTotals,
         selected: torch.Tensor | None,
         pack: Pack,
-        metrics: MetricAccumulator,
-        measured: MetricAccumulator,
+        metrics: Metrics,
+        measured: Metrics,
     ) -> None:
-        """Add the gradient of one pack, and its share of the metrics."""
+        """Add the gradient of one pack, its share of the metrics, and what is measured before the
+        first step. `selected` [B, T] are the tokens that the policy loss picks, if it does."""
         rows = pack.rows.to(run.batch.input_ids.device)
         episodes, num_tokens = run.batch.select(rows), pack.num_policy_tokens
         outputs = self.model.forward_pack(run.batch.input_ids, pack)
@@ -456,16 +434,12 @@ class Learner(BaseLearner):
             outputs, episodes, self.options, totals, weights, picked
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        for name, term in terms.items():
-            metrics.add(name, term)
-        for name, value in means.items():
-            metrics.average(name, value, num_tokens)
+        metrics.add(terms)
+        metrics.average(means, num_tokens)
         if run.first_pass is not None:
             run.first_pass[rows] = outputs.log_probs.detach().float()
 
-    def _step(
-        self, minibatch: MetricAccumulator, num_tokens: int, metrics: MetricAccumulator
-    ) -> None:
+    def _step(self, minibatch: Metrics, num_tokens: int, metrics: Metrics) -> None:
         """Make one step of the optimiser, unless the loss or the gradient is not finite."""
         loss = minibatch.total("loss").to(self.model.device)
         if self.workers.num_workers > 1 and self.workers.reduces_gradients:
@@ -476,7 +450,7 @@ class Learner(BaseLearner):
         norm_value, loss_value = torch.stack([norm, loss]).tolist()
         if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
             self.optimizer.zero_grad()
-            metrics.count("num_skipped_steps")
+            metrics.counts["num_skipped_steps"] += 1
             return
         limit = self.options.max_grad_norm
         scale = 1.0 if limit is None or norm_value <= limit else limit / norm_value
@@ -485,25 +459,25 @@ class Learner(BaseLearner):
         self.optimizer.zero_grad()
         if self._num_half:
             num_moved = self.workers.sum_over_shards(num_moved.double())
-            metrics.average("weights_changed", num_moved / self._num_half)
+            metrics.average({"weights_changed": num_moved / self._num_half})
         metrics.add_minibatch(minibatch, num_tokens)
-        metrics.average("grad_norm", norm_value)
-        metrics.count("num_steps")
+        metrics.average({"grad_norm": norm_value})
+        metrics.counts["num_steps"] += 1
 
     def _num_minibatches(self, num_rows: int) -> int:
         size = self.options.mini_batch_size or num_rows
         # A worker with fewer episodes than others takes part in their last steps with none.
         return int(self.workers.maximum(-(-num_rows // size) if num_rows else 0))
 
-    def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
+    def _minibatches(self, epoch: int, batch: PPOBatch) -> Iterator[torch.Tensor]:
         """Yield the rows of each minibatch; their order depends on seed, update and epoch."""
-        size = self.options.mini_batch_size or num_rows
-        number = self._num_minibatches(num_rows)
-        if size >= num_rows and number == 1:
-            yield torch.arange(num_rows)
+        size = self.options.mini_batch_size or len(batch)
+        number = self._num_minibatches(len(batch))
+        if size >= len(batch) and number == 1:
+            yield torch.arange(len(batch))
             return
         generator = torch.Generator().manual_seed(self._seed(epoch))
-        order = torch.randperm(num_rows, generator=generator)
+        order = torch.randperm(len(batch), generator=generator)
         for start in range(0, number * size, size):
             yield order[start : start + size]
 

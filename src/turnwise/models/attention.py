@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -103,13 +103,17 @@ def probe_attention(model: Any, context_length: int | None = None) -> list[Atten
     if getattr(model, "_is_stateful", False):
         raise UnsupportedAttention("its layers keep a recurrent state, not only a cache")
     AttentionInterface.register(_NAME, _record)
-    AttentionMaskInterface.register(_NAME, _keep_mask)
+    AttentionMaskInterface.register(_NAME, _Mask)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     length = min(context_length or longest, longest, _LONGEST)
     embedding = model.get_input_embeddings()
     positions = torch.arange(min(_NUM_TOKENS, length), device=model.device)[None]
     calls: list[AttentionCall] = []
-    poison = embedding.register_forward_hook(_poison)
+
+    def begin_as_nan(_module: Any, _inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
+        return embedded.index_fill(1, torch.tensor([_POISONED], device=embedded.device), torch.nan)
+
+    poison = embedding.register_forward_hook(begin_as_nan)
     try:
         with attention_named(configs_of(model), _NAME):
             logits = model(
@@ -137,21 +141,13 @@ def probe_attention(model: Any, context_length: int | None = None) -> list[Atten
     return calls
 
 
-def _poison(_module: Any, _inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
-    return embedded.index_fill(1, torch.tensor([_POISONED], device=embedded.device), torch.nan)
-
-
-@dataclass
 class _Mask:
     """A mask as a function: which position attends to which."""
 
-    attends: Callable[..., torch.Tensor]
-    windows: dict[int, int | None] = field(default_factory=dict)
-    """Its sliding window within a context, which many layers ask for."""
-
-
-def _keep_mask(*_: Any, mask_function: Callable[..., torch.Tensor], **__: Any) -> _Mask:
-    return _Mask(mask_function)
+    def __init__(self, *_: Any, mask_function: Callable[..., torch.Tensor], **__: Any) -> None:
+        self.attends = mask_function
+        self.windows: dict[int, int | None] = {}
+        """Its sliding window within a context, which many layers ask for."""
 
 
 def _record(

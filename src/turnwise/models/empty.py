@@ -54,7 +54,19 @@ def load_empty_model(
         raise NotLoadableInParts("some of its weights stay in float32")
     model.weight_files = WeightFiles.find(source)
     model.weight_device = place
-    _check(model, str(name_or_path))
+    parameters = dict(model.named_parameters())
+    for name, stored in stored_names(model).items():
+        got, expected = model.weight_files.shape(stored), tuple(parameters[name].shape)
+        if got != expected:
+            raise ConfigError(
+                f"{model.weight_files.paths[stored]} has {stored} with shape {got}, expected "
+                f"{expected} by the config.json of {name_or_path}. They belong to different models."
+            )
+    buffers = set(model.state_dict()) - {
+        n for n, _ in model.named_parameters(remove_duplicate=False)
+    }
+    if buffers:
+        raise NotLoadableInParts(f"it has the buffer {min(buffers)}")
     return model.eval()
 
 
@@ -103,21 +115,6 @@ def placeholder_weights(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(filled[key].requires_grad)
         for module, name, parameter in owners:
             module._parameters[name] = parameter
-
-
-def _check(model: Any, source: str) -> None:
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    for name, stored in stored_names(model).items():
-        if (got := model.weight_files.shape(stored)) != shapes[name]:
-            raise ConfigError(
-                f"{model.weight_files.paths[stored]} has {stored} with shape {got}, expected "
-                f"{shapes[name]} by the config.json of {source}. They belong to different models."
-            )
-    persistent = set(model.state_dict()) - {
-        n for n, _ in model.named_parameters(remove_duplicate=False)
-    }
-    if persistent:
-        raise NotLoadableInParts(f"it has the buffer {min(persistent)}")
 
 
 @contextmanager

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import secrets
 import shutil
-import timeit
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean, import_extra
@@ -76,30 +72,8 @@ BUILT_IN: dict[str, Callable[[], Path]] = {
     "tiny": partial(cached_folder, f"tiny-{__version__}-{RECIPE}", _save_tiny),
     "smollm2-135m": partial(cached_folder, "SmolLM2-135M-Instruct-Q4_1", convert_smollm2),
 }
-_LOG = logging.getLogger("turnwise")
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
-
-@cache
-def _warn_if_emulated(dtype: torch.dtype) -> None:
-    """Log a warning if this CPU has no instructions for a data type: it is measured, since that
-    depends on torch's build too."""
-
-    def seconds(kind: torch.dtype) -> float:
-        rows, weight = torch.ones(32, 128, dtype=kind), torch.ones(128, 128, dtype=kind)
-        return min(timeit.repeat(lambda: F.linear(rows, weight), number=1, repeat=4))
-
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch prints a stack trace of its fallback
-        times = seconds(dtype) / seconds(torch.float32)
-    if times >= 8:  # emulated, it is 50 to 200
-        _LOG.warning(
-            "This processor has no fast instructions for %s: a matrix product takes %.0f times as "
-            "long as in float32. On this CPU use dtype float32, which auto chooses.",
-            str(dtype).removeprefix("torch."),
-            times,
-        )
 
 
 def load_model(
@@ -117,15 +91,25 @@ def load_model(
     """
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
-    if place.type == "cpu" and kind in HALF:
-        _warn_if_emulated(kind)
     if name_or_path == "tiny" and not load_in_4bit:
         made, tokenizer = make_tiny()
         return LoadedModel(made.to(place, kind), tokenizer)
     from transformers import AutoModelForCausalLM
 
     source = model_folder(name_or_path)
-    options = _four_bits(kind, place) if load_in_4bit else {}
+    options: dict[str, Any] = {}
+    if load_in_4bit:  # QLoRA: NF4 weights with quantised scales
+        for package in ("bitsandbytes", "accelerate"):
+            import_extra(package, "qlora")
+        from transformers import BitsAndBytesConfig
+
+        quantization = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=kind,
+        )
+        options = {"quantization_config": quantization, "device_map": {"": place}}
     with readable_errors(name_or_path):
         check_model_files(source)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -147,24 +131,9 @@ def _round_from_files(model: Any, source: str) -> None:
         model.weight_files = WeightFiles.find(source)
     parameters = dict(model.named_parameters())
     for name, read in read_wide(model).items():
-        own = parameters[name]
-        values = read(0, len(own))
-        own.copy_(round_weight(values, own.dtype, threshold_key(name), device=own.device))
-
-
-def _four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return the options of QLoRA for transformers: NF4 weights with quantised scales."""
-    for package in ("bitsandbytes", "accelerate"):
-        import_extra(package, "qlora")
-    from transformers import BitsAndBytesConfig
-
-    quantization = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    return {"quantization_config": quantization, "device_map": {"": device}}
+        weight = parameters[name]
+        values = read(0, len(weight))
+        weight.copy_(round_weight(values, weight.dtype, threshold_key(name), device=weight.device))
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
@@ -294,7 +263,11 @@ def _explain(name: str, error: Exception) -> str:
         return f"cannot load the model in {name}: {_first_line(error)}"
     from huggingface_hub import errors
 
-    causes = [type(cause) for cause in _causes(error)]
+    causes = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(type(cause))
+        cause = cause.__cause__ or cause.__context__
     missing = f"there is no folder {name}, and "
     near = did_you_mean(name, BUILT_IN)
     if errors.GatedRepoError in causes:
@@ -310,12 +283,6 @@ def _explain(name: str, error: Exception) -> str:
             f"works offline. {near}"
         )
     return f"cannot load {name} from the Hugging Face hub: {_first_line(error)}"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _first_line(error: Exception) -> str:

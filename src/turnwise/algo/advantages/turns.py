@@ -33,7 +33,7 @@ class Turns:
     """[B, K], each turn's own number, which is larger where turns before it had no tokens."""
 
     @classmethod
-    def of(cls, mask: torch.Tensor, turn_ids: torch.Tensor | None = None) -> Turns:
+    def from_mask(cls, mask: torch.Tensor, turn_ids: torch.Tensor | None = None) -> Turns:
         if turn_ids is None:
             starts = mask.clone()
             starts[:, 1:] &= ~mask[:, :-1]
@@ -93,7 +93,7 @@ def compute_turn_gae_advantage_return(
 
     Args and Returns: as `compute_gae_advantage_return`.
     """
-    turns = Turns.of(as_mask(response_mask), turn_ids)
+    turns = Turns.from_mask(as_mask(response_mask), turn_ids)
     advantages, returns = compute_gae_advantage_return(
         turns.sum(token_level_rewards),
         turns.first(values),
@@ -143,9 +143,9 @@ def compute_turn_grpo_advantage(
     Returns:
         advantages, returns: [B, T]; an episode alone in its group has advantage 0.
     """
-    turns = Turns.of(as_mask(response_mask), turn_ids)
+    turns = Turns.from_mask(as_mask(response_mask), turn_ids)
     to_go = discounted_suffix_sum(turns.sum(token_level_rewards), turns.exists, gamma)
-    groups = Groups.of(index, to_go, token_level_rewards.dtype)
+    groups = Groups.from_index(index, to_go, token_level_rewards.dtype)
     last = (turns.exists.sum(1) - 1).clamp(min=0)
     turn = torch.arange(turns.exists.shape[1], device=to_go.device)
     standing = to_go.gather(1, torch.minimum(turn, last[:, None]))
@@ -194,15 +194,15 @@ def compute_gigpo_advantage(
     Returns:
         advantages, returns: [B, T].
     """
-    turns = Turns.of(as_mask(response_mask), turn_ids)
+    turns = Turns.from_mask(as_mask(response_mask), turn_ids)
     rewards = turns.sum(token_level_rewards)
     precision = token_level_rewards.dtype
-    groups = Groups.of(index, rewards, precision)
+    groups = Groups.from_index(index, rewards, precision)
     advantages = groups.relative(rewards.sum(1), norm_by_std, epsilon)[:, None]
 
     to_go = discounted_suffix_sum(rewards, turns.exists, gamma)
     taken = to_go[turns.exists]
-    anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), taken, precision)
+    anchors = Groups.from_index(_anchor_labels(anchor_states, groups, turns), taken, precision)
     step = torch.zeros_like(to_go)
     step[turns.exists] = anchors.relative(taken, norm_by_std, epsilon)
     combined = advantages + step_weight * step

@@ -16,12 +16,12 @@ import torch
 from turnwise.algo.losses.policy import (
     LossOptions,
     PolicyTokens,
+    TokenTerms,
     clip_range,
     clipped_surrogate,
     policy_loss,
 )
-from turnwise.algo.masked import as_mask, wide
-from turnwise.algo.types import TensorMetrics, TokenTerms
+from turnwise.algo.masked import TensorMetrics, as_mask, wide
 from turnwise.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""What all policy losses share: their inputs and options, the ratio, and the clip range.
+"""The policy losses, and what they share: inputs and options, the ratio, and the clip range.
 
 A policy loss takes log-probs [B, T] and gives (loss, metrics), the loss to be minimised:
 
@@ -12,24 +12,26 @@ mean of r = π_now / π_old, `clip_fraction` the share of tokens whose gradient 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import torch
 
 from turnwise.algo.masked import (
     BatchTotals,
     LossAggregation,
+    TensorMetrics,
     aggregate_loss,
     as_mask,
+    keep,
     masked_mean,
     wide,
 )
-from turnwise.algo.types import TensorMetrics, TokenLoss, TokenTerms
 from turnwise.errors import ConfigError
 
 # Ratios are bounded by exp(±20): beyond that a single token would dominate the sum.
 MAX_LOG_RATIO = 20.0
+_MAX_SEQUENCE_LOG_RATIO = 10.0
 _NONE = torch.empty(0)
 
 
@@ -67,6 +69,14 @@ class PolicyTokens(NamedTuple):
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+class TokenTerms(NamedTuple):
+    """What a loss function returns for each token; all [B, T]."""
+
+    losses: torch.Tensor
+    metrics: TensorMetrics
+    """Values to average over the tokens; their gradients are ignored."""
+
+
 PolicyTokenLoss: TypeAlias = Callable[[PolicyTokens], TokenTerms]
 
 
@@ -79,44 +89,28 @@ def policy_loss(
     response_mask: torch.Tensor,
     selected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, TensorMetrics]:
-    """Evaluate a token loss on a batch [B, T] and aggregate it as the options say."""
+    """Evaluate a token loss on a batch [B, T] and aggregate it as the options say.
 
-    def on_columns(*columns: torch.Tensor) -> TokenTerms:
-        log_probs, old_log_probs, advantages, *chosen, mask = columns
-        return token_loss(PolicyTokens(log_probs, old_log_probs, advantages, mask, *chosen))
-
-    return batch_loss(
-        on_columns,
-        log_probs,
-        [old_log_probs, advantages, *([] if selected is None else [selected])],
-        response_mask,
-        options.get("loss_agg_mode", "token-mean"),
-        options.get("totals"),
-        options.get("importance_weights"),
-    )
-
-
-def batch_loss(
-    token_loss: TokenLoss,
-    variable: torch.Tensor,
-    constants: Sequence[torch.Tensor],
-    mask: torch.Tensor,
-    mode: LossAggregation,
-    totals: BatchTotals | None = None,
-    importance_weights: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, TensorMetrics]:
-    """Evaluate a token loss on a batch and aggregate it: (loss, mean of each metric).
-
-    The gradient flows to `variable` [B, T] alone; the values of masked tokens have no effect.
+    The gradient flows to `log_probs` alone; the values of masked tokens have no effect.
     """
-    mask = as_mask(mask)
-    variable = wide(variable)
-    fixed = [x.detach().to(variable.dtype) for x in constants]
-    inputs = [torch.where(mask, x, 0.0) for x in (variable, *fixed)]
-    losses, metrics = token_loss(*inputs, mask.to(variable.dtype))
-    if importance_weights is not None:
-        losses = losses * torch.where(mask, importance_weights.detach(), 0.0)
+    mask, now = as_mask(response_mask), wide(log_probs)
+
+    def constant(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, x.detach().to(now.dtype), 0.0)
+
+    tokens = PolicyTokens(
+        torch.where(mask, now, 0.0),
+        constant(old_log_probs),
+        constant(advantages),
+        mask.to(now.dtype),
+        _NONE if selected is None else constant(selected),
+    )
+    losses, metrics = token_loss(tokens)
+    weights = options.get("importance_weights")
+    if weights is not None:
+        losses = losses * torch.where(mask, weights.detach(), 0.0)
     means = {name: masked_mean(x.detach(), mask) for name, x in metrics.items()}
+    mode, totals = options.get("loss_agg_mode", "token-mean"), options.get("totals")
     return aggregate_loss(losses, mask, mode, totals), means
 
 
@@ -141,3 +135,311 @@ def clipped_surrogate(
 def is_above(x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:
     """Return x > y as 0 and 1 of x's own type, which can be multiplied and averaged."""
     return (x > y).to(x.dtype)
+
+
+def compute_policy_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    clip_ratio: float = 0.2,
+    *,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """PPO (Schulman et al., https://arxiv.org/abs/1707.06347).
+
+        L = −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A),   and at most −c A where A < 0
+
+    ε_low and ε_high default to `clip_ratio` and may differ (clip-higher of DAPO,
+    https://arxiv.org/abs/2503.14476). The bound c is dual clip (https://arxiv.org/abs/1912.09729):
+    one bad token that has become very likely cannot dominate the batch; `clip_fraction_lower` is
+    the share of tokens that it bounds.
+    """
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    if clip_ratio_c <= 1.0:
+        raise ConfigError(f"clip_ratio_c got {clip_ratio_c}, expected a number above 1")
+
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
+        pessimistic, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
+        # Where A ≥ 0 the loss is at most 0, so this bound touches A < 0 alone.
+        bound = clip_ratio_c * (-tokens.advantages).relu()
+        metrics = {
+            "clip_fraction": is_clipped,
+            "clip_fraction_lower": is_above(pessimistic, bound),
+            "kl": -log_ratio,
+            "ratio": ratio,
+        }
+        return TokenTerms(torch.minimum(pessimistic, bound), metrics)
+
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def compute_ppo_loss(
+    old_log_probs: torch.Tensor,
+    new_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any = None,
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """`compute_policy_loss` with the clip range read from a config.
+
+    `config` is a mapping or an object with `clip_ratio` (`ConfigStore().training` is one); None
+    takes the default.
+    """
+    if config is None:
+        clip_ratio = 0.2
+    elif isinstance(config, Mapping):
+        clip_ratio = config.get("clip_ratio", 0.2)
+    else:
+        clip_ratio = config.clip_ratio
+    return compute_policy_loss(old_log_probs, new_log_probs, advantages, response_mask, clip_ratio)
+
+
+def compute_sapo_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """SAPO (Gao et al., https://arxiv.org/abs/2511.20347).
+
+        L = −(4 / τ) σ(τ (r − 1)) · A,    τ = τ_pos where A > 0, τ_neg elsewhere
+
+    The gradient fades smoothly as r leaves 1, a little faster for tokens with A ≤ 0.
+    """
+    options.setdefault("loss_agg_mode", "seq-mean-token-mean")
+
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
+        tau = tau_neg + (tau_pos - tau_neg) * is_above(tokens.advantages, 0.0)
+        gate = torch.sigmoid(tau * (ratio - 1.0))
+        losses = -tokens.advantages * gate * (4.0 / tau)
+        return TokenTerms(losses, {"kl": -log_ratio, "ratio": ratio})
+
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def compute_gspo_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    clip_ratio: float = 0.2,
+    *,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """GSPO (Zheng et al., https://arxiv.org/abs/2507.18071).
+
+        s_i = exp(mean_t(log π_now − log π_old)),    L = −min(s A, clip(s) A)
+
+    in its token form, s_it = sg(s_i) · π_now / sg(π_now), which allows token advantages. The paper
+    clips far tighter than PPO (3e-4 and 4e-4) and averages per sequence, the default here.
+    """
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    options.setdefault("loss_agg_mode", "seq-mean-token-mean")
+
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio, lengths = tokens.log_ratio, tokens.mask.sum(1, keepdim=True).clamp(min=1)
+        sequence = log_ratio.sum(1, keepdim=True) / lengths
+        # The value is the sequence's ratio, the gradient that of the token's own log-prob.
+        token = sequence.detach() + tokens.log_probs - tokens.log_probs.detach()
+        ratio = token.clamp(max=_MAX_SEQUENCE_LOG_RATIO).exp()
+        losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
+        return TokenTerms(losses, {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio})
+
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def compute_geo_mean_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    clip_ratio: float = 0.4,
+    *,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """GMPO, the geometric mean of the token ratios (Zhao et al., https://arxiv.org/abs/2507.20673).
+
+        L_i = −A_i · exp(mean_t c_it),   c = log r clipped to [−ε_low, ε_high] on the side that A
+                                         would push it over
+
+    A_i is the mean advantage of the row: the method is for one advantage a sequence. The range is
+    that of log r. Sequences are averaged; rows without a token do not count (VERL counts them).
+    Importance weights enter as their geometric mean over the row, too.
+    """
+    weights = options.get("importance_weights")
+    if weights is not None:
+        mask = as_mask(response_mask)
+        logs = keep((weights.detach() + 1e-10).log(), mask)
+        mean = logs.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        options["importance_weights"] = mean.exp().expand_as(weights)
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    options.setdefault("loss_agg_mode", "seq-mean-token-mean")
+
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio, advantages, sign = tokens.log_ratio, tokens.advantages, tokens.advantages.sign()
+        pessimistic = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
+        lengths = tokens.mask.sum(1, keepdim=True).clamp(min=1)
+        ratio = (pessimistic.sum(1, keepdim=True) / lengths).exp()
+        advantage = advantages.sum(1, keepdim=True) / lengths
+        # Each token has the loss of its row, so that the mean over the row is that loss.
+        losses = (-advantage * ratio).expand_as(tokens.mask)
+        metrics = {
+            "clip_fraction": is_above(log_ratio, high) * is_above(advantages, 0.0),
+            "clip_fraction_lower": is_above(-log_ratio, low) * is_above(-advantages, 0.0),
+            "kl": -log_ratio,
+            "ratio": ratio.expand_as(tokens.mask),
+        }
+        return TokenTerms(losses, metrics)
+
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def compute_reinforce_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """Plain REINFORCE (Williams, 1992): L = −A log π_now, summed over each sequence.
+
+    It does not know how far π has moved, so it is for one update per rollout.
+    """
+    options.setdefault("loss_agg_mode", "seq-mean-token-sum")
+    return compute_gpg_loss(old_log_probs, log_probs, advantages, response_mask, **options)
+
+
+def compute_gpg_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """GPG (Chu et al., https://arxiv.org/abs/2504.02546): L = −A log π_now, a mean over tokens."""
+
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        return TokenTerms(-tokens.advantages * tokens.log_probs, {"kl": -tokens.log_ratio})
+
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def compute_cispo_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    clip_ratio: float = 0.2,
+    *,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """CISPO (MiniMax, https://arxiv.org/abs/2506.13585): clip the weight, keep every gradient.
+
+    L = −sg(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π_now
+    """
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
+        weights = ratio.clamp(1.0 - low, 1.0 + high).detach()
+        is_clipped = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
+        metrics = {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
+        return TokenTerms(-weights * tokens.advantages * tokens.log_probs, metrics)
+
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def compute_dppo_tv_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    clip_ratio: float = 0.2,
+    *,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float = 20.0,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """DPPO with total variation (https://arxiv.org/abs/2602.04879).
+
+        L = −sg(min(r, c)) · A · log π_now · [the token is inside the trust region]
+
+    A token leaves the region when its probability has moved by more than ε in the direction that
+    A pushes: π_now − π_old > ε_high where A > 0, < −ε_low elsewhere. The probability itself is
+    bounded, not its ratio, so that rare tokens may move freely.
+    """
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+
+    def is_outside(tokens: PolicyTokens) -> torch.Tensor:
+        moved = tokens.log_probs.exp() - tokens.old_log_probs.exp()
+        up = is_above(tokens.advantages, 0.0)
+        return up * is_above(moved, high) + (1.0 - up) * is_above(-moved, low)
+
+    token_loss = _dppo(is_outside, clip_ratio_c)
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def compute_dppo_kl_loss(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    clip_ratio: float = 0.2,
+    *,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float = 20.0,
+    **options: Unpack[LossOptions],
+) -> tuple[torch.Tensor, TensorMetrics]:
+    """DPPO with KL (https://arxiv.org/abs/2602.04879): as `compute_dppo_tv_loss`.
+
+    A token leaves the region when the KL divergence of "this token or another" exceeds ε and it
+    has moved in the direction that A pushes.
+    """
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+
+    def is_outside(tokens: PolicyTokens) -> torch.Tensor:
+        new, old = tokens.log_probs.exp(), tokens.old_log_probs.exp()
+        rest = ((1.0 - old + 1e-8) / (1.0 - new + 1e-8)).log()
+        divergence = old * (tokens.old_log_probs - tokens.log_probs) + (1.0 - old) * rest
+        up = is_above(tokens.advantages, 0.0)
+        too_high = is_above(new, old) * is_above(divergence, high)
+        too_low = is_above(old, new) * is_above(divergence, low)
+        return up * too_high + (1.0 - up) * too_low
+
+    token_loss = _dppo(is_outside, clip_ratio_c)
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+
+
+def _dppo(
+    is_outside: Callable[[PolicyTokens], torch.Tensor], ratio_bound: float
+) -> PolicyTokenLoss:
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
+        outside = is_outside(tokens)
+        weights = ratio.clamp(max=ratio_bound).detach() * (1.0 - outside)
+        metrics = {"clip_fraction": outside, "kl": -log_ratio, "ratio": ratio}
+        return TokenTerms(-weights * tokens.advantages * tokens.log_probs, metrics)
+
+    return token_loss

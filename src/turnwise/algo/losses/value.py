@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from turnwise.algo.losses.policy import batch_loss, is_above
-from turnwise.algo.masked import BatchTotals, LossAggregation, aggregate_loss, as_mask, keep
-from turnwise.algo.types import TensorMetrics, TokenTerms
+from turnwise.algo.losses.policy import is_above
+from turnwise.algo.masked import (
+    BatchTotals,
+    LossAggregation,
+    TensorMetrics,
+    aggregate_loss,
+    as_mask,
+    keep,
+    masked_mean,
+    wide,
+)
 
 
 def compute_value_loss(
@@ -26,21 +34,19 @@ def compute_value_loss(
     Metrics: `value_clip_fraction`, `value_mean`, `return_mean`, and `explained_variance`, which is
     1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 one that predicts only the mean.
     """
-
-    def token_loss(
-        values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor, mask: torch.Tensor
-    ) -> TokenTerms:
-        near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
-        unclipped, clipped = (values - returns).square(), (near - returns).square()
-        cut = is_above(clipped, unclipped)
-        metrics = {"value_clip_fraction": cut, "value_mean": values, "return_mean": returns}
-        return TokenTerms(0.5 * torch.maximum(unclipped, clipped), metrics)
-
-    loss, metrics = batch_loss(
-        token_loss, vpreds, (returns, old_values), response_mask, loss_agg_mode, totals
-    )
-    metrics["explained_variance"] = explained_variance(vpreds, returns, response_mask)
-    return loss, metrics
+    mask, values = as_mask(response_mask), torch.where(as_mask(response_mask), wide(vpreds), 0.0)
+    targets, before = (keep(x.detach().to(values.dtype), mask) for x in (returns, old_values))
+    near = values.clamp(before - cliprange_value, before + cliprange_value)
+    unclipped, clipped = (values - targets).square(), (near - targets).square()
+    by_token = {
+        "value_clip_fraction": is_above(clipped, unclipped),
+        "value_mean": values,
+        "return_mean": targets,
+    }
+    metrics = {name: masked_mean(x.detach(), mask) for name, x in by_token.items()}
+    metrics["explained_variance"] = explained_variance(vpreds, returns, mask)
+    losses = 0.5 * torch.maximum(unclipped, clipped)
+    return aggregate_loss(losses, mask, loss_agg_mode, totals), metrics
 
 
 @torch.no_grad()

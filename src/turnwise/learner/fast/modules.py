@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 
-from turnwise.learner.fast.kernels import load_kernels
+from turnwise.learner.fast import load_kernels
 from turnwise.models.adapters import is_adapted
+from turnwise.models.rounding import HALF
 
 Replacement: TypeAlias = tuple[Any, Callable[[torch.Tensor], torch.Tensor]]
 """A module, and the forward that replaces its own."""
@@ -68,11 +68,11 @@ def faster_modules(model: Any, layers: Sequence[nn.Module]) -> list[Replacement]
     return replacements
 
 
-def _kernels_for(name: str, x: torch.Tensor) -> Any:
-    """Return the module of kernels of this name, or None where torch computes."""
-    if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+def _kernels_for(x: torch.Tensor) -> Any:
+    """Return the module of kernels, or None where torch computes."""
+    if not x.is_cuda or x.dtype not in HALF:
         return None
-    return load_kernels(name, x.dtype, x.device)
+    return load_kernels("kernels", x.dtype, x.device)
 
 
 # -- gated MLPs: silu(x G) * (x U) D ---------------------------------------------------------------
@@ -90,12 +90,12 @@ def gated_mlps(modules: Iterable[nn.Module]) -> list[Replacement]:
 
 
 def _gated_mlp(mlp: Any, x: torch.Tensor) -> torch.Tensor:
-    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+    gate, up, kernels = mlp.gate_proj(x), mlp.up_proj(x), _kernels_for(x)
     down: torch.Tensor
     if type(mlp.down_proj) is nn.Linear:
-        down = _GatedDown.apply(gate, up, mlp.down_proj.weight)  # type: ignore[no-untyped-call]
+        down = kernels.Gated.apply(gate, up, mlp.down_proj.weight)
     else:
-        down = mlp.down_proj(_Gated.apply(gate, up))  # type: ignore[no-untyped-call]
+        down = mlp.down_proj(kernels.Gated.apply(gate, up, None))
     return down
 
 
@@ -103,61 +103,18 @@ def _is_gated_mlp(module: Any) -> bool:
     linear: list[Any] = [
         getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")
     ]
-    if not all(isinstance(layer, nn.Module) for layer in linear):
-        return False
     bases = [layer.get_base_layer() if is_adapted(layer) else layer for layer in linear]
     if not all(type(base) is nn.Linear and base.bias is None for base in bases):
         return False
     if type(getattr(module, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
         return False
     weight = bases[0].weight
-    if _kernels_for("gated_kernels", weight) is None:
+    if _kernels_for(weight) is None:
         return False
     # Two tokens, as a batch of one: a module of the user's own may mix them.
     x = torch.linspace(-1.0, 2.0, 2 * weight.shape[1]).to(weight).view(1, 2, -1)
     gate, up, down = linear
     return bool(torch.equal(module(x), down(F.silu(gate(x)) * up(x))))
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
-        ctx.save_for_backward(gate, up)
-        product: torch.Tensor = _kernels_for("gated_kernels", gate).forward(gate, up)
-        return product
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        gate, up = ctx.saved_tensors
-        kernels = _kernels_for("gated_kernels", gate)
-        to_gate, to_up, _ = kernels.backward(gradient.contiguous(), gate, up, with_product=False)
-        return to_gate, to_up
-
-
-class _GatedDown(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, gate: torch.Tensor, up: torch.Tensor, weight: torch.Tensor
-    ) -> torch.Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
-        ctx.save_for_backward(gate, up, weight)
-        return F.linear(_kernels_for("gated_kernels", gate).forward(gate, up), weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        gate, up, weight = ctx.saved_tensors
-        kernels = _kernels_for("gated_kernels", gate)
-        to_gate, to_up, product = kernels.backward(
-            gradient @ weight, gate, up, with_product=ctx.needs_input_grad[2]
-        )
-        if product is None:
-            return to_gate, to_up, None
-        return to_gate, to_up, gradient.flatten(0, -2).T @ product.flatten(0, -2)
 
 
 # -- RMS norms -------------------------------------------------------------------------------------
@@ -183,10 +140,10 @@ def fused_norms(modules: Iterable[nn.Module]) -> list[Replacement]:
 
 def _fused_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     weight, epsilon = norm.weight, norm.variance_epsilon
-    kernels = _kernels_for("rms_norm_kernels", hidden)
-    if kernels is None or hidden.dtype != weight.dtype or len(weight) > kernels.WIDEST:
+    kernels = _kernels_for(hidden)
+    if kernels is None or hidden.dtype != weight.dtype or len(weight) > kernels.WIDEST_NORM:
         return F.rms_norm(hidden, weight.shape, weight, epsilon)
-    normed: torch.Tensor = _Norm.apply(hidden, weight, epsilon, kernels)  # type: ignore[no-untyped-call]
+    normed: torch.Tensor = kernels.RMSNorm.apply(hidden, weight, epsilon)
     return normed
 
 
@@ -195,24 +152,6 @@ def _is_rms_norm(norm: Any) -> bool:
     expected, got = norm(probe).float(), _fused_norm(norm, probe).float()
     tolerance = 1e-5 if norm.weight.dtype in (torch.float32, torch.float64) else 2e-2
     return bool((got - expected).abs().max() <= tolerance * (1.0 + expected.abs().max()))
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, kernels: Any
-    ) -> torch.Tensor:
-        hidden = hidden.contiguous()
-        normed: torch.Tensor
-        normed, scales = kernels.forward(hidden, weight, epsilon)
-        ctx.save_for_backward(hidden, weight, scales)
-        ctx.kernels = kernels
-        return normed
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *ctx.kernels.backward(gradient.contiguous(), *ctx.saved_tensors), None, None
 
 
 # -- rotary position embeddings --------------------------------------------------------------------
@@ -250,7 +189,7 @@ def fused_rotary(modules: Iterable[nn.Module]) -> list[Replacement]:
 
 def _rotates_halves(plain: Callable[..., Any], size: int, weight: torch.Tensor) -> bool:
     """Return whether a function rotates the halves of all dimensions, as the kernel does."""
-    if size % 2 or _kernels_for("rotary_kernels", weight) is None:
+    if size % 2 or _kernels_for(weight) is None:
         return False
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator)
@@ -277,7 +216,7 @@ def _rotate_both(
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[1, H, N, D], [1, K, N, D] and two of [1, N, D]; anything else is left to `plain`."""
-    kernels = _kernels_for("rotary_kernels", query)
+    kernels = _kernels_for(query)
     of_one_kind = {query.dtype, key.dtype, cos.dtype, sin.dtype} == {query.dtype}
     # Some models rotate only the first dimensions of a head.
     has_all = cos.shape == sin.shape == (1, *query.shape[2:]) and query.shape[3] == key.shape[3]
@@ -285,21 +224,4 @@ def _rotate_both(
         rotated: tuple[torch.Tensor, torch.Tensor]
         rotated = plain(query, key, cos, sin, *arguments, **named)
         return rotated
-    return _Rotate.apply(query, cos, sin, kernels), _Rotate.apply(key, cos, sin, kernels)  # type: ignore[no-untyped-call]
-
-
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kernels: Any
-    ) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.kernels = kernels
-        rotated: torch.Tensor = kernels.rotate(x, cos, sin)
-        return rotated
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return ctx.kernels.rotate(gradient, cos, sin, is_backward=True), None, None, None
+    return kernels.Rotate.apply(query, cos, sin), kernels.Rotate.apply(key, cos, sin)

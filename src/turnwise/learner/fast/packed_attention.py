@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
 
-from turnwise.learner.context import Context
-from turnwise.learner.fast.kernels import load_kernels
-from turnwise.models.attention import configs_of
+from turnwise.learner.fast import load_kernels
+from turnwise.learner.workers import Context
+from turnwise.models.rounding import HALF
 
 NAME = "turnwise_episodes"
 """The name of this attention in transformers."""
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Segments of similar length as rows, so that many short ones take few operations.
 
     They are padded on the right, where no token attends to, and their prefixes on the left.
@@ -39,8 +38,7 @@ class Bucket:
     """[n, P], False where a prefix is padded; None if none is."""
 
 
-@dataclass(frozen=True)
-class Spans:
+class Spans(NamedTuple):
     """What a kernel computes at once: block i of the queries attends to block i of the keys."""
 
     query_offsets: torch.Tensor
@@ -66,20 +64,16 @@ class Episodes:
     """The indices of the tokens before each segment; empty if no segment has any."""
     context: Context = field(default_factory=Context)
     """The learners that have the tokens; the segments are those of all."""
-    _spans: dict[torch.device, Spans] = field(default_factory=dict)
-    _buckets: dict[torch.device, tuple[list[Bucket], torch.Tensor]] = field(default_factory=dict)
-
-    @property
-    def has_prefixes(self) -> bool:
-        return any(len(prefix) for prefix in self.prefixes)
+    _spans: Spans | None = None
+    _buckets: tuple[list[Bucket], torch.Tensor] | None = None
 
     def spans(self, device: torch.device) -> Spans:
         """Return where each segment and what it attends to are."""
-        if device not in self._spans:
+        if self._spans is None:
             starts = list(accumulate(self.lengths, initial=0))
             before = [x.numpy() for x in self.prefixes] or [np.arange(0)] * len(self.lengths)
-            own = [np.arange(a, b) for a, b in pairwise(starts)]
-            both = list(zip(before, own, strict=True))
+            segments = [np.arange(a, b) for a, b in pairwise(starts)]
+            both = list(zip(before, segments, strict=True))
             numbers = [len(prefix) + len(segment) for prefix, segment in both]
             # By numpy, and without waiting for copies: the device has nothing to do meanwhile.
             at = torch.from_numpy(np.concatenate([part for each in both for part in each]))
@@ -87,20 +81,14 @@ class Episodes:
             offsets = torch.tensor([starts, list(accumulate(numbers, initial=0))]).int()
             offsets = offsets.to(device, non_blocking=True)
             tokens, copies = at.sort(stable=True)
-            self._spans[device] = Spans(
-                offsets[0],
-                offsets[1],
-                max(self.lengths),
-                max(numbers),
-                at,
-                copies,
-                torch.searchsorted(tokens, torch.arange(starts[-1] + 1, device=device)),
-            )
-        return self._spans[device]
+            first = torch.searchsorted(tokens, torch.arange(starts[-1] + 1, device=device))
+            longest = max(self.lengths), max(numbers)
+            self._spans = Spans(offsets[0], offsets[1], *longest, at, copies, first)
+        return self._spans
 
     def buckets(self, device: torch.device) -> tuple[list[Bucket], torch.Tensor]:
         """Return the segments in buckets, and the index of each of the N tokens in them [N]."""
-        if device not in self._buckets:
+        if self._buckets is None:
             starts = torch.tensor([0, *accumulate(self.lengths)])[:-1]
             lengths = torch.tensor(list(self.lengths))
             num_before = torch.tensor([len(p) for p in self.prefixes] or [0] * len(lengths))
@@ -128,9 +116,8 @@ class Episodes:
                 owners.append(torch.where(is_real, tokens, -1).flatten())
             owner = torch.cat(owners)
             num_padding = int((owner < 0).sum())
-            places = owner.argsort(stable=True)[num_padding:].to(device)
-            self._buckets[device] = (buckets, places)
-        return self._buckets[device]
+            self._buckets = buckets, owner.argsort(stable=True)[num_padding:].to(device)
+        return self._buckets
 
 
 def episode_attention(
@@ -150,105 +137,68 @@ def episode_attention(
     `probe_attention` refuses models that ask for more.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query, key, value = (episodes.context.to_heads(x) for x in (query, key, value))
-    attend = _by_kernel if _has_kernel(query) else _by_torch
-    output = attend(query, key, value, episodes, scale, sliding_window)
-    return episodes.context.to_tokens(output), None
+    # By token, [N, H, D]; not by `[0]`, whose backward fills a tensor and copies to it.
+    queries, keys, values = (
+        episodes.context.to_heads(x).squeeze(0).transpose(0, 1) for x in (query, key, value)
+    )
+    if not _has_kernel(query):
+        output = _by_torch(queries, keys, values, episodes, scale, sliding_window)
+        return episodes.context.to_tokens(output[None]), None
+    spans = episodes.spans(query.device)
+    # The kernel counts the tokens before a token, a sliding window counts the token itself too.
+    is_short = sliding_window is not None and sliding_window < spans.longest_key
+    left = sliding_window - 1 if sliding_window is not None and is_short else -1
+    if any(len(prefix) for prefix in episodes.prefixes):
+        output = _PrefixAttention.apply(queries, keys, values, spans, scale, left)  # type: ignore[no-untyped-call]
+    else:
+        output = _flash(queries, keys, values, spans, scale, left)[0]
+    return episodes.context.to_tokens(output[None]), None
 
 
 def _by_torch(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
     episodes: Episodes,
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """[1, H, N, D], and keys and values [1, K, N, D] -> [1, N, H, D]."""
-    queries, keys, values = (_by_token(x) for x in (query, key, value))
-    buckets, places = episodes.buckets(query.device)
+    """[N, H, D], and keys and values [N, K, D] -> [N, H, D]."""
+
+    def rows(tokens: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        # [n, H, L, D], by `index_select`, whose backward takes half the time of `[]`
+        selected = tokens.index_select(0, indices.flatten())
+        return selected.view(*indices.shape, *tokens.shape[1:]).transpose(1, 2)
+
+    buckets, order = episodes.buckets(queries.device)
     pieces = []
     for bucket in buckets:
-        output = _attend(
-            _rows(queries, bucket.tokens),
-            _rows(keys, bucket.context),
-            _rows(values, bucket.context),
-            scale,
-            window,
-            bucket.is_prefix,
+        length, context_length = bucket.tokens.shape[1], bucket.context.shape[1]
+        mask = None
+        if context_length > length or (window is not None and window < length):
+            at = torch.arange(context_length, device=queries.device)
+            distance = at[context_length - length :, None] - at[None]
+            mask = distance >= 0
+            if window is not None:
+                mask &= distance < window
+            if bucket.is_prefix is not None:
+                mask = mask & F.pad(bucket.is_prefix, (0, length), value=True)[:, None, None]
+        output = F.scaled_dot_product_attention(
+            rows(queries, bucket.tokens),
+            rows(keys, bucket.context),
+            rows(values, bucket.context),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=queries.shape[1] != keys.shape[1],
         )
         pieces.append(output.transpose(1, 2).flatten(0, 1))
-    return torch.cat(pieces).index_select(0, places)[None]
-
-
-def _by_token(heads: torch.Tensor) -> torch.Tensor:
-    """[1, H, N, D] -> [N, H, D], not by `[0]`, whose backward fills a tensor and copies to it."""
-    return heads.squeeze(0).transpose(0, 1)
-
-
-def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[N, H, D] -> [n, H, L, D], by `index_select`, whose backward takes half the time of `[]`."""
-    found = tokens.index_select(0, places.flatten())
-    return found.view(*places.shape, *tokens.shape[1:]).transpose(1, 2)
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    window: int | None,
-    is_prefix: torch.Tensor | None,
-) -> torch.Tensor:
-    length, context_length = query.shape[2], key.shape[2]
-    mask = None
-    if context_length > length or (window is not None and window < length):
-        at = torch.arange(context_length, device=query.device)
-        distance = at[context_length - length :, None] - at[None]
-        mask = distance >= 0
-        if window is not None:
-            mask &= distance < window
-        if is_prefix is not None:
-            is_key = F.pad(is_prefix, (0, length), value=True)
-            mask = mask & is_key[:, None, None]
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    return torch.cat(pieces).index_select(0, order)
 
 
 def _has_kernel(query: torch.Tensor) -> bool:
-    return (
-        query.is_cuda
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and query.shape[-1] % 8 == 0
-        and query.shape[-1] <= 256
-    )
-
-
-def _by_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    episodes: Episodes,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
-    spans = episodes.spans(query.device)
-    # The kernel counts the tokens before a token, a sliding window counts the token itself too.
-    left = -1 if window is None or window >= spans.longest_key else window - 1
-    query, key, value = (_by_token(x) for x in (query, key, value))
-    if not episodes.has_prefixes:
-        return _flash(query, key, value, spans, scale, left)[0][None]
-    output: torch.Tensor = _PrefixAttention.apply(  # type: ignore[no-untyped-call]
-        query, key, value, spans, scale, left
-    )
-    return output[None]
+    width = query.shape[-1]
+    return query.is_cuda and query.dtype in HALF and width % 8 == 0 and width <= 256
 
 
 class _PrefixAttention(torch.autograd.Function):
@@ -278,34 +228,23 @@ class _PrefixAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, output, log_sums, seed, unused = ctx.saved_tensors
-        spans, scale, left = ctx.settings
+        query, key, value, *computed = ctx.saved_tensors
+        spans: Spans = ctx.settings[0]
         at = spans.keys
         to_query, keys, values = _flash_backward(
-            *(gradient, query, key[at], value[at], output, log_sums, seed, unused),
-            *(spans, scale, left),
+            gradient, query, key[at], value[at], *computed, *ctx.settings
         )
-        return to_query, *_sum_copies(keys, values, spans), None, None, None
-
-
-def _sum_copies(
-    keys: torch.Tensor, values: torch.Tensor, spans: Spans
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum the gradients of gathered keys and values: [copies, K, D] -> [N, K, D], twice.
-
-    Several segments add to the keys of a prefix: in bfloat16 every sum would be rounded.
-    """
-    kernels = load_kernels("prefix_kernels", keys.dtype, keys.device) if keys.is_cuda else None
-    if kernels is not None:
-        found: tuple[torch.Tensor, torch.Tensor]
-        found = kernels.sum_copies(keys, values, spans.copies, spans.copy_offsets)
-        return found
-    shape = (len(spans.copy_offsets) - 1, *keys.shape[1:])
-    key_sums, value_sums = (
-        x.new_zeros(shape, dtype=torch.float32).index_add_(0, spans.keys, x.float()).to(x.dtype)
-        for x in (keys, values)
-    )
-    return key_sums, value_sums
+        # Several segments add to the keys of a prefix: in bfloat16 every sum would be rounded.
+        kernels = load_kernels("kernels", keys.dtype, keys.device) if keys.is_cuda else None
+        if kernels is not None:
+            sums = kernels.sum_copies(keys, values, spans.copies, spans.copy_offsets)
+        else:
+            wide = torch.zeros(2, *key.shape, dtype=torch.float32, device=key.device)
+            sums = (
+                total.index_add_(0, at, x.float()).to(x.dtype)
+                for total, x in zip(wide, (keys, values), strict=True)
+            )
+        return to_query, *sums, None, None, None
 
 
 def _flash(
@@ -317,10 +256,12 @@ def _flash(
     left: int,
 ) -> tuple[torch.Tensor, ...]:
     """Call torch's flash attention directly: the public `varlen_attn` around it takes half a
-    millisecond more per layer. The last query of a block is at the place of its last key."""
-    found: tuple[torch.Tensor, ...] = torch.ops.aten._flash_attention_forward(
-        *(query, key, value),
-        *(spans.query_offsets, spans.key_offsets, spans.longest_query, spans.longest_key),
+    millisecond more per layer. The last query of a block is at the position of its last key."""
+    outputs: tuple[torch.Tensor, ...] = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        *spans[:4],
         0.0,  # dropout
         left < 0,  # causal, unless a window is given
         False,
@@ -328,7 +269,7 @@ def _flash(
         window_size_left=left,
         window_size_right=0,
     )
-    return found
+    return outputs
 
 
 def _flash_backward(
@@ -344,23 +285,21 @@ def _flash_backward(
     scale: float,
     left: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    found = torch.ops.aten._flash_attention_backward(
-        *(gradient, query, key, value, output, log_sums),
-        *(spans.query_offsets, spans.key_offsets, spans.longest_query, spans.longest_key),
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    gradients = torch.ops.aten._flash_attention_backward(
+        gradient,
+        query,
+        key,
+        value,
+        output,
+        log_sums,
+        *spans[:4],
         0.0,
         left < 0,
-        *(seed, unused),
+        seed,
+        unused,
         scale=scale,
         window_size_left=left,
         window_size_right=0,
     )
-    return found
-
-
-def attention_configs(model: Any) -> list[Any]:
-    """Return every config of a model that names its attention, and register this attention."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, episode_attention)
-    return configs_of(model)
+    return gradients

@@ -1,14 +1,13 @@
-"""How token losses become one number, and means over the tokens that count."""
+"""How token losses become one number, means, and discounted sums, over the tokens that count."""
 
 import pytest
 import torch
 
-from algo.batches import assert_close, make_batch
-from algo.cases import AGGREGATIONS, SUMS, Case, each
-from turnwise.algo import BatchTotals, aggregate_loss, masked_mean
+from algo.batches import assert_close
+from algo.cases import AGGREGATIONS
+from algo.reference import reference_of
+from turnwise.algo import BatchTotals, aggregate_loss, discounted_suffix_sum, masked_mean
 from turnwise.errors import ConfigError
-
-AGGREGATED = [case for case in SUMS if case.variable]
 
 # Two rows of losses 1, 2, 3 and 5; the third row has no token.
 LOSSES = torch.tensor([[1.0, 2.0, 3.0, 9.0], [9.0, 9.0, 5.0, 9.0], [9.0, 9.0, 9.0, 9.0]])
@@ -52,31 +51,6 @@ def test_totals_that_are_not_given_are_counted() -> None:
     assert_close(half, 11 / 16, 1e-6)
 
 
-@each(AGGREGATED)
-def test_the_gradient_is_the_weight_of_each_token(case: Case) -> None:
-    """Losses are linear in their tokens: the gradient's inner product with them is the loss."""
-    batch = make_batch(seed=2)
-    gradient = case.gradient(batch)
-    mask = batch["response_mask"]
-    assert torch.all(gradient[~mask] == 0)
-    inner = (gradient.double() * batch[case.variable].double()).sum()
-    assert_close(inner, case.expected(batch), 1e-5)
-    for i in range(len(mask)):
-        assert len(gradient[i][mask[i]].unique()) <= 1
-
-
-@pytest.mark.parametrize("mode", AGGREGATIONS)
-def test_parts_with_the_totals_of_the_whole_add_up(mode: str) -> None:
-    batch = make_batch(seed=3)
-    losses, mask = batch["token_losses"], batch["response_mask"]
-    totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
-    parts = [
-        aggregate_loss(losses[rows], mask[rows], mode, totals)
-        for rows in (slice(0, 1), slice(1, 5), slice(5, 9))
-    ]
-    assert_close(sum(parts), aggregate_loss(losses, mask, mode).item(), 1e-5)
-
-
 def test_the_mean_of_nothing_is_zero() -> None:
     nothing = torch.zeros(2, 3)
     assert masked_mean(torch.full((2, 3), float("nan")), nothing) == 0
@@ -87,3 +61,37 @@ def test_the_mean_of_nothing_is_zero() -> None:
 def test_an_unknown_mode_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'seq-mean-token-sum'"):
         aggregate_loss(LOSSES, MASK, "seq-mean-token-sums")
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9999, 0.99, 0.9, 0.5, 0.1, 0.01, 1e-4, 1e-8])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_any_length_and_decay_is_accurate(num_rows: int, decay: float) -> None:
+    for length in (1, 2, 3, 4, 7, 64, 97, 1009, 5000):
+        random = torch.Generator().manual_seed(length)
+        x = torch.randn(num_rows, length, generator=random)
+        mask = torch.rand(num_rows, length, generator=random) < 0.8
+        expected = torch.tensor(
+            reference_of("discounted_suffix_sum")(x.double().tolist(), mask.tolist(), decay),
+            dtype=torch.float64,
+        )
+        # Relative to the size of the sums: 5000 undiscounted terms are some 70 times one term.
+        size = max(1.0, float(expected.abs().max()))
+        assert_close(discounted_suffix_sum(x, mask, decay), expected, 2e-6 * size)
+        assert_close(discounted_suffix_sum(x.double(), mask, decay), expected, 1e-11 * size)
+
+
+@pytest.mark.parametrize("decay", [1e-30, 1e-38, 1e-46, 1e-320])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_decay_close_to_nothing_leaves_the_terms_as_they_are(
+    decay: float, dtype: torch.dtype
+) -> None:
+    x = torch.tensor([[9.0, -2.0, 5.0], [1.0, 2.0, 3.0]], dtype=dtype)
+    assert_close(discounted_suffix_sum(x, torch.ones(2, 3), decay), x, 1e-6)
+
+
+def test_the_far_future_does_not_drown_what_is_near() -> None:
+    """A huge term that has decayed away leaves the small ones accurate."""
+    x = torch.full((1, 200), 0.25)
+    x[0, -1] = 1e6
+    sums = discounted_suffix_sum(x, torch.ones(1, 200, dtype=torch.bool), 0.5)
+    assert_close(sums[0, :150], [0.5] * 150, 1e-6)

@@ -1,0 +1,313 @@
+"""The learner's kernels compute what torch does, on a GPU or interpreted.
+
+    TRITON_INTERPRET=1 python -m pytest tests/learner/test_kernels.py
+
+runs them on a CPU, where Triton is installed.
+"""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from transformers import Phi3Config, Phi3ForCausalLM
+
+from inference.tiny_models import CONFIGS, make_model
+from turnwise.learner import add_lora, log_probs
+from turnwise.learner.fast import load_kernels, modules
+from turnwise.learner.fast.modules import fused_norms, fused_rotary, gated_mlps, replaced_forwards
+from turnwise.learner.fast.packed_attention import Episodes
+from turnwise.learner.log_probs import Head, chosen_log_probs
+from turnwise.models.rounding import round_weight
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
+if not IS_INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+pytest.importorskip("triton")
+
+FIND = {"norms": fused_norms, "mlps": gated_mlps, "rotary": fused_rotary}
+# Gemma adds 1 to the weights of its norms and has a gelu in its MLPs; GPT-2 has none of them.
+WITHOUT = {
+    "norms": ("gemma", "gpt2"),
+    "mlps": ("gemma", "gpt2", "wide-llama"),
+    "rotary": ("gpt2",),
+}
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    from turnwise.learner.fast import kernels
+
+    # In float32 too, in which numbers can be compared.
+    monkeypatch.setattr(modules, "_kernels_for", lambda x: kernels)
+    if IS_INTERPRETED:
+        monkeypatch.setattr(log_probs, "_kernels_for", lambda head, hidden: kernels)
+        monkeypatch.setattr(log_probs, "free_memory", lambda device: 1 << 30)
+    return kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_pass_the_probe_that_switches_them_on(dtype, kernels):
+    assert load_kernels("kernels", dtype, DEVICE) is kernels
+
+
+# ---- the modules of a model ----
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    logits = model(ids, use_cache=False).logits
+    logits.float().square().mean().backward()
+    trained = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), {name: gradient.clone() for name, gradient in trained.items()}
+
+
+def assert_same_with(fused, model, ids):
+    logits, expected = gradients(model, ids)
+    with replaced_forwards(fused):
+        assert all("forward" in vars(module) for module, _ in fused)
+        ours, computed = gradients(model, ids)
+    assert not any("forward" in vars(module) for module, _ in fused)
+    torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4)
+    assert computed.keys() == expected.keys()
+    for label, gradient in expected.items():
+        torch.testing.assert_close(computed[label], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FIND)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_modules_have_the_same_numbers_and_gradients(family, kind):
+    model = make_model(family).to(DEVICE)
+    fused = FIND[kind](model.modules())
+    assert bool(fused) == (family not in WITHOUT[kind])
+    assert_same_with(fused, model, (torch.arange(7, device=DEVICE) % 50)[None])
+
+
+def test_adapters_of_gated_mlps_have_the_same_gradients():
+    pytest.importorskip("peft")
+    model = add_lora(make_model("qwen3").to(DEVICE), rank=3)
+    fused = gated_mlps(model.modules())
+    assert fused
+    assert_same_with(fused, model, torch.arange(14, device=DEVICE).view(2, 7) % 50)
+
+
+def test_gated_mlps_keep_a_good_part_less():
+    model = make_model("llama").to(DEVICE)
+    ids = torch.arange(60, device=DEVICE).view(2, 30) % 50
+
+    def kept():
+        sizes = {}
+
+        def note(tensor):
+            sizes[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            logits = model(ids, use_cache=False).logits
+        assert logits.requires_grad
+        return sum(sizes.values())
+
+    before = kept()
+    with replaced_forwards(gated_mlps(model.modules())):
+        after = kept()
+    inner, num_layers = model.config.intermediate_size, model.config.num_hidden_layers
+    assert before - after >= 2 * inner * ids.numel() * num_layers
+
+
+def test_an_mlp_of_other_layers_is_left_alone():
+    model = make_model("llama").to(DEVICE)
+    model.model.layers[0].mlp.down_proj = torch.nn.Sequential(model.model.layers[0].mlp.down_proj)
+    assert len(gated_mlps(model.modules())) == model.config.num_hidden_layers - 1
+
+
+def test_rows_and_heads_that_the_kernel_cannot_rotate_are_left_to_transformers(
+    kernels, monkeypatch
+):
+    in_part = Phi3Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    models = (Phi3ForCausalLM(in_part).eval().to(DEVICE), make_model("llama").to(DEVICE))
+    for model, num_rows in zip(models, (1, 2), strict=True):
+        ids = torch.arange(14, device=DEVICE).view(num_rows, -1) % 50
+        rotary = fused_rotary(model.modules())
+        assert rotary  # by its function alone it looks as usual
+        expected = model(ids).logits
+        with monkeypatch.context() as patch, replaced_forwards(rotary):
+            patch.setattr(kernels, "Rotate", None)
+            assert torch.equal(model(ids).logits, expected)
+
+
+def test_another_kind_of_rotation_is_left_alone(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    def interleaved(query, key, cos, sin):
+        return query * cos[:, None] + sin[:, None], key
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
+    assert fused_rotary(make_model("llama").to(DEVICE).modules()) == []
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 3, 100), (1, 60, 40), (4, 5, 6, 24)])
+def test_norms_and_their_gradients_are_those_of_torch(shape, kernels):
+    torch.manual_seed(0)
+    x, slope = (torch.randn(shape, device=DEVICE) for _ in range(2))
+    weight = torch.randn(shape[-1], device=DEVICE)
+    given = [x.requires_grad_(), weight.requires_grad_()]
+    expected = F.rms_norm(x, weight.shape, weight, 1e-6)
+    wanted = torch.autograd.grad(expected, given, slope)
+    got = kernels.RMSNorm.apply(x, weight, 1e-6)
+    computed = torch.autograd.grad(got, given, slope)
+    for ours, theirs in zip((got, *computed), (expected, *wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_no_nan_of_rows_of_zeros_or_of_a_gate_that_is_far_out(kernels):
+    x = torch.zeros(3, 8, device=DEVICE, requires_grad=True)
+    weight = torch.ones(8, device=DEVICE, requires_grad=True)
+    normed = kernels.RMSNorm.apply(x, weight, 1e-6)
+    to_x, to_weight = torch.autograd.grad(normed.sum(), [x, weight])
+    assert torch.equal(normed, x)
+    assert bool(to_x.isfinite().all())
+    assert torch.equal(to_weight, torch.zeros_like(weight))
+
+    gate = torch.tensor([-1e4, -90.0, 0.0, 90.0, 1e4], device=DEVICE, requires_grad=True)
+    up = torch.full_like(gate, 2.0, requires_grad=True)
+    product = kernels.Gated.apply(gate, up, None)
+    assert product.tolist() == [0.0, 0.0, 0.0, 180.0, 2e4]
+    to_gate, to_up = torch.autograd.grad(product.sum(), [gate, up])
+    assert to_gate.tolist() == [0.0, 0.0, 1.0, 2.0, 2.0]
+    assert to_up.tolist() == [0.0, 0.0, 0.0, 90.0, 1e4]
+
+
+@pytest.mark.parametrize("kind", ["norms", "mlps"])
+def test_gradients_of_a_model_in_bf16_are_as_near_to_float32_as_those_of_torch(kind):
+    ids = torch.arange(14, device=DEVICE).view(2, 7) % 50
+    by_way = {}
+    for way, dtype in (("exact", torch.float32), ("torch", torch.bfloat16), ("kernels", None)):
+        model = make_model("qwen3").to(DEVICE, dtype or torch.bfloat16)
+        with replaced_forwards(FIND[kind](model.modules()) if way == "kernels" else []):
+            by_way[way] = {n: g.float() for n, g in gradients(model, ids)[1].items()}
+    exact = by_way.pop("exact")
+    slants = {
+        way: max(float((g[n] - exact[n]).norm() / exact[n].norm()) for n in exact)
+        for way, g in by_way.items()
+    }
+    assert slants["kernels"] < 1.5 * slants["torch"] + 1e-3
+
+
+# ---- log-probs ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_words", "temperature", "scale", "bias", "with_entropy"),
+    [(17, 1.0, 1.0, False, True), (5000, 0.7, 0.5, True, True), (4096, 1.0, 1.0, False, False)],
+)
+def test_log_probs_and_their_gradients_are_those_of_torch(
+    dtype, num_words, temperature, scale, bias, with_entropy, monkeypatch
+):
+    torch.manual_seed(0)
+    hidden = torch.randn(13, 32, dtype=dtype, device=DEVICE, requires_grad=True)
+    weight = torch.randn(num_words, 32, dtype=dtype, device=DEVICE, requires_grad=True)
+    offset = torch.randn(num_words, dtype=dtype, device=DEVICE, requires_grad=True)
+    head = Head(weight, offset if bias else None, scale)
+    targets = torch.randint(0, num_words, (13,), device=DEVICE)
+    variables = [hidden, weight, *([offset] if bias else [])]
+    both = []
+    for _ in ("kernels", "torch"):
+        chosen, entropy = chosen_log_probs(
+            hidden, head, targets, temperature=temperature, chunk_tokens=5
+        )
+        loss = (chosen * torch.linspace(-1, 1, 13, device=DEVICE)).sum()
+        loss = loss + 0.1 * entropy.sum() if with_entropy else loss
+        both.append((chosen, entropy, *torch.autograd.grad(loss, variables)))
+        monkeypatch.setattr(log_probs, "_kernels_for", lambda head, hidden: None)
+    near = 1e-4 if dtype == torch.float32 else 2e-2
+    for got, expected in zip(*both, strict=True):
+        torch.testing.assert_close(got, expected, rtol=near, atol=near)
+
+
+def test_tokens_that_cannot_be_sampled_have_no_gradient():
+    offset = torch.zeros(5000, device=DEVICE)
+    offset[100:4900] = -float("inf")
+    offset.requires_grad_()
+    hidden, weight = torch.randn(3, 8, device=DEVICE), torch.randn(5000, 8, device=DEVICE)
+    targets = torch.tensor([3, 99, 4999], device=DEVICE)
+    chosen, entropy = chosen_log_probs(hidden, Head(weight, offset), targets)
+    (gradient,) = torch.autograd.grad(chosen.sum() + entropy.sum(), offset)
+    assert torch.isfinite(entropy).all()
+    assert torch.isfinite(gradient).all()
+    assert not gradient[100:4900].any()
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_kept_logits_give_the_same_gradients_and_also_a_second_time(chunk, monkeypatch):
+    torch.manual_seed(0)
+    hidden = torch.randn(13, 32, device=DEVICE, requires_grad=True)
+    weight = torch.randn(5000, 32, device=DEVICE, requires_grad=True)
+    targets = torch.randint(0, 5000, (13,), device=DEVICE)
+    computed = []
+    for share in (log_probs._KEPT_SHARE, 0.0):
+        monkeypatch.setattr(log_probs, "_KEPT_SHARE", share)
+        chosen, entropy = chosen_log_probs(hidden, Head(weight), targets, chunk_tokens=chunk)
+        loss = (chosen * torch.linspace(-1, 1, 13, device=DEVICE)).sum() + entropy.sum()
+        for _ in range(2):
+            computed.append(torch.autograd.grad(loss, [hidden, weight], retain_graph=True))
+    for got in computed[:-1]:
+        torch.testing.assert_close(got, computed[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_without_tokens_the_gradient_of_the_head_is_zero():
+    hidden = torch.randn(0, 32, device=DEVICE, requires_grad=True)
+    weight = torch.randn(50, 32, device=DEVICE, requires_grad=True)
+    targets = torch.zeros(0, dtype=torch.long, device=DEVICE)
+    chosen, _ = chosen_log_probs(hidden, Head(weight), targets, chunk_tokens=4)
+    (gradient,) = torch.autograd.grad(chosen.sum(), [weight])
+    assert not gradient.any()
+
+
+# ---- copies of shared prefixes, and rounding ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 24, 128])
+def test_sums_over_copies_are_those_of_torch_in_one_order(dtype, width, kernels):
+    prefix = torch.arange(5)
+    spans = Episodes((8, 3, 1, 4), (torch.arange(0), prefix, prefix[:2], prefix)).spans(DEVICE)
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, len(spans.keys), 2, width).to(DEVICE, dtype).unbind()
+    sums = kernels.sum_copies(keys, values, spans.copies, spans.copy_offsets)
+    for got, given in zip(sums, (keys, values), strict=True):
+        wanted = torch.zeros(16, 2, width, device=DEVICE).index_add(0, spans.keys, given.float())
+        torch.testing.assert_close(got.float(), wanted, rtol=1e-2, atol=1e-2)
+        again = kernels.sum_copies(given, given, spans.copies, spans.copy_offsets)
+        assert torch.equal(again[0], got)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("key", [0, 1, 2**31 - 1])
+@pytest.mark.parametrize("first", [0, 1, 4099])
+def test_rounding_has_the_bits_of_the_torch_form(dtype, key, first):
+    from turnwise.models.rounding_kernels import round_on_gpu
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.logspace(-9, 3, 4096 + 77) * torch.randn(4096 + 77, generator=generator)
+    values = torch.cat([sizes, torch.tensor([0.0, -0.0, 1.0, -2.0])])
+    rounded = torch.empty(values.shape, dtype=dtype, device=DEVICE)
+    round_on_gpu(values.to(DEVICE), rounded, key, first)
+    assert torch.equal(rounded.cpu(), round_weight(values, dtype, key, first=first))
