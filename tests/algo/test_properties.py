@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -13,11 +12,9 @@ from algo.batches import (
     assert_same,
     copied,
     make_batch,
-    make_mask,
 )
-from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, each
+from algo.cases import ADVANTAGES, ALL, TURN_ADVANTAGES, Case, each
 from every_case import named
-from turnwise import algo
 from turnwise.algo import BatchTotals
 
 # Of GAE not every pair of gamma and lambda.
@@ -100,43 +97,6 @@ def test_equals_the_reference(case: Case) -> None:
     for kind in MASKS:
         batch = make_batch(kind, seed=1)
         assert_close(case.run(batch), case.expected(batch), 1e-5)
-
-
-def permuted(x: Any, order: list[int], num_rows: int) -> Any:
-    if isinstance(x, torch.Tensor):
-        return x[order] if x.dim() and len(x) == num_rows else x
-    return [x[i] for i in order] if isinstance(x, list) else x
-
-
-@given(data=st.data(), mask=masks(), seed=st.integers(0, 99))
-@settings(max_examples=3)
-def test_permuting_a_batch_permutes_the_result(
-    data: st.DataObject, mask: torch.Tensor, seed: int
-) -> None:
-    # Two tokens have the same covariance; which of them is picked is not ours to say.
-    by_covariance = [case for case in DISTINCT if case.function == "compute_kl_cov_loss"]
-    others = [case for case in DISTINCT if case not in by_covariance]
-    for cases, its_mask in ((others, mask), (by_covariance, make_mask("ragged"))):
-        num_rows = len(its_mask)
-        batch = make_batch(seed=seed, mask=its_mask, dtype=torch.float64)
-        order = data.draw(st.permutations(range(num_rows)))
-        shuffled = {name: permuted(x, order, num_rows) for name, x in batch.items()}
-        for case in cases:
-            with named(case.label):
-                assert_permuted(case.run(shuffled), case.run(batch), order, num_rows)
-
-
-def assert_permuted(of_shuffled: Any, result: Any, order: list[int], num_rows: int) -> None:
-    if isinstance(result, torch.Tensor):
-        result, of_shuffled = (result,), (of_shuffled,)
-    pairs = zip(result, of_shuffled, strict=True)
-    if isinstance(result, dict):
-        pairs = ((result[name], of_shuffled[name]) for name in result)
-    for whole, moved in pairs:
-        if isinstance(whole, dict):
-            assert_close(moved, as_numbers(whole), 1e-8)
-        else:
-            assert_close(moved, permuted(whole, order, num_rows), 1e-8)
 
 
 @each(DISTINCT)
@@ -248,32 +208,3 @@ def test_groups_may_be_named_by_anything(case: Case) -> None:
         torch.tensor([batch["index"].index(label) for label in batch["index"]]),
     ):
         assert_same(case.run(batch | {"index": index}), expected)
-
-
-@pytest.mark.parametrize(
-    "estimate",
-    [algo.compute_grpo_advantage, algo.compute_dr_grpo_advantage, algo.compute_rloo_advantage],
-)
-@given(
-    scores=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12),
-    labels=st.lists(st.integers(0, 3), min_size=12, max_size=12),
-)
-@settings(max_examples=40)
-def test_advantages_of_a_group_add_up_to_zero(
-    estimate: Any, scores: list[float], labels: list[int]
-) -> None:
-    index = labels[: len(scores)]
-    advantages, _ = estimate(torch.tensor(scores)[:, None], torch.ones(len(scores), 1), index)
-    for label in set(index):
-        mine = [i for i, other in enumerate(index) if other == label]
-        assert float(advantages[mine].double().sum()) == pytest.approx(0.0, abs=1e-4)
-
-
-@each(POLICY_LOSSES)
-def test_no_advantage_no_push(case: Case) -> None:
-    batch = make_batch()
-    batch["advantages"] = torch.zeros_like(batch["advantages"])
-    if case.function == "compute_kl_cov_loss":
-        case = Case(case.function, case.takes, {**case.options, "kl_cov_coef": 0.0}, case.variable)
-    assert case.run(batch)[0] == 0
-    assert torch.all(case.gradient(batch) == 0)

@@ -80,20 +80,6 @@ def test_an_update_that_runs_out_of_memory_is_the_one_in_smaller_packs(in_backwa
         assert "num_oom_retries" not in learner.update(batch)
 
 
-def test_minibatches_before_and_after_a_lack_of_memory_are_those_of_an_undisturbed_update():
-    options = dataclasses.replace(OPTIONS, update_epochs=2, mini_batch_size=3)
-    plain, batch = learner_and_batch(options)
-    probe = OutOfMemoryAt(plain.model, 999)
-    expected = plain.update(batch)
-    for at in range(0, probe.num_calls, 3):  # odd and even ones
-        learner, batch = learner_and_batch(options)
-        OutOfMemoryAt(learner.model, at, in_backward=at % 2 == 1 and at >= probe.num_calls // 2)
-        metrics = learner.update(batch)
-        assert metrics.pop("num_oom_retries", 0) == 1
-        assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-6)
-        assert largest_difference(weights(learner.model), weights(plain.model)) < 1e-9
-
-
 def test_an_episode_that_cannot_be_split_is_checkpointed():
     options = dataclasses.replace(OPTIONS, micro_batch_tokens=1)
     plain, batch = learner_and_batch(options)

@@ -72,9 +72,7 @@ class Trunk:
         self.merges_adapters = True
         """Whether layers are computed with merged adapters where an engine's are."""
         self._body = self.model.get_decoder()
-        if (
-            self._body is self.model
-        ):  # as with Llama 4, whose `base_model_prefix` names no attribute
+        if self._body is self.model:  # Llama 4's `base_model_prefix` names no attribute
             self._body = getattr(self.model, "model", self.model)
         if self._body is self.model:
             raise UnsupportedModel(
@@ -171,9 +169,8 @@ class Trunk:
             try:
                 for layer in self._checkpointed:
                     layer.training = True
-                return (
-                    self._padded(ids, pack) if self.layout == "padded" else self._packed(ids, pack)
-                )
+                compute = self._packed if self.layout == "packed" else self._padded
+                return compute(ids, pack)
             finally:
                 for layer in self._checkpointed:
                     layer.training = False

@@ -75,8 +75,8 @@ def stored_names(model: Any) -> dict[str, str]:
             continue
         stored = [alias for alias in aliases[id(parameter)] if alias in model.weight_files.paths]
         if len(stored) != 1:
-            what = "several weights" if stored else "no weight"
-            raise NotLoadableInParts(f"its files have {what} for {name}")
+            what = "several weights for" if stored else "no weight"
+            raise NotLoadableInParts(f"its files have {what} {name}")
         names[name] = stored[0]
     return names
 
