@@ -19,7 +19,7 @@ LINES = {
     "deadlines": 776,
     "env": 4340,
     "episode": 3959,
-    "inference": 6284,
+    "inference": 6283,
     "learner": 5837,
     "models": 1529,
     "progress": 741,

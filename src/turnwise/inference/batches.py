@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -84,9 +83,9 @@ class BatchInferenceManager:
             progress.update(bar, advance=1, num_tokens=num_tokens)
             return result
 
-        # Its `generate`, with its defaults, but with our window around each request.
-        windowed = copy.copy(self.engine)
-        windowed.sample = sample  # type: ignore[method-assign]
+        # With the defaults of this engine.
+        asked = inspect.signature(self.engine.generate).bind(prompts, max_tokens, **sampling)
+        asked.apply_defaults()
         with Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -97,7 +96,7 @@ class BatchInferenceManager:
             disable=len(prompts) <= self.batch_size or not console.is_terminal,
         ) as progress:
             bar = progress.add_task("", total=len(prompts), num_tokens=0)
-            output = windowed.generate(prompts, max_tokens, **sampling)
+            output = _Window(self.engine.tokenizer, sample).generate(*asked.args, **asked.kwargs)
         if failures:
             index, error = min(failures.items())
             prompt = str(prompts[index])
@@ -110,6 +109,21 @@ class BatchInferenceManager:
                 failures,
             )
         return output
+
+
+class _Window(BaseInferenceEngine):
+    """An engine whose `generate` samples with a function."""
+
+    context_length = 2**31  # the engine itself checks each request
+
+    def __init__(
+        self, tokenizer: Any, sample: Callable[[GenerationRequest], Awaitable[GenerationResult]]
+    ) -> None:
+        super().__init__(tokenizer)
+        self._sample = sample
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        return await self._sample(request)
 
 
 class VLLMRolloutSPMD:

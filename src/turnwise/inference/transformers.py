@@ -244,11 +244,8 @@ def _single_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
 
 @torch.no_grad()
 def _can_pad(model: Any) -> bool:
-    """Return whether padded sequences with a KV cache have the logits of each by itself.
-
-    They do not in models with a recurrent state: some take no mask, or name their cache
-    differently.
-    """
+    """Return whether padded sequences with a KV cache have the logits of each by itself."""
+    # They do not in models with a recurrent state: some have no mask, or another cache.
     vocab_size = model.get_input_embeddings().num_embeddings
     sequences = [[(7 * i + 3) % vocab_size for i in range(length)] for length in (7, 4)]
     last = torch.tensor([5 % vocab_size, 1 % vocab_size], device=model.device)

@@ -120,9 +120,7 @@ class Skeleton:
         with torch.device("meta"):
             return kind.from_config(self._config, trust_remote_code=self._trust_remote_code)
 
-    def _compare(
-        self, given: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]
-    ) -> None:
+    def _compare(self, given: Shapes, expected: Shapes) -> None:
         # A tied weight may be left out under its second name.
         missing = sorted(expected.keys() - given.keys() - self._model.all_tied_weights_keys.keys())
         if missing:
@@ -252,12 +250,12 @@ class WeightSender:
             torch.cuda.synchronize()
 
 
-async def run_both(request: Coroutine[Any, Any, Any], own_end: Callable[[], None]) -> None:
+async def run_both(request: Coroutine[Any, Any, Any], this_end: Callable[[], None]) -> None:
     """Run this end of a group in a thread while a request makes the other end take part.
 
     The first error is raised at once: the other side would wait until its time is up.
     """
-    tasks = [asyncio.create_task(request), asyncio.create_task(asyncio.to_thread(own_end))]
+    tasks = [asyncio.create_task(request), asyncio.create_task(asyncio.to_thread(this_end))]
     done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in waiting:
         task.cancel()

@@ -8,8 +8,7 @@ within a burst are cut there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,19 +18,6 @@ from turnwise.inference.local.kernels import sample_and_advance
 from turnwise.inference.local.runner import Runner
 from turnwise.inference.local.schedule import MAX_GRAPH_STEPS, DecodeRow, kernel_seed
 from turnwise.inference.worker import EngineTurn
-
-
-@contextmanager
-def _no_synchronization() -> Iterator[None]:
-    """Make operations that synchronize with the device raise RuntimeError."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 class _State:
@@ -137,10 +123,17 @@ class DecodeGraphs:
             for _ in range(2):  # compiles and selects kernels before the capture
                 step()
             if is_first:
-                # Fails here rather than during the capture. Not later: it concerns all threads, and
-                # the learner, which may be computing then, synchronizes.
-                with _no_synchronization():
+                # Operations that synchronize with the device fail here rather than during the
+                # capture. Not later: it concerns all threads, and the learner, which may be
+                # computing then, synchronizes.
+                before = torch.cuda.get_sync_debug_mode()
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+                    torch.cuda.set_sync_debug_mode("error")
+                try:
                     step()
+                finally:
+                    torch.cuda.set_sync_debug_mode(before)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # What the learner does in its own thread is no part of the capture, and allowed.

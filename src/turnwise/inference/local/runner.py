@@ -193,10 +193,7 @@ class Runner:
         return have_moved
 
     def free_merged(self) -> bool:
-        """Free the copies of weights with adapters; return whether there were any.
-
-        Call `take_new_weights` before the next forward.
-        """
+        """Free copies of weights with adapters until `take_new_weights`; whether there were any."""
         if self._fused is None or not self._fused.has_merged:
             return False
         self._fused, self._is_freed = None, True
