@@ -121,7 +121,7 @@ def test_the_config_reaches_the_environment():
     assert only_finding(check_env(Sized, {"size": 5}), "exceptions")
 
 
-class LeakyScore(Doors):
+class Late(Doors):
     def __init__(self, config=None):
         super().__init__(config)
         self.score = 0
@@ -132,21 +132,15 @@ class LeakyScore(Doors):
         return f"{observation} Score {self.score}.", reward, done, info
 
 
-class AlwaysCut(NoOffers):
-    def step(self, action):
-        return "On and on.", 0.0, False, {}
-
-
 def test_the_report_reads_well_and_can_be_raised():
-    report = check_env(LeakyScore)
+    report = check_env(Late)
     text = str(report)
-    assert text.startswith("LeakyScore: 1 error\nerror [leaked-state] ")
+    assert text.startswith("Late: 1 error\nerror [leaked-state] ")
     assert "\n  fix: Write `self.score = 0` in reset()" in text
     assert "not run until this is fixed: spawn" in text
     assert "seeds" in report.passed
     with pytest.raises(EnvironmentFault, match="leaked-state"):
-        check_env(LeakyScore, raise_on_error=True)
-    assert check_env(AlwaysCut, raise_on_error=True).of_level("note")
+        check_env(Late, raise_on_error=True)
 
 
 def test_everything_that_was_made_is_closed():

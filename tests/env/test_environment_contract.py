@@ -128,13 +128,6 @@ def test_async_environments_play_too():
     assert len(asyncio.run(many())) == 5
 
 
-def test_playing_works_inside_a_running_loop_as_in_a_notebook():
-    async def cell():
-        return play_episode(Dice(), roll, seed=1)
-
-    assert asyncio.run(cell()) == play_episode(Dice(), roll, seed=1)
-
-
 def test_the_seed_reaches_reset_if_it_asks_for_it():
     class Seeded(Dice):
         def reset(self, seed=None):

@@ -194,11 +194,6 @@ def test_the_user_can_say_it_better() -> None:
     assert described.reset(seed=0) == described.get_state_description() == "2 gulls"
 
 
-def test_arguments_of_make_may_stand_in_the_configuration() -> None:
-    env = make_environment("gym:FrozenLake-v1", {"params": {"is_slippery": False}})
-    assert play_episode(env, expert_player, seed=0).num_turns == 6
-
-
 def test_words_are_left_out_where_a_wrapper_makes_them_untrue() -> None:
     flat = GymnasiumEnvironment(wrappers.FlattenObservation(gymnasium.make("FrozenLake-v1")))
     assert flat.reset(seed=0).startswith("[1, 0, 0,")

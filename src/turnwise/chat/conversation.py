@@ -72,11 +72,13 @@ class Conversation:
     def _with_template_ends(self, ids: Sequence[int]) -> list[int]:
         """The present context with the template's end of turn at each turn in it."""
         spans = self.stream.context(len(self.stream))
-        places = {place: n for n, place in enumerate(p for a, b in spans for p in range(a, b))}
+        positions = {
+            position: n for n, position in enumerate(p for a, b in spans for p in range(a, b))
+        }
         turns = [
-            (places[start], places[end - 1] + 1)
+            (positions[start], positions[end - 1] + 1)
             for start, end in self.stream.turns
-            if start in places and end - 1 in places
+            if start in positions and end - 1 in positions
         ]
         return self.format.with_template_ends(ids, [*turns, (len(ids), len(ids))])
 

@@ -188,12 +188,12 @@ class Encoder:
         while waiting:
             start, end = waiting.pop()
             is_later = start > 0 or is_continued
-            ids, places = self._with_spans(text[start:end], is_later)
+            ids, token_spans = self._with_spans(text[start:end], is_later)
             cuts = [start]
-            for token, place in zip(ids, places, strict=True):
+            for token, span in zip(ids, token_spans, strict=True):
                 if token not in forbidden:
                     continue
-                first, last = _trimmed(text, start + place[0], start + place[1])
+                first, last = _trimmed(text, start + span[0], start + span[1])
                 if token == self._unknown and text[first:last] != self._control.names[token]:
                     continue  # characters that the tokenizer does not know
                 # Only the last span that starts before the token's end can overlap it.
@@ -214,9 +214,9 @@ class Encoder:
         """Return the spans of a text that would become control tokens."""
         if not self._has_offsets:
             return [(start, end) for start, end, _ in self._control.spans(text)]
-        ids, places = self._with_spans(text, is_continued=False)
-        found = zip(ids, places, strict=True)
-        return [_trimmed(text, *place) for token, place in found if token in self._control.ids]
+        ids, token_spans = self._with_spans(text, is_continued=False)
+        pairs = zip(ids, token_spans, strict=True)
+        return [_trimmed(text, *span) for token, span in pairs if token in self._control.ids]
 
     def _with_spans(self, text: str, is_continued: bool) -> tuple[list[int], list[Span]]:
         """Return ids, and the span of characters of each."""
@@ -232,8 +232,8 @@ class Encoder:
             before = self.encode_text(anchor)
             if ids[: len(before)] == before:
                 shift = len(anchor)
-                places = [(max(0, a - shift), max(0, b - shift)) for a, b in offsets]
-                return ids[len(before) :], places[len(before) :]
+                token_spans = [(max(0, a - shift), max(0, b - shift)) for a, b in offsets]
+                return ids[len(before) :], token_spans[len(before) :]
         return self._with_spans(text, is_continued=False)
 
     def _with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
@@ -247,11 +247,11 @@ class Encoder:
         """The same for tokenizers without offsets: only control tokens get a span."""
         ids = self._continued(text) if is_continued else self.encode_text(text)
         named = iter(self._control.spans(text))
-        places: list[Span] = []
+        token_spans: list[Span] = []
         for token in ids:
-            place = next(named, None) if token in self._control.ids else None
-            places.append((0, 0) if place is None else (place[0], place[1]))
-        return ids, places
+            span = next(named, None) if token in self._control.ids else None
+            token_spans.append((0, 0) if span is None else (span[0], span[1]))
+        return ids, token_spans
 
     def _continued(self, text: str) -> list[int]:
         """Return the ids of a text that follows another, without the mark of a text's start."""

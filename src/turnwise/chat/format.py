@@ -191,12 +191,12 @@ class ChatFormat:
         }
         rendered = self._renderer.render_with_spans([called, *messages], before=before[:-1])
         rendered = rendered.after(rendered.text.find(ANSWER))
-        own = [
+        written = [
             (start, token)
             for start, end, token in self.control.spans(rendered.text)
             if not any(a < end and start < b for a, b in rendered.spans)
         ]
-        start = next((start for start, token in own if token in self._closers), None)
+        start = next((start for start, token in written if token in self._closers), None)
         if start is None or ANSWER not in rendered.text:
             raise ConfigError("the chat template does not end a call of a tool with a token")
         return rendered.after(start)

@@ -26,16 +26,16 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 class Renderer:
-    """Renders with a tokenizer's chat template, or with `own` instead of it.
+    """Renders with a tokenizer's chat template, or with `given` instead of it.
 
     `template` is the text of either; `encoder` finds the control tokens in texts and renderings.
     """
 
-    def __init__(self, tokenizer: Any, own: str | None, template: str, encoder: Encoder) -> None:
+    def __init__(self, tokenizer: Any, given: str | None, template: str, encoder: Encoder) -> None:
         self.variables: dict[str, bool] = {}
         """What the template gets besides messages and tools."""
         self._tokenizer = tokenizer
-        self._own = own
+        self._given = given
         self._template = template
         self._encoder = encoder
 
@@ -75,9 +75,9 @@ class Renderer:
         """
         find = self._encoder.control_spans
         marks = Marks(find)
-        own = self._encoder.control_tokens(_read(render, make_inert, marks)[0])
+        expected = self._encoder.control_tokens(_read(render, make_inert, marks)[0])
         for rendered in (RenderedText(plain), marked):
-            if rendered is not None and self._encoder.control_tokens(rendered) == own:
+            if rendered is not None and self._encoder.control_tokens(rendered) == expected:
                 return rendered
         named, _ = _read(render, marks.mark_names, marks)
         if named.text == plain:
@@ -137,10 +137,10 @@ class Renderer:
         if getattr(apply, "__func__", None) is not PreTrainedTokenizerBase.apply_chat_template:
             # A tokenizer with code of its own, such as Mistral's.
             return str(apply(
-                list(messages), tools=tools, chat_template=self._own,
+                list(messages), tools=tools, chat_template=self._given,
                 add_generation_prompt=generation_prompt, tokenize=False, **self.variables,
             ))  # fmt: skip
-        template = compile_template(self._tokenizer.get_chat_template(self._own, tools))
+        template = compile_template(self._tokenizer.get_chat_template(self._given, tools))
         variables = {
             **self._tokenizer.special_tokens_map,
             **self.variables,

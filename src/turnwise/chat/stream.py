@@ -45,9 +45,7 @@ class TokenStream:
         >>> TokenStream.restored([5, 6, 7], [False, True, True], [-0.1, -0.2], [(1, 3)]).log_probs
         [nan, -0.1, -0.2]
         """
-        inserted = [
-            (place, place + 1) for turn in turns for place in range(*turn) if not mask[place]
-        ]
+        inserted = [(at, at + 1) for turn in turns for at in range(*turn) if not mask[at]]
         return cls(list(ids), list(turns), list(branches), inserted, list(log_probs))
 
     def add_context(self, ids: Sequence[int]) -> None:
@@ -116,10 +114,12 @@ class TokenStream:
         >>> stream.continue_from([5, 6, 8, 9]), stream.path, stream.ids
         (2, [5, 6, 8, 9], [5, 6, 7, 8, 9])
         """
-        places = [place for start, end in self.context(len(self)) for place in range(start, end)]
-        same = takewhile(lambda pair: self._ids[pair[0]] == pair[1], zip(places, ids, strict=False))
+        positions = [at for start, end in self.context(len(self)) for at in range(start, end)]
+        same = takewhile(
+            lambda pair: self._ids[pair[0]] == pair[1], zip(positions, ids, strict=False)
+        )
         num_shared = sum(1 for _ in same)
-        self.begin_branch(places[num_shared - 1] + 1 if num_shared else 0)
+        self.begin_branch(positions[num_shared - 1] + 1 if num_shared else 0)
         self.add_context(ids[num_shared:])
         return num_shared
 

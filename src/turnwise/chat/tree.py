@@ -200,10 +200,10 @@ class ConversationTree:
         gone = set(turns)
         self.turns = [turn for turn in self.turns if turn not in gone]
         known = {
-            digest: [turn for turn in found if turn not in gone]
-            for digest, found in self._known.items()
+            digest: [turn for turn in same if turn not in gone]
+            for digest, same in self._known.items()
         }
-        self._known = {digest: found for digest, found in known.items() if found}
+        self._known = {digest: same for digest, same in known.items() if same}
         kept = {turn.order[2] for turn in self.turns}
         self._requests = Counter({d: n for d, n in self._requests.items() if d in kept})
 

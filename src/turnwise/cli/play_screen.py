@@ -16,7 +16,7 @@ from rich.text import Text
 
 from turnwise.cli.common import legible, make_console
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.report import explain
+from turnwise.env.checker.harness import explain
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.progress.lines import count
 from turnwise.tools import ActionParser, ToolCall, ToolDefinition

@@ -352,7 +352,7 @@ def check_code(config: ConfigStore) -> None:
     The errors are brief, without a traceback.
     """
     from turnwise.env.catalog import environment_factory
-    from turnwise.env.checker.report import explain
+    from turnwise.env.checker.harness import explain
     from turnwise.env.driver import close_environment
     from turnwise.reward.combine import reward_by_name
     from turnwise.tools.by_name import parser_by_name, tools_by_name

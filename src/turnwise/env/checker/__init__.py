@@ -12,8 +12,7 @@ from turnwise.deadlines import in_daemon_thread
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource, environment_factory
 from turnwise.env.checker.checks import CHECKS, Check
-from turnwise.env.checker.harness import BrokenCallError, Harness
-from turnwise.env.checker.report import CheckReport, Finding, explain
+from turnwise.env.checker.harness import BrokenCallError, CheckReport, Finding, Harness, explain
 from turnwise.errors import ConfigError, EnvironmentFault, TurnwiseError
 from turnwise.tools import ActionParser, Tool, ToolRegistry
 
@@ -61,7 +60,8 @@ def check_env(
     name = env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__qualname__)
     report = CheckReport(name)
     kind = env if isinstance(env, type) else type(env)
-    if not (issubclass(kind, BaseEnvironment) or isinstance(env, str) or _is_function(env)):
+    is_function = callable(env) and not isinstance(env, type)
+    if not (issubclass(kind, BaseEnvironment) or isinstance(env, str) or is_function):
         fix = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
         if {base.__module__.partition(".")[0] for base in kind.__mro__} & {"gym", "gymnasium"}:
             fix = "Register it with Gymnasium and pass its name: check_env('gym:MyEnv-v0')."
@@ -92,10 +92,6 @@ def check_env(
     if raise_on_error and not report.ok:
         raise EnvironmentFault(str(report))
     return report
-
-
-def _is_function(source: object) -> bool:
-    return callable(source) and not isinstance(source, type)
 
 
 def _run_checks(harness: Harness, report: CheckReport) -> None:

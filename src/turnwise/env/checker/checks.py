@@ -17,11 +17,13 @@ from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.harness import (
     GENERAL_TEXTS,
     BrokenCallError,
+    Finding,
     Harness,
     Transition,
+    other_parser,
     replayed,
+    shorten,
 )
-from turnwise.env.checker.report import Finding, other_parser, shorten
 from turnwise.env.driver import accepts_seed
 from turnwise.errors import EnvironmentFault, TurnwiseError
 

@@ -121,8 +121,8 @@ def _wanted(packages: list[str]) -> list[str]:
 def _holds_mounts(folder: str) -> bool:
     """Whether something is mounted below the folder; an overlay would not show it."""
     with open("/proc/self/mountinfo") as file:
-        places = [line.split()[4] for line in file]
-    return any(place.startswith(f"{folder}/") for place in places)
+        mount_points = [line.split()[4] for line in file]
+    return any(point.startswith(f"{folder}/") for point in mount_points)
 
 
 def _show_copy(path: str, source: str) -> bool:
@@ -164,9 +164,9 @@ def _show(path: str, source: str, attributes: int) -> None:
 
 def _refuse_pipes_and_sockets(folder: str) -> None:
     """Refuses a folder with named pipes or sockets, which reach the host even if read-only."""
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            file = os.path.join(place, name)
+            file = os.path.join(parent, name)
             kind = stat.S_IFMT(os.lstat(file).st_mode)
             if kind in (stat.S_IFIFO, stat.S_IFSOCK):
                 raise OSError(f"packages: {file} is a named pipe or a socket. Remove it")
