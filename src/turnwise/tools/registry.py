@@ -84,6 +84,13 @@ class ToolRegistry:
             )
         return cls(tools)
 
+    @classmethod
+    def from_environment(
+        cls, environment: Any, tools: Iterable[Tool | Callable[..., Any]] = ()
+    ) -> Self:
+        """Returns `tools` and the environment's own: its methods with `@tool`."""
+        return cls(tools).bind(environment)
+
     def bind(self, environment: Any) -> Self:
         """Returns these tools and the environment's own, for one episode."""
         bound = type(self)([*self, *marked_tools(environment)])
