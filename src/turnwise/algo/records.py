@@ -79,8 +79,9 @@ class AdvantageEstimator:
         """Return the same estimator with keyword arguments of its own, such as norm_by_std."""
         if not options:
             return self
-        takes = [name for name in _parameters(self.function) if name not in ESTIMATOR_ARGUMENTS]
-        if not _takes_anything(self.function):
+        parameters = _parameters(self.function)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            takes = [name for name in parameters if name not in ESTIMATOR_ARGUMENTS]
             check_options(f"the advantage estimator {self.name!r}", options, takes)
         return replace(self, function=functools.partial(self.function, **options))
 
@@ -173,10 +174,6 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
-
-
-def _takes_anything(function: Callable[..., Any]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in _parameters(function).values())
 
 
 def check_options(what: str, options: Mapping[str, Any], known: list[str]) -> None:
