@@ -231,7 +231,7 @@ def test_each_lost_component_is_named_with_the_option_that_supplies_it(
 
     import yaml
 
-    from turnwise.runs.checkpoint import MANIFEST, read_manifest, write_manifest
+    from turnwise.runs.checkpoints import MANIFEST, read_manifest, write_manifest
 
     run = tmp_path / "run"
     shutil.copytree(runs.tools, run)

@@ -14,7 +14,7 @@ from turnwise.cli import main
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.models import model_folder
-from turnwise.runs.checkpoint import MANIFEST, read_manifest, write_manifest
+from turnwise.runs.checkpoints import MANIFEST, read_manifest, write_manifest
 from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer import load_trained_model
 from turnwise.user_code import trust

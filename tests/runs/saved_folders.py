@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.runs import whole_folders
+from turnwise import whole_files
 
 # Each of these changes what is on the disk, or makes sure of it.
 POINTS = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir")
@@ -114,5 +114,5 @@ def die_at(number):
             file.write(data[len(data) // 2 :])
 
     for name in POINTS:
-        setattr(whole_folders.os, name, guarded(getattr(os, name)))
+        setattr(whole_files.os, name, guarded(getattr(os, name)))
     Path.write_bytes = write_bytes

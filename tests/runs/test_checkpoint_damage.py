@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 
 from runs.saved_folders import check, fill
 from turnwise.errors import CheckpointError
-from turnwise.runs.checkpoint import sealed_json
-from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint
+from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, sealed_json
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -14,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from runs.saved_folders import check, fill, hidden, in_child
+from turnwise import whole_files
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.runs import whole_folders
 from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import RunFolder
@@ -91,32 +90,17 @@ class TestFullDisk:
     def test_one_that_can_hold_no_more_files(self, small_disk):
         store = CheckpointStore(small_disk)
         store.save(1, fill(1), {})
-        with pytest.raises(CheckpointError, match=r"no inodes left: .* MB are left") as caught:
+        with pytest.raises(CheckpointError, match=r"the disk is full, of bytes or of files"):
             store.save(2, fill(2), {})
-        assert "Remove files" in str(caught.value)
         assert os.listdir(small_disk) == ["step-00000001"]
         for number in range(20):
             with suppress(OSError):
                 (small_disk / f"file-{number}").touch()
         log = MetricsLog(small_disk / "run" / "metrics.jsonl")
-        with pytest.raises(ConfigError, match=r"cannot write .*metrics\.jsonl: .*no inodes left"):
+        with pytest.raises(ConfigError, match=r"cannot write .*metrics\.jsonl: the disk is full"):
             log.append({"step": 1})
-        with pytest.raises(CheckpointError, match=r"cannot save .*run\.json: .*no inodes left"):
-            RunFolder(small_disk).write_status(status="running")
-
-    def test_metrics_and_status_find_no_room(self, small_disk):
-        (small_disk / "run").mkdir()
-        log, folder = MetricsLog(small_disk / "run" / "m.jsonl"), RunFolder(small_disk / "run")
-        log.append({"step": 1})
-        folder.write_status(status="running")
-        with suppress(OSError):
-            (small_disk / "large").write_bytes(bytes(500_000))
-        with pytest.raises(ConfigError, match=r"cannot write .*: the disk is full"):
-            log.append({"step": 2, "text": "x" * 10_000})
         with pytest.raises(CheckpointError, match=r"cannot save .*run\.json: the disk is full"):
-            folder.write_status(status="x" * 10_000)
-        assert (log.read(), folder.status) == ([{"step": 1}], {"status": "running"})
-        assert sorted(os.listdir(small_disk / "run")) == ["m.jsonl", "run.json"]
+            RunFolder(small_disk).write_status(status="running")
 
     @pytest.mark.parametrize("text", ["stopped: the disk is full", "stopped: é " + "x" * 9000])
     def test_a_status_can_change_without_room(self, small_disk, text):
@@ -139,17 +123,6 @@ class TestFullDisk:
             store.mark_best(store.newest(), "x" * 500_000, 1.0)
         assert os.listdir(small_disk) == ["step-00000001"]
 
-    def test_a_device_that_is_always_full(self, tmp_path):
-        def write(folder):
-            fill(2)(folder)
-            Path("/dev/full").write_text("some")
-
-        store = CheckpointStore(tmp_path)
-        store.save(1, fill(1), {})
-        with pytest.raises(CheckpointError, match="the disk is full"):
-            store.save(2, write, {})
-        assert os.listdir(tmp_path) == ["step-00000001"]
-
     def test_when_it_is_only_noticed_by_fsync(self, tmp_path, monkeypatch):
         def full(handle):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -157,25 +130,11 @@ class TestFullDisk:
         store = CheckpointStore(tmp_path)
         store.save(1, fill(1), {})
         with monkeypatch.context() as patch:
-            patch.setattr(whole_folders.os, "fsync", full)
-            with pytest.raises(CheckpointError, match=r"your disk quota is used up.*`quota`"):
+            patch.setattr(whole_files.os, "fsync", full)
+            with pytest.raises(CheckpointError, match=r"the disk is full.*quota"):
                 store.save(1, fill(1, "again"), {})
         check(store.newest())
         assert hidden(tmp_path) == []
-
-    def test_a_limit_on_the_size_of_files(self, tmp_path):
-        store = CheckpointStore(tmp_path)
-        store.save(1, fill(1), {})
-
-        def limited(report):
-            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, most))
-            report(message_of(lambda: store.save(2, writes(20_000), {})))
-
-        [said], _ = in_child(limited).wait()
-        assert "ulimit -f" in said
-        assert os.listdir(tmp_path) == ["step-00000001"]
-        check(store.newest())
 
 
 class TestReadOnly:
@@ -218,7 +177,7 @@ class TestReadOnly:
         store = CheckpointStore(small_disk)
         store.save(1, fill(1), {})
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-        with pytest.raises(CheckpointError, match=r"is mounted read-only \(Read-only file system"):
+        with pytest.raises(CheckpointError, match=r"cannot be written to \(Read-only file system"):
             store.save(2, fill(2), {})
         check(store.newest())
 

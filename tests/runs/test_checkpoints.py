@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from runs.saved_folders import check, fill, hidden, in_child
+from turnwise import whole_files
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.runs import whole_folders
 from turnwise.runs.checkpoints import (
     CheckpointStore,
     open_checkpoint,
@@ -79,8 +79,8 @@ class TestRoundTrip:
             synced.clear()
             rename(source, target)
 
-        monkeypatch.setattr(whole_folders.os, "fsync", record)
-        monkeypatch.setattr(whole_folders.os, "rename", name_it)
+        monkeypatch.setattr(whole_files.os, "fsync", record)
+        monkeypatch.setattr(whole_files.os, "rename", name_it)
         saved = save(store, 1)
         above = (store.folder.parent, store.folder.parent.parent)
         assert {
@@ -145,7 +145,7 @@ class TestReplacing:
             rename(*paths)
 
         with monkeypatch.context() as patch:
-            patch.setattr(whole_folders.os, "rename", interrupted)
+            patch.setattr(whole_files.os, "rename", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 save(store, 1, version="again")
         assert os.listdir(store.folder) == ["step-00000001"]
@@ -266,7 +266,7 @@ class TestManyAtOnce:
 
     def test_a_process_that_hangs_is_not_waited_for_forever(self, store, monkeypatch):
         save(store, 1)
-        monkeypatch.setattr(whole_folders, "PATIENCE_S", 0.02)
+        monkeypatch.setattr(whole_files, "PATIENCE_S", 0.02)
         handle = os.open(store.folder, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(CheckpointError, match="another process has been busy"):

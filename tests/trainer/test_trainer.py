@@ -8,11 +8,10 @@ import torch
 
 from trainer.runs import Listener, assert_same_run, metrics_of, newest_files
 from trainer.worlds import Echo, Memory, Several, small_model, small_trainer
-from turnwise import BaseEnvironment, CheckpointError, ConfigError, Trainer
+from turnwise import BaseEnvironment, CheckpointError, ConfigError, Trainer, whole_files
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import TrainingStopped
-from turnwise.runs import whole_folders
 from turnwise.runs.checkpoints import CheckpointStore
 
 QUICK = (
@@ -214,7 +213,7 @@ class TestDisks:
             trainer.fit()
             good = newest_files(trainer.run_folder)
             with monkeypatch.context() as patch:
-                patch.setattr(whole_folders.os, "fsync", full)
+                patch.setattr(whole_files.os, "fsync", full)
                 with pytest.raises((CheckpointError, ConfigError), match=r"No space|disk is full"):
                     trainer.fit()
         assert listener.outcomes[0] == "finished"

@@ -15,7 +15,8 @@ import torch
 
 from forked import fork_server
 from trainer.worlds import Memory, small_trainer
-from turnwise.runs import checkpoint, checkpoints, whole_folders
+from turnwise import whole_files
+from turnwise.runs import checkpoints
 from turnwise.trainer import stopping
 
 # Each of these changes what is on the disk, or makes sure of it.
@@ -159,13 +160,13 @@ class Teller:
 def die_in_a_save(number, point):
     """Kill this process before the so many-th step on the disk of a save, which is told first."""
     left = {"saves": number, "points": point}
-    save_at = checkpoint.save_at
+    write_folder = checkpoints.write_folder
 
     def counted(*args, **kwargs):
         left["saves"] -= 1
         now["is_saving"] = True
         try:
-            return save_at(*args, **kwargs)
+            return write_folder(*args, **kwargs)
         finally:
             now["is_saving"] = False
 
@@ -180,9 +181,9 @@ def die_in_a_save(number, point):
 
         return call
 
-    checkpoints.save_at = counted
+    checkpoints.write_folder = counted
     for name in POINTS:
-        setattr(whole_folders.os, name, guarded(getattr(os, name)))
+        setattr(whole_files.os, name, guarded(getattr(os, name)))
 
 
 def delay_saves(until):
@@ -196,7 +197,7 @@ def delay_saves(until):
                 time.sleep(0.01)
         return rename(*args, **kwargs)
 
-    whole_folders.os.rename = slowly
+    whole_files.os.rename = slowly
 
 
 def train(

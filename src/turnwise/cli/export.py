@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +54,7 @@ def export(
         from turnwise.runs.checkpoints import CheckpointStore
         from turnwise.runs.run_folder import RunFolder
         from turnwise.trainer.state import find_checkpoint, load_trained_model
-        from turnwise.whole_files import draft_path, honour_umask, remove
+        from turnwise.whole_files import write_folder
 
         saved = find_checkpoint(source, which_checkpoint(checkpoint))
         loaded, config = load_trained_model(
@@ -63,26 +62,23 @@ def export(
         )
     if not loaded.tokenizer.chat_template:  # the run used this one
         loaded.tokenizer.chat_template = TEMPLATES["plain"]
-    # A hidden folder that is renamed, so that no incomplete model is left behind.
-    draft = draft_path(target.absolute())
+
+    def fill(draft: Path) -> None:
+        loaded.model.save_pretrained(draft)
+        loaded.tokenizer.save_pretrained(draft)
+        number = loaded.model.num_parameters()
+        card = model_card(source, saved.step, config, target.name, number)
+        (draft / "README.md").write_text(card, encoding="utf-8")
+
     try:
         with working(f"writing {out}"), without_progress_bars():
-            draft.mkdir(parents=True)
-            loaded.model.save_pretrained(draft)
-            loaded.tokenizer.save_pretrained(draft)
-            number = loaded.model.num_parameters()
-            card = model_card(source, saved.step, config, target.name, number)
-            (draft / "README.md").write_text(card, encoding="utf-8")
-            honour_umask(draft)
-            os.rename(draft, target)
+            write_folder(target.absolute(), fill, lambda: _check_free(target))
     except Exception as error:  # safetensors has the errors of the system only in its message
         if not isinstance(error, OSError) and "os error" not in str(error):
             raise
         raise ConfigError(
             f"cannot write {target}: {error}. Free some space there, or name another folder."
         ) from error
-    finally:
-        remove(draft)
     if as_json:
         files = sorted(file.name for file in target.iterdir())
         print_json({"folder": out, "run": run, "step": saved.step, "files": files})

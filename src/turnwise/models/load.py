@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from turnwise.models.rounding import HALF, round_weight, threshold_key
 from turnwise.models.smollm2 import convert_smollm2
 from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
 from turnwise.models.weight_files import NotLoadableInParts, WeightFiles, read_wide
-from turnwise.whole_files import honour_umask
+from turnwise.whole_files import write_folder
 
 
 @dataclass(frozen=True)
@@ -42,23 +40,19 @@ def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     folder = Path(base) / "turnwise" / "models" / name
     if folder.is_dir():
         return folder
-    draft: Path | None = None
+
+    def check() -> None:
+        if folder.is_dir():
+            raise FileExistsError(folder)
+
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = folder.with_name(f".{name}.{secrets.token_hex(4)}")
-        draft.mkdir()  # not mkdtemp, whose folders only their owner can read
-        fill(draft)
-        honour_umask(draft)
-        draft.rename(folder)
+        write_folder(folder, fill, check)
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was first
             raise ConfigError(
                 f"cannot make the folder {folder}: {error}. "
                 "XDG_CACHE_HOME names another place for caches."
             ) from error
-    finally:
-        if draft is not None:
-            shutil.rmtree(draft, ignore_errors=True)
     return folder
 
 

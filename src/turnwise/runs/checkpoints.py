@@ -1,38 +1,262 @@
-"""The store of a run's checkpoints. It does not know models: callers write the files."""
+"""Checkpoints: folders that are saved whole, and opened only if all of their files are intact.
+
+`manifest.json` has the size and sha256 of each file. Its last line is the sha256 of the bytes
+before it, so that damage to the manifest itself is detected too. Nothing here knows models: callers
+write the files.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from turnwise.bounded_files import parse_json, read_bytes
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.runs.checkpoint import (
-    FORMAT,
-    Checkpoint as Checkpoint,
-    Defect,
-    is_step,
-    open_checkpoint as open_checkpoint,
-    read_manifest,
-    read_sealed_json,
-    save_at,
-    save_checkpoint_to as save_checkpoint_to,
-    sealed_json,
-    verified,
-)
-from turnwise.runs.disk_errors import explained
 from turnwise.runs.headline import is_number
-from turnwise.runs.whole_folders import discard, in_order
-from turnwise.whole_files import write_whole
+from turnwise.whole_files import discard, explained, in_order, write_folder, write_whole
 
+MANIFEST = "manifest.json"
+FORMAT = 1
 _LOG = logging.getLogger("turnwise")
 _STEP = re.compile(r"step-(\d{8,})")
+_MAX_BYTES = 1 << 24
+_MAX_DEPTH = 32
+"""The limit of nested folders in a checkpoint."""
+_SEAL = b',\n  "sha256": "'
+_END = b'"\n}\n'
+
+
+class Defect(Exception):
+    """What is wrong with a folder's content; the caller adds which folder it is."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint folder."""
+
+    path: Path
+    step: int
+    meta: dict[str, Any]
+    files: dict[str, int]
+    """The size of each file in bytes: {"model.safetensors": 4400152, "state.json": 812}"""
+    digests: dict[str, str] = field(repr=False)
+    """The sha256 of each file when it was saved."""
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file of the checkpoint."""
+        if name not in self.files:
+            raise CheckpointError(
+                f"the checkpoint {self.path} has no file {name!r}; it has {', '.join(self.files)}"
+            )
+        return self.path / name
+
+
+# ---- one checkpoint ----
+
+
+def save_checkpoint_to(
+    path: str | os.PathLike[str],
+    write: Callable[[Path], None],
+    meta: Mapping[str, Any],
+    step: int,
+) -> Checkpoint:
+    """Save to a path of the user's choice; it may replace a checkpoint, but nothing else."""
+    path = Path(path).expanduser().resolve()
+
+    def check() -> None:
+        try:
+            if path.exists() and not path.is_dir():
+                raise Defect("it is a file")
+            if path.exists() and any(path.iterdir()):
+                for name in sorted({*_names(path)} - {MANIFEST, *read_manifest(path).files}):
+                    raise Defect(f"{name} is not a part of the checkpoint there")
+        except Defect as defect:
+            raise CheckpointError(
+                f"{path} is not a checkpoint and is not overwritten: {defect}. "
+                "Save to a new or empty folder."
+            ) from None
+
+    return _save(path, write, meta, step, check)
+
+
+def _save(
+    path: Path,
+    write: Callable[[Path], None],
+    meta: Mapping[str, Any],
+    step: int,
+    check: Callable[[], None] = lambda: None,
+) -> Checkpoint:
+    if step < 0:
+        raise ConfigError(f"step got {step}, expected 0 or more")
+    for key, value in meta.items():
+        try:
+            json.dumps({key: value}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"meta[{key!r}] cannot go into a checkpoint: {error}. Expected finite numbers, "
+                "strings, booleans, None, and lists and dicts of them."
+            ) from error
+    contents: list[dict[str, Any]] = []
+
+    def fill(draft: Path) -> None:
+        write(draft)
+        try:
+            contents.append(write_manifest(draft, step, meta))
+        except Defect as defect:
+            raise CheckpointError(f"cannot save {path}: {defect}") from None
+
+    with explained(path):
+        write_folder(path, fill, check)
+    return _described(path, json.loads(json.dumps(contents[0])))
+
+
+def write_manifest(folder: Path, step: int, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the manifest of the files in a folder, and return its content."""
+    names = sorted(_names(folder))
+    if MANIFEST in names:
+        raise Defect(f"{MANIFEST} is reserved for the manifest; use another file name")
+    files = {
+        name: {"size": (folder / name).stat().st_size, "sha256": _digest(folder / name)}
+        for name in names
+    }
+    content = {"format": FORMAT, "step": step, "meta": dict(meta), "files": files}
+    (folder / MANIFEST).write_bytes(sealed_json(content))
+    return content
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Return the checkpoint in a folder, after verifying all of its files."""
+    path = Path(path).expanduser().resolve()
+    # A save that was killed may have renamed it; then this restores it.
+    with suppress(OSError), in_order(path.parent, path.name):
+        pass
+    if not path.is_dir():
+        kind = "it is a file" if path.exists() else "there is no such folder"
+        raise CheckpointError(f"cannot open the checkpoint {path}: {kind}")
+    return _verified(path)
+
+
+def _verified(path: Path, step: int | None = None) -> Checkpoint:
+    """Return the checkpoint at `path` after verifying its files; `step` is that of its name."""
+    try:
+        checkpoint = read_manifest(path)
+        names = set(_names(path)) - {MANIFEST}
+        for name in sorted(checkpoint.files.keys() - names):
+            raise Defect(f"{name}: it is missing")
+        for name in sorted(names - checkpoint.files.keys()):
+            raise Defect(f"{name}: it was not there when the checkpoint was saved")
+        for name, expected in checkpoint.files.items():
+            size = (path / name).stat().st_size
+            if size != expected:
+                raise Defect(f"{name}: it has {size} bytes, and the manifest {expected}")
+        for name, digest in checkpoint.digests.items():
+            if _digest(path / name) != digest:
+                raise Defect(f"{name}: its sha256 is not that of the manifest")
+        if step is not None and checkpoint.step != step:
+            raise Defect(f"it is of step {checkpoint.step}")
+    except OSError as error:
+        name = Path(error.filename or path).name
+        raise CheckpointError(f"cannot read {name} of {path}: {error.strerror}") from error
+    except Defect as defect:
+        inner = [*path.glob(f"step-*/{MANIFEST}"), *path.glob(f"checkpoints/step-*/{MANIFEST}")]
+        is_run = inner and not (path / MANIFEST).exists()
+        hint = f". Did you mean {max(inner).parent}?" if is_run else ""
+        raise CheckpointError(f"cannot use the checkpoint {path}: {defect}{hint}") from None
+    return checkpoint
+
+
+def read_manifest(path: Path) -> Checkpoint:
+    """Return a checkpoint without comparing it with its files."""
+    manifest = path / MANIFEST
+    if manifest.is_symlink() or not manifest.is_file():
+        raise Defect(f"it has no {MANIFEST}: not a checkpoint, or a save that did not finish")
+    content = _read_sealed_json(manifest)
+    try:
+        checkpoint = _described(path, content)
+        is_whole = _is_count(checkpoint.step) and all(map(_is_count, checkpoint.files.values()))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        is_whole = False
+    if not is_whole:
+        raise Defect(f"{MANIFEST}: not a manifest of a checkpoint")
+    for name in checkpoint.files:
+        parts = name.split("/")
+        is_inside = len(parts) <= _MAX_DEPTH and not {"", ".", ".."} & set(parts)
+        if not is_inside or "\0" in name or name == MANIFEST:
+            raise Defect(
+                f"{MANIFEST}: it names {name!r:.200}, which is not a file of the checkpoint"
+            )
+    return checkpoint
+
+
+def sealed_json(content: Mapping[str, Any]) -> bytes:
+    """Return JSON whose last line is the sha256 of everything before it."""
+    head = json.dumps(content, indent=2, allow_nan=False).removesuffix("\n}").encode()
+    return head + _SEAL + hashlib.sha256(head).hexdigest().encode() + _END
+
+
+def _read_sealed_json(path: Path) -> dict[str, Any]:
+    """The content that `sealed_json` wrote; any changed byte is refused."""
+    try:
+        raw = read_bytes(path, _MAX_BYTES)
+        head, _, tail = raw.rpartition(_SEAL)
+        if tail != hashlib.sha256(head).hexdigest().encode() + _END:
+            raise Defect(f"{path.name}: it was changed or cut since it was written")
+        content: dict[str, Any] = parse_json(raw, path.name)
+    except ConfigError as error:
+        raise Defect(str(error)) from None
+    if content.get("format") != FORMAT:
+        raise Defect(
+            f"{path.name}: it has format {content.get('format')!r}, and this turnwise reads "
+            f"{FORMAT}. A newer turnwise wrote it; install that one"
+        )
+    return content
+
+
+def _described(path: Path, content: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint that a manifest describes."""
+    return Checkpoint(
+        path=path,
+        step=content["step"],
+        meta=dict(content["meta"]),
+        files={name: facts["size"] for name, facts in content["files"].items()},
+        digests={name: facts["sha256"] for name, facts in content["files"].items()},
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _names(folder: Path, prefix: str = "") -> Iterator[str]:
+    """Yield every file below `folder`; raise for links and devices."""
+    if prefix.count("/") >= _MAX_DEPTH:
+        raise Defect(f"{prefix:.80}...: more than {_MAX_DEPTH} folders inside each other")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _names(Path(entry.path), f"{name}/")
+            elif entry.is_file(follow_symlinks=False):
+                yield name
+            else:
+                raise Defect(f"{name}: it is a link or a device, expected a plain file")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- the best one ----
 
 
 @dataclass(frozen=True)
@@ -77,19 +301,20 @@ def read_best_mark(folder: Path) -> BestMark | None:
     It takes no lock. The checkpoint itself may have been removed.
     """
     try:
-        content = read_sealed_json(folder / "best.json")
+        content = _read_sealed_json(folder / "best.json")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise Defect(f"best.json: {error.strerror}") from error
-    mark: dict[str, Any] = {field.name: content.get(field.name) for field in fields(BestMark)}
-    has_interval = is_number(mark["low"]) and is_number(mark["high"])
-    if not has_interval:
-        mark["low"] = mark["high"] = None
-    if not is_step(mark["num_episodes"]):
-        mark["num_episodes"] = None
-    is_mark = isinstance(mark["metric"], str) and is_number(mark["value"])
-    if not (is_mark and is_step(mark["step"])):
+    mark: dict[str, Any] = {one.name: content.get(one.name) for one in fields(BestMark)}
+    bounds, number = (mark["low"], mark["high"]), mark["num_episodes"]
+    if (
+        not _is_count(mark["step"])
+        or not isinstance(mark["metric"], str)
+        or not is_number(mark["value"])
+        or not (bounds == (None, None) or all(map(is_number, bounds)))
+        or not (number is None or _is_count(number))
+    ):
         raise Defect("best.json: it does not say which checkpoint is the best")
     return BestMark(**mark)
 
@@ -102,6 +327,9 @@ class BestCheckpoint(Checkpoint):
 
     def __str__(self) -> str:
         return str(self.mark)
+
+
+# ---- all of a run ----
 
 
 class CheckpointStore:
@@ -119,7 +347,7 @@ class CheckpointStore:
 
     def save(self, step: int, write: Callable[[Path], None], meta: Mapping[str, Any]) -> Checkpoint:
         """Save the files that `write` creates in a folder, then remove old checkpoints."""
-        saved = save_at(self.folder / f"step-{step:08d}", write, meta, step)
+        saved = _save(self.folder / f"step-{step:08d}", write, meta, step)
         self._prune(step)
         return saved
 
@@ -135,11 +363,11 @@ class CheckpointStore:
         """Return the newest intact checkpoint; damaged ones are skipped with a warning."""
         damages: list[str] = []
         for step, path in reversed(self._folders().items()):
-            identity = _identity(path)
+            inode = _inode(path)
             try:
-                checkpoint = verified(path, step)
+                checkpoint = _verified(path, step)
             except CheckpointError as error:
-                if identity is None or _identity(path) != identity:
+                if inode is None or _inode(path) != inode:
                     return self.newest()  # removed or replaced in the meantime
                 damages.append(str(error))
                 continue
@@ -196,14 +424,13 @@ class CheckpointStore:
         """Return every folder with the name of a checkpoint, by step."""
         try:
             with in_order(self.folder):
-                names = sorted(os.listdir(self.folder))
+                names = os.listdir(self.folder)
         except (FileNotFoundError, NotADirectoryError):
             return {}  # nothing was saved yet, or a save will raise the reason
         except OSError as error:
             raise CheckpointError(f"cannot read {self.folder}: {error.strerror}") from error
-        steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
-        folders = {int(match[1]): self.folder / name for name, match in steps.items()}
-        return dict(sorted(folders.items()))
+        steps = {int(match[1]): match[0] for match in map(_STEP.fullmatch, names) if match}
+        return {step: self.folder / steps[step] for step in sorted(steps)}
 
     def _prune(self, step: int) -> None:
         """Remove all but the newest checkpoints up to this step.
@@ -220,17 +447,17 @@ class CheckpointStore:
                 defect,
             )
             return
-        kept = set() if best is None else {best.step}
         past = {number: path for number, path in self._folders().items() if number <= step}
-        doomed = [past[number] for number in [*past][: -self.keep_last_n] if number not in kept]
-        for path in doomed:
+        for number in [*past][: -self.keep_last_n]:
+            if best is not None and number == best.step:
+                continue
             try:
                 with in_order(self.folder):
-                    discard(path)
+                    discard(past[number])
             except FileNotFoundError:
                 continue  # another process was first
             except OSError as error:
-                _LOG.warning("cannot remove the old checkpoint %s: %s", path, error.strerror)
+                _LOG.warning("cannot remove the old checkpoint %s: %s", past[number], error)
 
     def _check_ours(self, checkpoint: Checkpoint) -> None:
         if checkpoint.path.parent != self.folder:
@@ -239,7 +466,7 @@ class CheckpointStore:
             raise CheckpointError(f"{checkpoint.path} does not exist; it may have been pruned")
 
 
-def _identity(path: Path) -> int | None:
+def _inode(path: Path) -> int | None:
     """Return the inode of a folder; None if there is none."""
     try:
         return path.lstat().st_ino

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import accumulate, chain, islice, pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -54,111 +55,104 @@ _MAX_SEARCHED = 20_000
 """Characters of one message that a search looks at: a page of a book, not the book."""
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
+class _OrNull(NamedTuple):
+    kind: pa.DataType
 
 
-def _list(kind: pa.DataType, nullable: bool = False) -> pa.DataType:
+def _fields(**kinds: pa.DataType | _OrNull) -> list[pa.Field]:
+    return [
+        pa.field(name, kind.kind)
+        if isinstance(kind, _OrNull)
+        else pa.field(name, kind, nullable=False)
+        for name, kind in kinds.items()
+    ]
+
+
+def _list_of(kind: pa.DataType, nullable: bool = False) -> pa.DataType:
     return pa.list_(pa.field("element", kind, nullable=nullable))
 
 
-_TEXT, _REAL = pa.string(), pa.float64()
-_JSON = pa.string()
-_SECONDS = pa.struct(
-    [
-        pa.field(name, _REAL)
-        for name in ("start", "engine", "environment", "tools", "agent", "reward", "total")
-    ]
+def _list(**kinds: pa.DataType | _OrNull) -> pa.DataType:
+    """Return lists of structs with these fields."""
+    return _list_of(pa.struct(_fields(**kinds)))
+
+
+_TEXT, _JSON = pa.string(), pa.string()
+_REAL, _BOOL = pa.float64(), pa.bool_()
+_SHORT, _LONG = pa.int32(), pa.int64()
+_PARTS_OF_TIME = ("start", "engine", "environment", "tools", "agent", "reward", "total")
+_SECONDS = pa.struct([pa.field(name, _REAL) for name in _PARTS_OF_TIME])
+_CALLS = _list(
+    name=_TEXT,
+    arguments=_JSON,
+    result=_JSON,
+    success=_OrNull(_BOOL),
+    failure=_OrNull(_TEXT),
+    seconds=_REAL,
 )
-_MESSAGE = pa.struct(
-    [_required("role", _TEXT), pa.field("content", _TEXT), pa.field("more", _JSON)]
-)
-_CALL = pa.struct(
-    [
-        _required("name", _TEXT),
-        _required("arguments", _JSON),
-        _required("result", _JSON),
-        pa.field("success", pa.bool_()),
-        pa.field("failure", _TEXT),
-        _required("seconds", _REAL),
-    ]
-)
-_TURN = pa.struct(
-    [
-        _required("start", pa.int32()),
-        _required("end", pa.int32()),
-        _required("kind", _TEXT),
-        _required("text", _TEXT),
-        _required("observation", _TEXT),
-        _required("state", _TEXT),
-        _required("calls", _list(_CALL)),
-        pa.field("malformed", _TEXT),
-        _required("reward", _REAL),
-        _required("done", pa.bool_()),
-        _required("info", _JSON),
-        _required("finish_reason", _TEXT),
-        _required("weight_version", pa.int64()),
-        _required(
-            "later_versions",
-            _list(pa.struct([_required("token", pa.int32()), _required("version", pa.int64())])),
-        ),
-        _required("seconds", _SECONDS),
-        pa.field("message", pa.int32()),
-        _required("branch", pa.int32()),
-        pa.field("follows", pa.int32()),
-    ]
+_TURNS = _list(
+    start=_SHORT,
+    end=_SHORT,
+    kind=_TEXT,
+    text=_TEXT,
+    observation=_TEXT,
+    state=_TEXT,
+    calls=_CALLS,
+    malformed=_OrNull(_TEXT),
+    reward=_REAL,
+    done=_BOOL,
+    info=_JSON,
+    finish_reason=_TEXT,
+    weight_version=_LONG,
+    later_versions=_list(token=_SHORT, version=_LONG),
+    seconds=_SECONDS,
+    message=_OrNull(_SHORT),
+    branch=_SHORT,
+    follows=_OrNull(_SHORT),
 )
 _REWARD = pa.struct(
-    [
-        _required("total", _REAL),
-        pa.field("per_turn", _list(_REAL)),
-        _required("parts", _list(pa.struct([_required("name", _TEXT), _required("value", _REAL)]))),
-    ]
+    _fields(total=_REAL, per_turn=_OrNull(_list_of(_REAL)), parts=_list(name=_TEXT, value=_REAL))
 )
-_AGENT_WORDS = [
-    _required("name", _TEXT),
-    pa.field("reward", _REWARD),
-    _required("messages", _list(_MESSAGE)),
-    _required("turns", _list(_TURN)),
-    _required(
-        "branches",
-        _list(pa.struct([_required("start", pa.int32()), _required("after", pa.int32())])),
-    ),
-    pa.field("result", _JSON),
-]
+_AGENT_WORDS = _fields(
+    name=_TEXT,
+    reward=_OrNull(_REWARD),
+    messages=_list(role=_TEXT, content=_OrNull(_TEXT), more=_OrNull(_JSON)),
+    turns=_TURNS,
+    branches=_list(start=_SHORT, after=_SHORT),
+    result=_OrNull(_JSON),
+)
 _AGENT_TOKENS = [
-    _required("token_ids", _list(pa.int32())),
-    _required("mask", _list(pa.bool_())),
-    *(pa.field(name, _list(pa.float32(), nullable=True)) for name in FLOAT_COLUMNS),
+    *_fields(token_ids=_list_of(_SHORT), mask=_list_of(_BOOL)),
+    *(pa.field(name, _list_of(pa.float32(), nullable=True)) for name in FLOAT_COLUMNS),
 ]
 SCHEMA = pa.schema(
-    [
-        _required("step", pa.int64()),
-        _required("kind", _TEXT),
-        _required("seed", pa.int64()),
-        _required("group", pa.int64()),
-        _required("member", pa.int64()),
-        _required("part", _TEXT),
-        _required("status", _TEXT),
-        pa.field("reward", _REAL),
-        pa.field("success", pa.bool_()),
-        _required("num_turns", pa.int64()),
-        _required("num_tokens", pa.int64()),
-        _required("num_sampled_tokens", pa.int64()),
-        _required("num_tool_calls", pa.int64()),
-        _required("num_branches", pa.int64()),
-        _required("tools", _list(_TEXT)),
-        _required("seconds", _SECONDS),
-        pa.field("task_id", _TEXT),
-        _required("prompt", _TEXT),
-        _required("answer", _TEXT),
-        _required("text", _TEXT),
-        pa.field("error", _TEXT),
-        pa.field("traceback", _TEXT),
-        _required("attempt", pa.int64()),
-        pa.field("task", _JSON),
-        _required("agents", _list(pa.struct([*_AGENT_WORDS, *_AGENT_TOKENS]))),
-    ]
+    _fields(
+        step=_LONG,
+        kind=_TEXT,
+        seed=_LONG,
+        group=_LONG,
+        member=_LONG,
+        part=_TEXT,
+        status=_TEXT,
+        reward=_OrNull(_REAL),
+        success=_OrNull(_BOOL),
+        num_turns=_LONG,
+        num_tokens=_LONG,
+        num_sampled_tokens=_LONG,
+        num_tool_calls=_LONG,
+        num_branches=_LONG,
+        tools=_list_of(_TEXT),
+        seconds=_SECONDS,
+        task_id=_OrNull(_TEXT),
+        prompt=_TEXT,
+        answer=_TEXT,
+        text=_TEXT,
+        error=_OrNull(_TEXT),
+        traceback=_OrNull(_TEXT),
+        attempt=_LONG,
+        task=_OrNull(_JSON),
+        agents=_list_of(pa.struct([*_AGENT_WORDS, *_AGENT_TOKENS])),
+    )
 )
 
 
@@ -280,23 +274,27 @@ def episodes_to_table(
     the rewards of greedy episodes by group and agent (`0/agent`), for estimators that need them.
     """
     records = [agent for result in results for agent in result.agents]
-    _check_columns(records, columns or {})
+    tokens = _token_arrays(records, columns or {})
     agents = [_agent_row(agent, began is not None) for agent in records]
     ends = list(accumulate(len(result.agents) for result in results))
     rows = []
     for result, end in zip(results, ends, strict=True):
         row = _episode_row(result, agents[end - len(result.agents) : end], began)
         rows.append({"step": step, "kind": kind, **row})
+    kinds = {column.name: column.type for column in SCHEMA}
+    nested = kinds.pop("agents")
     try:
-        words, arrays = _word_arrays(agents, rows)
+        words = pa.array(agents, pa.struct(_AGENT_WORDS))
+        arrays = [pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()]
     except UnicodeEncodeError:  # half a surrogate pair is no text to other programs
-        words, arrays = _word_arrays(_whole_characters(agents), _whole_characters(rows))
+        words = pa.array(_whole_characters(agents), pa.struct(_AGENT_WORDS))
+        rows = _whole_characters(rows)
+        arrays = [pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()]
     structs = pa.StructArray.from_arrays(
-        [*words, *_token_arrays(records, columns or {})],
-        fields=[*_AGENT_WORDS, *_AGENT_TOKENS],
+        [*words.flatten(), *tokens], fields=[*_AGENT_WORDS, *_AGENT_TOKENS]
     )
     offsets = pa.array([0, *ends], pa.int32())
-    arrays.append(pa.ListArray.from_arrays(offsets, structs, type=SCHEMA.field("agents").type))
+    arrays.append(pa.ListArray.from_arrays(offsets, structs, type=nested))
     about = {FORMAT_KEY: str(FORMAT)}
     if phases:
         rounded = [[name, round(start, 6), round(end, 6)] for name, start, end in phases]
@@ -304,15 +302,6 @@ def episodes_to_table(
     if baselines is not None:
         about[BASELINES_KEY] = json.dumps(dict(baselines))
     return pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(about))
-
-
-def _word_arrays(
-    agents: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
-) -> tuple[list[pa.Array], list[pa.Array]]:
-    """Return the fields of all agents but for tokens, and the columns of episodes but `agents`."""
-    columns = [f for f in SCHEMA if f.name != "agents"]
-    short = [pa.array([row[column.name] for row in rows], column.type) for column in columns]
-    return pa.array(agents, pa.struct(_AGENT_WORDS)).flatten(), short
 
 
 def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.Array]:
@@ -330,7 +319,16 @@ def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.A
     }
     row = np.repeat(np.arange(len(streams)), lengths)
     position = np.arange(total) - np.repeat(starts, lengths)
+    width = max(map(len, streams), default=0)
     for name, column in columns.items():
+        shape = tuple(column.shape)
+        if name not in COMPUTED:
+            raise ConfigError(f"a column is named {name!r}, expected one of {', '.join(COMPUTED)}")
+        if len(shape) != 2 or shape[0] != len(streams) or shape[1] < width:
+            raise ConfigError(
+                f"the column {name!r} got shape {shape}, expected [{len(streams)}, {width}]: a row "
+                "for each agent of each episode, as long as the longest"
+            )
         if isinstance(column, np.ndarray):
             flat[name] = column.astype(np.float32)[row, position]
         else:
@@ -341,49 +339,46 @@ def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.A
         name, kind = token_field.name, token_field.type
         if name in flat:
             is_unknown = ~mask if name in FLOAT_COLUMNS else None
-            values = pa.array(flat[name], kind.value_type, mask=is_unknown)
-            arrays.append(pa.ListArray.from_arrays(offsets, values, type=kind))
+            elements = pa.array(flat[name], kind.value_type, mask=is_unknown)
+            arrays.append(pa.ListArray.from_arrays(offsets, elements, type=kind))
         else:
             arrays.append(pa.nulls(len(streams), kind))
     return arrays
 
 
-def _check_columns(records: Sequence[AgentRecord], columns: Columns) -> None:
-    width = max((len(agent.stream) for agent in records), default=0)
-    for name, column in columns.items():
-        shape = tuple(column.shape)
-        if name not in COMPUTED:
-            raise ConfigError(f"a column is named {name!r}, expected one of {', '.join(COMPUTED)}")
-        if len(shape) != 2 or shape[0] != len(records) or shape[1] < width:
-            raise ConfigError(
-                f"the column {name!r} got shape {shape}, expected [{len(records)}, {width}]: a row "
-                "for each agent of each episode, as long as the longest"
-            )
-
-
 def _episode_row(
     result: EpisodeResult, agents: Sequence[Mapping[str, Any]], began: float | None
 ) -> dict[str, Any]:
+    first, record = (agents[0], result.agents[0]) if agents else (None, None)
     seconds = _rounded(result.seconds)
     if began is not None and result.started:
         seconds["start"] = round(result.started - began, 6)
     turns = [turn for agent in agents for turn in agent["turns"]]
     calls = [call for turn in turns for call in turn["calls"]]
-    task = result.agents[0].trajectory.task if result.agents else None
+    task = record.trajectory.task if record is not None else None
     task_id = None
     if task is not None:  # a hash of all of it: rows may differ only in their ends
         whole = json.dumps(plain_json(task), sort_keys=True).encode()
         task_id = hashlib.blake2b(whole, digest_size=8).hexdigest()
+    infos = [turn.info for turn in record.turns] if record is not None else []
+    success = None
+    if not result.status.is_error and any("success" in info for info in infos):
+        success = bool(plain_json(infos[-1].get("success", False)))
     error = plain_json(result.error, _MAX_CALL) or None
-    texts = [error, *(text for agent in agents for text in _texts(agent))]
+    texts = [error]  # all that was said, for a search
+    for agent in agents:
+        texts += [text for one in agent["messages"] for text in (one["content"], one["more"])]
+        spoken = ("text", "observation", "malformed")
+        texts += [turn[name] for turn in agent["turns"] for name in spoken]
+        texts.append(agent["result"])
     return {
         "seed": result.seed,
         "group": result.group,
         "member": result.member,
         "part": result.part,
         "status": result.status.value,
-        "reward": agents[0]["reward"]["total"] if agents and agents[0]["reward"] else None,
-        "success": _success(result),
+        "reward": first["reward"]["total"] if first and first["reward"] else None,
+        "success": success,
         "num_turns": len(turns),
         "num_tokens": sum(len(agent.stream) for agent in result.agents),
         "num_sampled_tokens": sum(agent.num_sampled_tokens for agent in result.agents),
@@ -392,63 +387,46 @@ def _episode_row(
         "tools": sorted({call["name"] for call in calls}),
         "seconds": seconds,
         "task_id": task_id,
-        "prompt": _prompt(agents)[:_MAX_SUMMARY],
+        "prompt": _prompt(first)[:_MAX_SUMMARY],
         "answer": _answer(agents)[:_MAX_SUMMARY],
         "text": "\n".join(dict.fromkeys(text[:_MAX_SEARCHED] for text in texts if text)),
         "error": error,
         "traceback": plain_json(result.traceback, _MAX_CALL) or None,
         "attempt": result.attempt,
-        "task": None if task is None else _json(plain_json(task, _MAX_INFO)),
+        "task": None if task is None else _json(task, _MAX_INFO),
     }
 
 
-def _success(result: EpisodeResult) -> bool | None:
-    """Return whether the last turn reported success; None if no turn reported it."""
-    infos = [turn.info for turn in result.agents[0].turns] if result.agents else []
-    if result.status.is_error or not any("success" in info for info in infos):
-        return None
-    return bool(plain_json(infos[-1].get("success", False)))
-
-
-def _prompt(agents: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the first agent was asked: the last message of a user before its first turn."""
-    for agent in agents[:1]:
-        messages, known = agent["messages"], [turn["message"] for turn in agent["turns"]]
-        places = (place for place in turn_messages(messages, known) if place is not None)
-        for message in reversed(messages[: next(places, len(messages))]):
-            if message["role"] == "user":
-                return _words(message)
+def _prompt(agent: Mapping[str, Any] | None) -> str:
+    """Return what an agent was asked: the last message of a user before its first turn."""
+    messages = agent["messages"] if agent else []
+    known = [turn["message"] for turn in agent["turns"]] if agent else []
+    numbers = (number for number in turn_messages(messages, known) if number is not None)
+    for message in reversed(messages[: next(numbers, len(messages))]):
+        if message["role"] == "user":
+            return message["content"] or message["more"] or ""
     return ""
 
 
 def _answer(agents: Sequence[Mapping[str, Any]]) -> str:
     """Return the model's last text, without its thoughts if there is anything else."""
     for agent in agents:
-        if agent["turns"]:
-            for message in reversed(agent["messages"]):
-                if message["role"] == "assistant":
-                    return answer_of(_words(message)) or _words(message)
+        for message in reversed(agent["messages"]) if agent["turns"] else ():
+            if message["role"] == "assistant":
+                text = message["content"] or message["more"] or ""
+                return answer_of(text) or text
     return ""
 
 
-def _texts(agent: Mapping[str, Any]) -> Iterator[str | None]:
-    """Yield all that was said, for a search."""
-    for message in agent["messages"]:
-        yield message["content"]
-        yield message["more"]
-    for turn in agent["turns"]:
-        yield turn["text"]
-        yield turn["observation"]
-        yield turn["malformed"]
-    yield agent["result"]
-
-
-def _words(message: Mapping[str, Any]) -> str:
-    return message["content"] or message["more"] or ""
-
-
 def _agent_row(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
-    messages = [_message_row(message) for message in agent.messages]
+    messages = []
+    for message in agent.messages:
+        more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        content = message.get("content")
+        if not isinstance(content, str) and "content" in message:  # parts, or none
+            more["content"], content = content, None
+        text = _json(more) if more else None
+        messages.append({"role": str(message["role"]), "content": content, "more": text})
     tree = turn_tree([turn.tokens for turn in agent.turns], agent.stream.branches)
     turns = [
         {**_turn_row(turn, with_starts), "branch": branch, "follows": follows}
@@ -468,19 +446,7 @@ def _agent_row(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
         "messages": messages,
         "turns": turns,
         "branches": [{"start": start, "after": after} for start, after in agent.stream.branches],
-        "result": None if result is None else _json(plain_json(result, _MAX_CALL)),
-    }
-
-
-def _message_row(message: Mapping[str, Any]) -> dict[str, Any]:
-    more = {key: value for key, value in message.items() if key not in ("role", "content")}
-    content = message.get("content")
-    if not isinstance(content, str) and "content" in message:  # parts, or none
-        more["content"], content = content, None
-    return {
-        "role": str(message["role"]),
-        "content": content,
-        "more": _json(plain_json(more)) if more else None,
+        "result": None if result is None else _json(result, _MAX_CALL),
     }
 
 
@@ -490,37 +456,31 @@ def _turn_row(turn: TurnRecord, with_start: bool) -> dict[str, Any]:
         info = {"success": info["success"], **info}
     start = {"start": round(turn.started, 6)} if with_start else {}
     calls = []
-    for number, call in enumerate(turn.calls):
-        # Calls beyond the limit were not executed and have no result.
-        result = turn.tool_results[number] if number < len(turn.tool_results) else None
+    # Calls beyond the limit were not executed and have no result.
+    for call, result in zip_longest(turn.calls, turn.tool_results[: len(turn.calls)]):
         failure = None if result is None else result.failure
         calls.append(
             {
                 "name": call.name,
-                "arguments": _json(plain_json(call.arguments, _MAX_CALL)),
-                "result": _json(plain_json(call.result, _MAX_CALL)),
+                "arguments": _json(call.arguments, _MAX_CALL),
+                "result": _json(call.result, _MAX_CALL),
                 "success": call.success,
                 "failure": None if failure is None else failure.value,
                 "seconds": 0.0 if result is None else round(result.seconds, 6),
             }
         )
+    same = ("kind", "text", "observation", "state", "malformed", "weight_version", "message")
     return {
+        **{name: getattr(turn, name) for name in same},
         "start": turn.tokens[0],
         "end": turn.tokens[1],
-        "kind": turn.kind,
-        "text": turn.text,
-        "observation": turn.observation,
-        "state": turn.state,
         "calls": calls,
-        "malformed": turn.malformed,
         "reward": float(turn.reward),
         "done": bool(turn.done),
-        "info": _json(plain_json(info, _MAX_INFO)),
+        "info": _json(info, _MAX_INFO),
         "finish_reason": turn.finish_reason.value,
-        "weight_version": turn.weight_version,
         "later_versions": [{"token": t, "version": v} for t, v in turn.later_versions],
         "seconds": _rounded(turn.seconds) | start,
-        "message": turn.message,
     }
 
 
@@ -529,8 +489,9 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in seconds.items()}
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _json(value: Any, room: float = math.inf) -> str:
+    """Return the JSON of any value, of about `room` characters."""
+    return json.dumps(plain_json(value, room), ensure_ascii=False, separators=(",", ":"))
 
 
 def _whole_characters(value: Any) -> Any:
@@ -559,28 +520,17 @@ def table_to_episodes(table: pa.Table, where: str = "the table") -> list[StoredE
         _agent(row, {name: lists[number] for name, lists in tokens.items()}, where)
         for number, row in enumerate(words.to_pylist())
     )
+    names = [one.name for one in dataclasses.fields(StoredEpisode) if one.name != "agents"]
     episodes = []
     counts = nested.value_lengths().to_pylist()
     for row, count in zip(table.drop_columns("agents").to_pylist(), counts, strict=True):
         if row["status"] not in list(EpisodeStatus):
             raise ConfigError(f"{where}: status got {row['status']!r:.80}")
-        task = None if row["task"] is None else _object(row["task"], f"{where}: task")
-        episodes.append(
-            StoredEpisode(
-                seed=row["seed"],
-                group=row["group"],
-                member=row["member"],
-                status=EpisodeStatus(row["status"]),
-                seconds=_known(row["seconds"]),
-                agents=list(islice(agents, count)),
-                error=row["error"],
-                attempt=row["attempt"],
-                traceback=row["traceback"],
-                part=row["part"],
-                task=task,
-                task_id=row["task_id"],
-            )
-        )
+        row["status"] = EpisodeStatus(row["status"])
+        row["seconds"] = _known(row["seconds"])
+        row["task"] = None if row["task"] is None else _object(row["task"], f"{where}: task")
+        fields = {name: row[name] for name in names}
+        episodes.append(StoredEpisode(**fields, agents=list(islice(agents, count))))
     return episodes
 
 
@@ -596,6 +546,7 @@ def _split(lists: pa.ListArray) -> list[Array | None]:
 
 
 def _agent(row: Mapping[str, Any], tokens: Mapping[str, Array | None], where: str) -> StoredAgent:
+    """Return an agent; numbers that point to nothing are refused, since a file may be foreign."""
     columns = {name: array for name, array in tokens.items() if array is not None}
     ids, mask = columns.pop("token_ids"), columns.pop("mask")
     if any(len(array) != len(ids) for array in (mask, *columns.values())):
@@ -617,15 +568,19 @@ def _agent(row: Mapping[str, Any], tokens: Mapping[str, Array | None], where: st
             raise ConfigError(f"{where}: a turn follows {follows}, expected an earlier one")
         if message is not None and not 0 <= message < len(row["messages"]):
             raise ConfigError(f"{where}: a turn has the message {message}, which is not there")
-    reward = row["reward"]
+    reward, result = row["reward"], row["result"]
     if reward is not None:
         per_turn = None if reward["per_turn"] is None else tuple(reward["per_turn"])
         parts = {part["name"]: part["value"] for part in reward["parts"]}
         reward = Reward(reward["total"], per_turn, parts)
-    result = row["result"]
+    messages = []
+    for one in row["messages"]:
+        content = {} if one["content"] is None else {"content": one["content"]}
+        more = {} if one["more"] is None else _object(one["more"], f"{where}: a message")
+        messages.append({"role": one["role"], **content, **more})
     return StoredAgent(
         name=row["name"],
-        messages=[_message(message, where) for message in row["messages"]],
+        messages=messages,
         turns=turns,
         reward=reward,
         branches=branches,
@@ -637,33 +592,14 @@ def _agent(row: Mapping[str, Any], tokens: Mapping[str, Array | None], where: st
 
 
 def _turn(row: dict[str, Any], where: str) -> StoredTurn:
-    calls = [
-        StoredCall(
-            **call
-            | {
-                "arguments": parse_json(call["arguments"], f"{where}: arguments"),
-                "result": parse_json(call["result"], f"{where}: result"),
-            }
-        )
-        for call in row["calls"]
-    ]
-    changes = [(change["token"], change["version"]) for change in row["later_versions"]]
-    return StoredTurn(
-        tokens=(row.pop("start"), row.pop("end")),
-        **row
-        | {
-            "calls": calls,
-            "info": _object(row["info"], f"{where}: info"),
-            "later_versions": changes,
-            "seconds": _known(row["seconds"]),
-        },
-    )
-
-
-def _message(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    content = {} if row["content"] is None else {"content": row["content"]}
-    more = {} if row["more"] is None else _object(row["more"], f"{where}: a message")
-    return {"role": row["role"], **content, **more}
+    for call in row["calls"]:
+        for name in ("arguments", "result"):
+            call[name] = parse_json(call[name], f"{where}: {name}")
+    row["calls"] = [StoredCall(**call) for call in row["calls"]]
+    row["info"] = _object(row["info"], f"{where}: info")
+    row["later_versions"] = [(one["token"], one["version"]) for one in row["later_versions"]]
+    row["seconds"] = _known(row["seconds"])
+    return StoredTurn(tokens=(row.pop("start"), row.pop("end")), **row)
 
 
 def _object(text: str, where: str) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 from turnwise.bounded_files import opened, parse_json, start_of
 from turnwise.errors import ConfigError
-from turnwise.runs.disk_errors import disk_reason
-from turnwise.whole_files import write_whole
+from turnwise.whole_files import disk_reason, write_whole
 
 MetricsLine: TypeAlias = Mapping[str, float | int | str | bool]
 

@@ -28,17 +28,21 @@ def plain_json(value: Any, room: float = math.inf) -> Any:
     >>> plain_json("abcdefgh", 4)
     'abc... [cut: 8 characters]'
     """
-    return _Walk(room).plain(value, 0)
+    left = room
 
+    def text(words: str) -> str:
+        nonlocal left
+        kept = max(left, 0)
+        left -= len(words)
+        if len(words) <= kept:
+            return words
+        return f"{words[: int(kept)]}... [cut: {len(words)} characters]"
 
-class _Walk:
-    def __init__(self, room: float) -> None:
-        self.room = room
-
-    def plain(self, value: Any, depth: int) -> Any:
-        self.room -= 1
+    def plain(value: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
         if isinstance(value, str):
-            return self.text(str(value))
+            return text(str(value))
         if value is None or isinstance(value, bool | np.bool_):
             return None if value is None else bool(value)
         if isinstance(value, int | np.integer):
@@ -49,36 +53,25 @@ class _Walk:
         if isinstance(value, float | np.floating):
             return float(value) if math.isfinite(value) else str(float(value))
         if isinstance(value, Mapping) and depth < _MAX_DEPTH:
-            return self.members(value, depth)
+            members: dict[str, Any] = {}
+            for key, member in value.items():
+                if left <= 0:
+                    members["..."] = f"[cut: {len(value)} entries]"
+                    break
+                name = text(key if isinstance(key, str) else described(key))
+                members[name] = plain(member, depth + 1)
+            return members
         if isinstance(value, list | tuple) and depth < _MAX_DEPTH:
-            return self.items(value, depth)
-        return self.text(described(value))
+            items: list[Any] = []
+            for item in value:
+                if left <= 0:
+                    items.append(f"... [cut: {len(value)} entries]")
+                    break
+                items.append(plain(item, depth + 1))
+            return items
+        return text(described(value))
 
-    def text(self, text: str) -> str:
-        room = max(self.room, 0)
-        self.room -= len(text)
-        if len(text) <= room:
-            return text
-        return f"{text[: int(room)]}... [cut: {len(text)} characters]"
-
-    def members(self, mapping: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
-        for key, value in mapping.items():
-            if self.room <= 0:
-                kept["..."] = f"[cut: {len(mapping)} entries]"
-                break
-            name = self.text(key if isinstance(key, str) else described(key))
-            kept[name] = self.plain(value, depth + 1)
-        return kept
-
-    def items(self, values: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
-        kept: list[Any] = []
-        for value in values:
-            if self.room <= 0:
-                kept.append(f"... [cut: {len(values)} entries]")
-                break
-            kept.append(self.plain(value, depth + 1))
-        return kept
+    return plain(value, 0)
 
 
 def described(value: Any) -> str:

@@ -15,10 +15,9 @@ from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.legible import LegibleFormatter
-from turnwise.runs.disk_errors import explained
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.resume_settings import Change
-from turnwise.whole_files import is_draft, write_whole
+from turnwise.whole_files import explained, is_draft, write_whole
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`

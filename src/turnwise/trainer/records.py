@@ -19,7 +19,6 @@ from turnwise.episode import EpisodeResult
 from turnwise.errors import CheckpointError, ConfigError, TurnwiseError, describe_error
 from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
-from turnwise.runs.disk_errors import explained
 from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
@@ -29,7 +28,7 @@ from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.learning import RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.whole_files import remove_abandoned, write_whole
+from turnwise.whole_files import explained, remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
 _MAX_STARTS = 20

@@ -27,7 +27,6 @@ from turnwise.errors import ConfigError, EngineStalled, MissingExtraError, Train
 from turnwise.reward import RewardFn
 from turnwise.runs.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
-from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
@@ -69,6 +68,7 @@ from turnwise.trainer.state import (
 from turnwise.trainer.stopping import Interrupted, StopRequest, exit_now
 from turnwise.trainer.warm_start import imitate
 from turnwise.user_code import refuse_during_import
+from turnwise.whole_files import explained
 
 if TYPE_CHECKING:
     from turnwise.agents import AgentSource, Expert
