@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turnwise import ConfigStore
 from turnwise.config import DatasetConfig, EnvironmentItem, RewardItem, setting_types
-from turnwise.runs.named_files import NAMES, names_of, rewrite_names
+from turnwise.runs.places import NAMES, names_in, rewrite_names
 
 NO_FILES = {
     *("model.device", "system_prompt", "inference.summary_prompt"),
@@ -33,7 +33,7 @@ def test_all_names_are_rewritten_and_nothing_else():
     config.environments = [EnvironmentItem("e.py:E", dataset=rows, tools=["v.py:f"], reward="w:f")]
     config.training.warm_start = "warm.jsonl"
     before = config.to_yaml()
-    found = {name.setting: name.text for name in names_of(config)}
+    found = {name.setting: name.text for name in names_in(config)}
     assert found == {
         "inference.backend": "local",
         "environment.name": "guess-number",
@@ -56,6 +56,6 @@ def test_all_names_are_rewritten_and_nothing_else():
         "training.warm_start": "warm.jsonl",
     }
     rewrite_names(config, lambda name: f"new {name.text}")
-    assert {name.text for name in names_of(config)} == {f"new {text}" for text in found.values()}
+    assert {name.text for name in names_in(config)} == {f"new {text}" for text in found.values()}
     rewrite_names(config, lambda name: name.text.removeprefix("new "))
     assert config.to_yaml() == before

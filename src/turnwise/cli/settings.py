@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.cli.common import make_importable, parameter_overrides, say
 from turnwise.cli.run_paths import run_containing
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
-from turnwise.runs.named_files import Named, rewrite_names
-from turnwise.runs.places import find_folder, find_models, places_of
+from turnwise.runs.places import Named, find_folder, find_models, places_of, rewrite_names
 from turnwise.user_code import names_code
 
 if TYPE_CHECKING:

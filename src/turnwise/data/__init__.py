@@ -1,7 +1,12 @@
 """Datasets: prompts from files, lists, Hugging Face datasets, or an environment."""
 
-from turnwise.data.dataset import PromptDataset, RLHFDataset, Truncation, collate_fn
-from turnwise.data.environment_rows import CustomEnvDataset
+from turnwise.data.dataset import (
+    CustomEnvDataset,
+    PromptDataset,
+    RLHFDataset,
+    Truncation,
+    collate_fn,
+)
 from turnwise.data.order import epoch_order, parts_for_step, rows_for_step
 
 __all__ = [

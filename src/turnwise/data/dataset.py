@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from torch.utils.data import Dataset
 
 from turnwise.chat import ChatFormat
-from turnwise.config import DatasetConfig
+from turnwise.config import DatasetConfig, EnvironmentConfig
 from turnwise.data.sources import (
     FILE_KINDS,
     LazyRows,
@@ -23,6 +23,10 @@ from turnwise.data.sources import (
     read_row,
     read_rows,
 )
+from turnwise.deadlines import is_async, run_sync
+from turnwise.env import environment_factory, reset_environment
+from turnwise.env.catalog import EnvironmentSource
+from turnwise.env.driver import finish_without_loop
 from turnwise.env.prompts import prompt_of
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models import load_tokenizer
@@ -239,6 +243,75 @@ RLHFDataset = PromptDataset
 """The same class under the name that users of VERL know."""
 
 
+class CustomEnvDataset(PromptDataset):
+    """Row i is the initial prompt of an environment that is reset with the seed `seed + i`.
+
+    `environment` is a name, a class, a factory or an instance, which is not changed; `config` is
+    the environment's, the other options are `PromptDataset`'s. An item has the `prompt` (prefix and
+    first observation), the `seed`, the `state` as text, and `expected_action` if the environment
+    has an expert. For evaluation, begin after the last seed of the training.
+
+    >>> dataset = CustomEnvDataset("grid-world", size=3)
+    >>> len(dataset), dataset[2]["seed"], dataset[2]["expected_action"]
+    (3, 2, 'right')
+    """
+
+    def __init__(
+        self,
+        environment: EnvironmentSource,
+        size: int = 1000,
+        seed: int = 0,
+        tokenizer: Any = None,
+        *,
+        config: EnvironmentConfig | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if size < 1:
+            raise ConfigError(f"size got {size}, expected at least 1")
+        self.environment = environment
+        super().__init__(InitialPrompts(environment, config, size, seed), tokenizer, **options)
+
+
+class InitialPrompts:
+    """The initial prompts of an environment by seed; a fresh environment makes each."""
+
+    def __init__(
+        self,
+        environment: EnvironmentSource,
+        config: EnvironmentConfig | Mapping[str, Any] | None,
+        size: int,
+        seed: int,
+    ) -> None:
+        self._environment, self._config = environment, config
+        self._size, self._seed = size, seed
+        self._make = environment_factory(environment, config)
+
+    def __reduce__(self) -> Any:  # a factory cannot be pickled
+        return InitialPrompts, (self._environment, self._config, self._size, self._seed)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        seed = self._seed + range(self._size)[operator.index(index)]
+        environment = self._make()
+        try:
+            reset = reset_environment(environment, seed)
+            if is_async(environment.reset):
+                observation = run_sync(reset)
+            else:  # a new event loop would take longer than most resets
+                observation = finish_without_loop(reset, f"{type(environment).__name__}.reset()")
+            row = {
+                "prompt": "\n\n".join(filter(None, [environment.get_prompt_prefix(), observation])),
+                "seed": seed,
+                "state": environment.get_state_description(),
+            }
+            action = environment.expert_action()
+        finally:
+            environment.close()
+        return row if action is None else {**row, "expected_action": action}
+
+
 def _origin(source: Any, prompt_key: str | None) -> DatasetConfig | None:
     paths = source if isinstance(source, list | tuple) else [source]
     if not paths or not all(is_file_name(path) for path in paths):
@@ -328,17 +401,12 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]], pad_token_id: int = 0) ->
         raise ConfigError("there are no items to make a batch of")
     keys = list(dict.fromkeys(key for item in data_list for key in item))
     batch: dict[str, Any] = {key: [item.get(key) for item in data_list] for key in keys}
-    if "input_ids" in batch:
-        ids, mask = _padded(data_list, pad_token_id)
-        batch |= {"input_ids": ids, "attention_mask": mask}
-    return batch
-
-
-def _padded(items: Sequence[Mapping[str, Any]], pad_token_id: int) -> tuple[Any, Any]:
+    if "input_ids" not in batch:
+        return batch
     import torch
 
     rows = []
-    for number, item in enumerate(items):
+    for number, item in enumerate(data_list):
         if item.get("input_ids") is None:
             raise ConfigError(f"item {number} of the batch has no input_ids, and others have")
         ids = flat_ids(item["input_ids"])
@@ -351,7 +419,8 @@ def _padded(items: Sequence[Mapping[str, Any]], pad_token_id: int) -> tuple[Any,
             )
         rows.append((ids, mask))
     longest = max(len(ids) for ids, _ in rows)
-    padding = [longest - len(ids) for ids, _ in rows]
-    padded_ids = [[pad_token_id] * p + ids for p, (ids, _) in zip(padding, rows, strict=True)]
-    padded_mask = [[0] * p + mask for p, (_, mask) in zip(padding, rows, strict=True)]
-    return torch.tensor(padded_ids, dtype=torch.long), torch.tensor(padded_mask, dtype=torch.long)
+    padded_ids = [[pad_token_id] * (longest - len(ids)) + ids for ids, _ in rows]
+    padded_mask = [[0] * (longest - len(mask)) + mask for _, mask in rows]
+    batch["input_ids"] = torch.tensor(padded_ids, dtype=torch.long)
+    batch["attention_mask"] = torch.tensor(padded_mask, dtype=torch.long)
+    return batch

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 from turnwise.data.dataset import PromptDataset
 
@@ -24,23 +24,16 @@ _DERIVED = ("input_ids", "attention_mask")
 """Columns that a tokenizer adds."""
 
 
-class RowSubset(Sequence[Any]):
-    """Some rows of a dataset, by their numbers; `source` is the dataset."""
+class RowSubset:
+    """Some rows of a dataset, by their numbers."""
 
     def __init__(self, source: Any, numbers: Sequence[int]) -> None:
-        self.source = source
-        self.numbers = numbers
+        self.source, self.numbers = source, numbers
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return RowSubset(self.source, self.numbers[index])
+    def __getitem__(self, index: int) -> Any:
         return self.source[self.numbers[operator.index(index)]]
 
 
@@ -64,9 +57,9 @@ def split_rows(rows: Any, fraction: float | None) -> Split:
     >>> len(split.train), len(split.held_out)
     (945, 55)
     """
-    if not fraction or len(rows) < MIN_ROWS or makes_items(rows):
+    if not fraction or len(rows) < MIN_ROWS or _makes_items(rows):
         return Split(rows)
-    keys = [row_key(rows[number]) for number in range(len(rows))]
+    keys = [_row_key(rows[number]) for number in range(len(rows))]
     different = sorted(set(keys))
     if len(different) < MIN_ROWS:
         return Split(rows)
@@ -76,20 +69,23 @@ def split_rows(rows: Any, fraction: float | None) -> Split:
     return Split(RowSubset(rows, train), RowSubset(rows, held_out)) if train else Split(rows)
 
 
-def row_key(row: Any) -> int:
-    """Return a hash of a row's content, the same in every process and on every machine."""
-    return _hash(row, _type_name)
+def _row_key(row: Any, *, refuses_objects: bool = False) -> int:
+    """Return a hash of a row's content, the same in every process and on every machine.
 
-
-def _hash(row: Any, other: Callable[[Any], str]) -> int:
-    """Return the hash of a row as JSON; `other` writes what JSON cannot hold."""
+    What JSON cannot hold counts by its type alone, or raises `TypeError`.
+    """
 
     def as_json(value: Any) -> Any:
         if isinstance(value, Mapping):
             return dict(value)
         if isinstance(value, bytes):
             return hashlib.sha256(value).hexdigest()
-        return value.tolist() if hasattr(value, "tolist") else other(value)  # an array or tensor
+        if hasattr(value, "tolist"):  # an array or tensor
+            return value.tolist()
+        name = type(value).__qualname__  # not its `repr`, which may have an address
+        if refuses_objects:
+            raise TypeError(f"{name} has no JSON")
+        return name
 
     if isinstance(row, Mapping):
         row = {name: value for name, value in row.items() if name not in _DERIVED}
@@ -97,15 +93,7 @@ def _hash(row: Any, other: Callable[[Any], str]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[: _BITS // 8])
 
 
-def _type_name(value: Any) -> str:
-    return type(value).__qualname__  # not its `repr`, which may have an address
-
-
-def _refuse(value: Any) -> str:
-    raise TypeError(f"{_type_name(value)} has no JSON")
-
-
-def makes_items(rows: Any) -> bool:
+def _makes_items(rows: Any) -> bool:
     """Return whether a user's `__getitem__` makes the items, which may differ each time."""
     return isinstance(rows, PromptDataset) and rows.makes_items
 
@@ -134,8 +122,8 @@ def shared_rows(rows: Any, others: Any) -> SharedRows:
 
 
 def _keys(rows: Any) -> Iterator[int]:
-    if makes_items(rows):
+    if _makes_items(rows):
         return
     for number in range(min(len(rows), MOST_COMPARED)):
         with suppress(TypeError):
-            yield _hash(rows[number], _refuse)
+            yield _row_key(rows[number], refuses_objects=True)

@@ -66,27 +66,21 @@ def headline(
     for prefix in ("eval/greedy/", ""):
         for metrics in reversed(history):
             is_asked_for = step is None or metrics.get("step") == step
-            if is_asked_for and is_number(metrics.get(name := prefix + kind)):
-                return _headline(metrics, prefix, kind, name, evaluated_on)
+            if not is_asked_for or not is_number(value := metrics.get(prefix + kind)):
+                continue
+            number = metrics.get(f"{prefix}num_episodes")
+            many = f"{number:,.0f} " if is_number(number) else ""
+            over = f"the {many}training episodes of this step"
+            if prefix:
+                over = f"{many}greedy episodes on {evaluated_on or 'what the run evaluates on'}"
+            low, high = interval(metrics, prefix + kind) or (None, None)
+            return Headline(kind, value, int(metrics.get("step", 0)), over, low, high)
     return None
 
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number; a copied file may have text instead."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _headline(
-    metrics: Mapping[str, Any], prefix: str, kind: str, name: str, evaluated_on: str | None
-) -> Headline:
-    number = metrics.get(f"{prefix}num_episodes")
-    many = f"{number:,.0f} " if is_number(number) else ""
-    if prefix:
-        over = f"{many}greedy episodes on {evaluated_on or 'what the run evaluates on'}"
-    else:
-        over = f"the {many}training episodes of this step"
-    bounds = interval(metrics, name)
-    return Headline(kind, metrics[name], int(metrics.get("step", 0)), over, *(bounds or ()))
 
 
 def reports_success(history: Sequence[Mapping[str, Any]]) -> bool:

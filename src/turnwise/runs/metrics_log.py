@@ -39,13 +39,20 @@ class MetricsLog:
 
     def append(self, metrics: MetricsLine) -> None:
         """Append one line, and sync it to the disk. NaN and infinity are left out."""
-        line = _encode(metrics)
+        kept = {}
+        for name, value in metrics.items():
+            is_too_large = isinstance(value, int) and abs(value) >= _MAX_INTEGER
+            if is_too_large or not isinstance(value, str | int | float):
+                kind = "number of more than 300 digits" if is_too_large else type(value).__name__
+                raise ConfigError(f"the metric {name!r} got a {kind}, expected a number or text")
+            if not isinstance(value, float) or math.isfinite(value):
+                kept[name] = value
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b", buffering=0) as file:
                 end = _cut_broken_line(file, self.path)
                 try:
-                    _write_all(file, line)
+                    _write_all(file, json.dumps(kept).encode() + b"\n")
                     os.fsync(file.fileno())
                 except OSError:
                     file.truncate(end)  # half a line is worse than none
@@ -186,22 +193,6 @@ def missing_steps(history: Iterable[Mapping[str, Any]], num_steps: int) -> str:
     shown = ranges if len(ranges) <= 5 else [*ranges[:4], f"{len(ranges) - 4} more ranges"]
     words = " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
     return f"{'step' if len(missing) == 1 else 'steps'} {words}" if missing else ""
-
-
-def _encode(metrics: MetricsLine) -> bytes:
-    """
-    >>> _encode({"step": 3, "reward": 0.1, "kl": math.nan})
-    b'{"step": 3, "reward": 0.1}\\n'
-    """
-    kept = {}
-    for name, value in metrics.items():
-        is_too_large = isinstance(value, int) and abs(value) >= _MAX_INTEGER
-        if is_too_large or not isinstance(value, str | int | float):
-            kind = "number of more than 300 digits" if is_too_large else type(value).__name__
-            raise ConfigError(f"the metric {name!r} got a {kind}, expected a number or text")
-        if not isinstance(value, float) or math.isfinite(value):
-            kept[name] = value
-    return json.dumps(kept).encode() + b"\n"
 
 
 def _cut_broken_line(file: FileIO, path: Path) -> int:

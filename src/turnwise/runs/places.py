@@ -1,4 +1,4 @@
-"""Where the code and files are that the settings of a run name, and under which names.
+"""The settings that name code, files and folders, and where these are.
 
 Settings name files relative to the folder in which the run began, its base directory. `run.json`
 holds that folder twice: relative to the run folder, so that a project can be moved or copied with
@@ -8,19 +8,131 @@ its runs, and as it was.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from turnwise.config import ConfigStore
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, RewardItem
 from turnwise.env.catalog import ADAPTERS
-from turnwise.runs.named_files import Named, names_of, rewrite_names
 from turnwise.runs.run_folder import RunFolder
-from turnwise.user_code import module_file
+from turnwise.user_code import module_file, names_code
+
+Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
+"""`code` is `file.py:Name`, `module:Name` or a built-in name; `rows` a file or folder of a dataset;
+`conversations` a file of a warm start; `model` and `folder` are folders."""
+
+NAMES: dict[str, Kind] = {
+    "inference.backend": "code",
+    "environment.name": "code",
+    "environments": "code",
+    "agent": "code",
+    "expert": "code",
+    "reward": "code",
+    "tools": "code",
+    "parser": "code",
+    "dataset.path": "rows",
+    "eval_dataset.path": "rows",
+    "model.model_name": "model",
+    "model.local_path": "model",
+    "model.reference": "model",
+    "logging.sinks": "code",
+    "training.adv_estimator": "code",
+    "training.policy_loss": "code",
+    "training.optimizer": "code",
+    "training.warm_start": "conversations",
+}
+"""The settings that name code or files. New ones must be added here."""
+
 
 _PLAYERS = ("expert", "random")
 """What `training.warm_start` may name instead of a file."""
+
+
+class Named(NamedTuple):
+    """A name in the settings."""
+
+    setting: str
+    """Its place: `environment.name`, `dataset.path.0`, `environments.1.tools.0` ..."""
+    kind: Kind
+    text: str
+
+    def is_of(self, setting: str) -> bool:
+        """Return whether a setting, such as `dataset` or `dataset.path`, contains this name."""
+        return self.setting == setting or self.setting.startswith(f"{setting}.")
+
+
+Rewrite: TypeAlias = Callable[[Named], str]
+
+
+def rewrite_names(config: ConfigStore, rewrite: Rewrite) -> None:
+    """Replace every name of code or files in the settings by what `rewrite` returns for it."""
+    for setting in NAMES:
+        section, _, field = setting.rpartition(".")
+        owner: Any = getattr(config, section) if section else config
+        setattr(owner, field, rewritten(setting, getattr(owner, field), rewrite))
+
+
+def names_in(config: ConfigStore) -> list[Named]:
+    """Return every name of code or files in the settings."""
+    names: list[Named] = []
+
+    def note(name: Named) -> str:
+        names.append(name)
+        return name.text
+
+    for setting, value in config.settings():
+        if setting in NAMES:
+            rewritten(setting, value, note)
+    return names
+
+
+def rewritten(setting: str, value: Any, rewrite: Rewrite, kind: Kind | None = None) -> Any:
+    """Return the value of a setting with its names replaced; its shape stays the same."""
+    if setting == "agent" and not names_code(str(value)):  # a command
+        return value
+    kind = kind or NAMES[setting]
+    if isinstance(value, str):
+        # One file of a dataset is the first of a list, written without the list.
+        is_one = kind == "rows" and setting.endswith(".path")
+        return rewrite(Named(f"{setting}.0" if is_one else setting, kind, value))
+    if isinstance(value, list):
+        items = enumerate(value)
+        return [rewritten(f"{setting}.{index}", item, rewrite, kind) for index, item in items]
+    if isinstance(value, dict):  # a tool with options: code, a server, or Python with packages
+        changed = dict(value)
+        if "mcp" in value:  # the working directory of a server; empty: that of the run
+            folder = rewrite(Named(f"{setting}.cwd", "folder", str(value.get("cwd") or "")))
+            changed.pop("cwd", None)
+            return {**changed, "cwd": folder} if folder else changed
+        if isinstance(value.get("tool"), str):
+            changed["tool"] = rewrite(Named(setting, "code", value["tool"]))
+        if isinstance(value.get("packages"), list):
+            packages = f"{setting}.packages"
+            changed["packages"] = rewritten(packages, value["packages"], rewrite, "folder")
+        return changed
+    fields: dict[str, Kind] = {}
+    if isinstance(value, RewardItem):
+        fields = {"function": "code"}
+    elif isinstance(value, DatasetConfig):
+        fields = {"path": "rows"}
+    elif isinstance(value, EnvironmentItem):  # an environment of a mix
+        fields = {"environment": "code", "reward": "code", "tools": "code"}
+        fields |= {"dataset": "rows", "eval_dataset": "rows"}
+    if not fields:
+        return value
+    return dataclasses.replace(
+        value,
+        **{
+            field: rewritten(f"{setting}.{field}", getattr(value, field), rewrite, field_kind)
+            for field, field_kind in fields.items()
+        },
+    )
+
+
+# ---- where they are ----
 
 
 def places_of(run: Path) -> list[Path]:
@@ -79,7 +191,12 @@ def with_recorded_names(
     as they are, and the present folder is their base.
     """
     here = Path.cwd()
-    files = {name.setting: path for name in names_of(config) if (path := _file_now(name, here))}
+    files: dict[str, Path] = {}
+    for name in names_in(config):  # the file of a module is that which is imported
+        imported = getattr(sys.modules.get(_module(name) or ""), "__file__", None)
+        path = _file_in(name, here) if imported is None else Path(imported).resolve()
+        if path is not None:
+            files[name.setting] = path
     base = here
     for folder in reversed(_base_directories(run)):
         is_used = any(path.is_relative_to(folder.resolve()) for path in files.values())
@@ -104,13 +221,6 @@ def with_recorded_names(
     if before.checkpoint.run_name in (None, run.resolve().name):
         renamed.checkpoint.run_name = before.checkpoint.run_name
     return renamed, base
-
-
-def _file_now(name: Named, here: Path) -> Path | None:
-    """Return the file that a name means in this process; of a module, the imported one."""
-    module = _module(name)
-    file = getattr(sys.modules.get(module), "__file__", None) if module is not None else None
-    return _file_in(name, here) if file is None else Path(file).resolve()
 
 
 def _file_in(name: Named, folder: Path) -> Path | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from turnwise.config import ConfigStore
-from turnwise.runs.named_files import NAMES, Named, rewritten
+from turnwise.runs.places import NAMES, Named, rewritten
 
 _MODEL = "the weights in the checkpoints are those of this model"
 _TASK = "it defines the task, and another task is another run"

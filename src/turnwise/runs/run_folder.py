@@ -9,15 +9,17 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
 from turnwise.errors import CheckpointError, ConfigError
 from turnwise.legible import LegibleFormatter
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
-from turnwise.runs.resume_settings import Change
 from turnwise.whole_files import explained, is_draft, write_whole
+
+if TYPE_CHECKING:
+    from turnwise.runs.resume_settings import Change
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`

@@ -19,8 +19,7 @@ import re
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
@@ -55,8 +54,11 @@ class Sink(Protocol):
         """Finish when the run does."""
 
 
-class _PackageSink(ABC):
-    """A sink of turnwise, which needs a package."""
+class _OurSink:
+    """A sink that needs a package, and continues its run after a resume.
+
+    A file in the run folder has the id of the run there, and the last step that it got.
+    """
 
     package: ClassVar[str]
     """The package; the extra has the same name."""
@@ -64,32 +66,6 @@ class _PackageSink(ABC):
     def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         self._module: Any = import_extra(self.package, self.package)
         self._folder, self._name, self._config = run_folder, run_name, config
-
-
-class TensorBoard(_PackageSink):
-    """Event files in `tensorboard/` of the run folder."""
-
-    package = "tensorboard"
-
-    def open(self, first_step: int) -> None:
-        writers = importlib.import_module("torch.utils.tensorboard")
-        folder = str(self._folder / "tensorboard")
-        self._writer = writers.SummaryWriter(folder, purge_step=first_step)
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _ResumedSink(_PackageSink):
-    """A sink that continues its run after a resume: a file has the id of the run and its step."""
-
-    def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        super().__init__(run_folder, run_name, config)
         self._memory: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             self._memory = json.loads((run_folder / f".{self.package}.json").read_bytes())
@@ -102,8 +78,8 @@ class _ResumedSink(_PackageSink):
     def _new_id(self) -> str:
         return uuid.uuid4().hex[:12]
 
-    @abstractmethod
-    def _open_run(self, run_id: str) -> Any: ...
+    def _open_run(self, run_id: str) -> Any:
+        return run_id
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         if step > int(self._memory.get("step", -1)):
@@ -122,7 +98,26 @@ class _ResumedSink(_PackageSink):
         write_whole(self._folder / f".{self.package}.json", json.dumps(self._memory).encode())
 
 
-class WandB(_ResumedSink):
+class TensorBoard(_OurSink):
+    """Event files in `tensorboard/` of the run folder."""
+
+    package = "tensorboard"
+
+    def open(self, first_step: int) -> None:
+        writers = importlib.import_module("torch.utils.tensorboard")
+        folder = str(self._folder / "tensorboard")
+        self._writer = writers.SummaryWriter(folder, purge_step=first_step)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB(_OurSink):
     """A run of Weights & Biases in `wandb/` of the run folder.
 
     Online if the user is logged in, else offline for a later `wandb sync`. It never prompts.
@@ -148,7 +143,7 @@ class WandB(_ResumedSink):
         )
 
 
-class Trackio(_ResumedSink):
+class Trackio(_OurSink):
     """A run of trackio, where `trackio show` finds it: in the user's cache, or in TRACKIO_DIR."""
 
     package = "trackio"
@@ -169,7 +164,7 @@ class Trackio(_ResumedSink):
         )
 
 
-class MLflow(_ResumedSink):
+class MLflow(_OurSink):
     """A run of MLflow, in a database in `mlflow/` of the run folder or at MLFLOW_TRACKING_URI."""
 
     package = "mlflow"
@@ -193,12 +188,16 @@ class MLflow(_ResumedSink):
             number = experiment.experiment_id
         run_id = str(client.create_run(number, run_name=self._name).info.run_id)
         param = self._module.entities.Param
-        settings = [param(name, str(value)[:500]) for name, value in _flat(self._config)]
+        settings = []
+        sections = [("", self._config)]
+        for prefix, section in sections:
+            for key, value in section.items():
+                if isinstance(value, Mapping):
+                    sections.append((f"{prefix}{key}.", value))
+                else:
+                    settings.append(param(f"{prefix}{key}", str(value)[:500]))
         for start in range(0, len(settings), _MOST_PARAMS):
             client.log_batch(run_id, params=settings[start : start + _MOST_PARAMS])
-        return run_id
-
-    def _open_run(self, run_id: str) -> str:
         return run_id
 
     def _send(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -211,19 +210,7 @@ class MLflow(_ResumedSink):
         self._client.set_terminated(self._run)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """
-    >>> dict(_flat({"training": {"gamma": 0.9}, "seed": 1}))
-    {'training.gamma': 0.9, 'seed': 1}
-    """
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-SINKS: Mapping[str, type[_PackageSink]] = {
+SINKS: Mapping[str, type[_OurSink]] = {
     sink.package: sink for sink in (TensorBoard, WandB, MLflow, Trackio)
 }
 
@@ -330,6 +317,7 @@ class _Worker(threading.Thread):
                 self._sink.close()
         except (Exception, SystemExit) as error:
             _LOG.warning(
-                "%s failed and gets no more metrics: %s: %s. metrics.jsonl has them all.",
-                *(self.name, type(error).__name__, error),
+                "%s failed and gets no more metrics: %s. metrics.jsonl has them all.",
+                self.name,
+                f"{type(error).__name__}: {error}",
             )

@@ -44,8 +44,13 @@ from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
-from turnwise.runs.named_files import Named, names_of, rewrite_names
-from turnwise.runs.places import describe_base, with_recorded_names
+from turnwise.runs.places import (
+    Named,
+    describe_base,
+    names_in,
+    rewrite_names,
+    with_recorded_names,
+)
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
@@ -110,7 +115,7 @@ class RunRecord:
         rewrite_names(config, name_in_folder)
         facts = copy.deepcopy(self.facts)
         lost: dict[str, str] = {}  # the settings whose objects a later command cannot load
-        for name in names_of(config):
+        for name in names_in(config):
             section, *words = name.setting.split(".")
             setting = words[0] if section == "training" else section
             if section == "environments":
@@ -251,7 +256,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     if given.eval_dataset is not None:
         settings.eval_dataset = _dataset(given.eval_dataset)
     # The user has run all of this: later commands may, too.
-    for named in names_of(settings):
+    for named in names_in(settings):
         is_code = named.kind == "code" and names_code(named.text)
         if is_code and named.text.partition(":")[0] not in ADAPTERS:
             remember_code(named.text)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from turnwise.data import CustomEnvDataset
-from turnwise.data.environment_rows import InitialPrompts
+from turnwise.data.dataset import InitialPrompts
 from turnwise.data.order import rows_for_step
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.seeds import derive_seed, training_seed
