@@ -70,14 +70,6 @@ def test_a_name_is_no_tokenizer():
 
 
 class TestLimits:
-    def test_nothing_happens_to_what_fits(self, caplog):
-        for truncation in ("error", "drop", "left", "right"):
-            dataset = PromptDataset(
-                PROMPTS, tokenizer(), max_prompt_length=20, truncation=truncation
-            )
-            assert lengths(dataset) == LENGTHS
-        assert not caplog.records
-
     def test_too_long_is_an_error_at_once(self):
         with pytest.raises(
             ConfigError, match=r"2 of 4 prompts .*=9; the prompt of row 1 has 10 to"
@@ -106,13 +98,6 @@ class TestLimits:
         num_bytes = len(text.encode())
         # The next character, of four bytes at most, would have been too much.
         assert len(item["input_ids"]) > limit - 4 or len(item["input_ids"]) == num_bytes
-
-    def test_a_text_is_cut_beside_its_system_prompt(self):
-        row = {"prompt": "begin " + "x" * 100 + " end", "system": "Be brief."}
-        (item,) = PromptDataset([row], tokenizer(), max_prompt_length=90, truncation="left")
-        assert len(item["input_ids"]) == 90
-        assert item["prompt"].endswith("x end")
-        assert item["system"] == "Be brief."
 
     def test_messages_are_not_cut(self):
         with pytest.raises(ConfigError, match="messages cannot"):
@@ -199,13 +184,6 @@ class TestBatches:
         assert ids.dtype == mask.dtype == torch.long
         assert [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)] == rows
         assert (ids[mask == 0] == 7).all()
-
-    def test_a_mask_of_ones_own_is_kept(self):
-        items = [
-            {"input_ids": torch.tensor([[0, 5]]), "attention_mask": torch.tensor([[0, 1]])},
-            {"input_ids": torch.tensor([6, 7, 8]), "attention_mask": torch.tensor([1, 1, 1])},
-        ]
-        assert collate_fn(items)["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
 
     def test_without_tokens_there_are_only_lists(self):
         batch = collate_fn([{"prompt": "a", "n": 1}, {"prompt": "b", "m": 2}])

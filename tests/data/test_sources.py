@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import given, strategies as st
 from pyarrow import parquet
 
 from turnwise import ConfigError, PromptDataset
@@ -109,26 +108,6 @@ def test_a_hugging_face_dataset(tmp_path):
 def test_messages_in_an_array_as_pandas_has_them():
     row = {"prompt": np.array(MESSAGES, dtype=object)}
     assert PromptDataset(Table([row]))[0] == {"prompt": MESSAGES}
-
-
-def test_an_item_can_be_changed_without_harm():
-    dataset = PromptDataset(ROWS)
-    dataset[0]["prompt"] = "other"
-    dataset[0].pop("answer")
-    assert list(dataset) == ROWS
-
-
-@given(
-    st.lists(
-        st.dictionaries(st.text(), st.integers() | st.text() | st.none(), max_size=3).map(
-            lambda row: {**row, "prompt": "p" + str(row), "system": None}
-        ),
-        min_size=1,
-    )
-)
-def test_what_json_holds_comes_back(tmp_path_factory, rows):
-    path = write_lines(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
-    assert list(PromptDataset(path)) == rows
 
 
 @pytest.mark.parametrize(

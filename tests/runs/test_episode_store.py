@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet
 
-from episode.worlds import Counting, TicTacToe, model, tokenizer
+from episode.worlds import Counting, model, tokenizer
 from runs.stored_examples import episodes
 from turnwise import (
     ConfigError,
@@ -134,24 +134,6 @@ def play(environment="guess-number"):
         engine.close()
 
 
-def test_episodes_of_a_model_come_back(store):
-    results = play()
-    store.write(1, results)
-    for result, stored in zip(results, store.read(1), strict=True):
-        assert_same(result, stored)
-    turn = store.read(1)[0].agent.turns[0]
-    assert turn.text == results[0].turns[0].text
-    assert turn.observation == results[0].messages[3]["content"]
-
-
-@pytest.mark.parametrize("environment", ["guess-number", "grid-world", "simple-game"])
-def test_episodes_of_a_game_take_under_24_bytes_a_token(store, environment):
-    results = play(environment)
-    names = ("log_probs", "values", "advantages", "returns")
-    store.write(1, results, random_columns(results, *names))
-    assert bytes_a_token(store, results) < 24
-
-
 def single_turns(num_episodes=32, num_tokens=256):
     """Every token sampled, and nothing about any word or number to be foreseen."""
     random = np.random.default_rng(0)
@@ -203,19 +185,6 @@ def bytes_a_token(store, results):
     num_tokens = sum(len(agent.stream) for agent in rows_of(results))
     assert num_tokens > 1000
     return (store.folder / "step-000001.parquet").stat().st_size / num_tokens
-
-
-def test_two_players_and_their_columns(store):
-    results = list(collect(ScriptedEngine(tokenizer()), TicTacToe, 3, limits=SHORT))
-    columns = random_columns(results, "advantages")
-    store.write(1, results, columns)
-    rows = rows_of(store.read(1))
-    assert [agent.name for agent in rows] == [agent.name for agent in rows_of(results)]
-    for column, agent in zip(columns["advantages"], rows, strict=True):
-        expected = column[: len(agent.ids)].masked_fill(~torch.tensor(agent.mask), math.nan)
-        torch.testing.assert_close(
-            torch.tensor(agent.columns["advantages"]), expected, atol=0, rtol=0, equal_nan=True
-        )
 
 
 def test_tool_calls_and_what_came_of_them(store):
@@ -293,19 +262,6 @@ def test_infos_that_are_no_json_and_huge_ones(store):
     assert info["long"].startswith("xxx")
     assert info["long"].endswith("[cut: 10000000 characters]")
     assert len(json.dumps(info)) < 6000
-
-
-def test_numbers_of_any_size_come_back(store):
-    results = single_turns(1, 4)
-    store.write(1, results, {"returns": np.array([[1e6, -2e9, 0.5, math.inf]], np.float32)})
-    returns = store.read(1)[0].agent.columns["returns"]
-    assert returns.tolist() == [1e6, -2e9, 0.5, math.inf]
-
-
-def test_brain_floats_and_wide_columns_are_taken(store):
-    results = single_turns(2, 4)
-    store.write(1, results, {"values": torch.full((2, 9), 0.5, dtype=torch.bfloat16)})
-    assert store.read(1)[1].agent.columns["values"].tolist() == [0.5] * 4
 
 
 @pytest.mark.parametrize(
@@ -386,13 +342,6 @@ def test_the_budget_is_kept_and_told_once(tmp_path, caplog):
     again.rewind(1)
     again.write(2, results)
     assert again.steps() == [1, 2]
-
-
-def test_a_budget_of_nothing_keeps_nothing_and_says_nothing(tmp_path, caplog):
-    store = EpisodeStore(tmp_path / "episodes", 0)
-    store.write(1, single_turns(1, 4))
-    assert not store.folder.exists()
-    assert not caplog.records
 
 
 def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path, caplog):

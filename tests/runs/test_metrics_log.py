@@ -1,9 +1,6 @@
 """The metrics file: whole lines, the same bytes, and a resumed run's equal to any other's."""
 
-import json
-import logging
 import math
-import os
 import resource
 import signal
 
@@ -102,15 +99,6 @@ def test_a_crash_at_any_byte_of_a_line_loses_that_line_only(log, caplog):
         assert [line["step"] for line in log.read()] == [*[1, 2, 3][:num_lines], 9]
 
 
-def test_half_a_line_is_told(log, caplog):
-    log.path.parent.mkdir()
-    log.path.write_bytes(b'{"step": 1}\n{"step": 2, "rewa')
-    with caplog.at_level(logging.WARNING, "turnwise"):
-        assert log.read() == [{"step": 1}]
-    assert "half a line" in caplog.text
-    assert '{"step": 2, "rewa' in caplog.text
-
-
 @pytest.mark.parametrize("bad", [b"", b"nonsense", b"[1]", b'{"a": "\xff"}'])
 @pytest.mark.parametrize("use", [MetricsLog.read, lambda log: log.rewind(1)])
 def test_a_bad_line_in_the_middle_is_an_error_with_its_number(log, bad, use):
@@ -135,13 +123,3 @@ def test_a_full_disk_leaves_no_half_line(log):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert log.path.read_bytes() == before
-
-
-def test_a_line_is_on_the_disk_before_append_returns(log, monkeypatch):
-    synced = []
-    real = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda file: (synced.append(os.fstat(file).st_size), real(file))
-    )
-    log.append({"step": 1})
-    assert synced == [len(json.dumps({"step": 1})) + 1]

@@ -93,12 +93,6 @@ def read_tensorboard(folder):
     }
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """A service's own process has all the time that it needs to end."""
-    monkeypatch.setattr(module, "_CLOSE_SECONDS", 120.0)
-
-
 def test_tensorboard_has_the_numbers(tmp_path):
     pytest.importorskip("tensorboard")
     run(tmp_path, ["tensorboard"], [1, 2, 3])

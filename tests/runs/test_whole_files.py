@@ -1,6 +1,5 @@
 """Files that are there whole or not at all: kills, full disks, several writers."""
 
-import errno
 import os
 import signal
 import threading
@@ -77,20 +76,6 @@ def test_settings_that_were_killed_while_they_were_saved_leave_nothing(tmp_path)
     ConfigStore().save(path)
     assert os.listdir(tmp_path) == ["config.yaml"]
     assert ConfigStore.load(path) == ConfigStore()
-
-
-def test_a_full_disk_leaves_the_old_content(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    path.write_bytes(b"old")
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(whole_files.os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
-        write_whole(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["run.json"]
 
 
 def test_others_can_read_it_as_the_umask_says(tmp_path):
