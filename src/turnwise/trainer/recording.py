@@ -44,13 +44,7 @@ from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
-from turnwise.runs.places import (
-    Named,
-    describe_base,
-    names_in,
-    rewrite_names,
-    with_recorded_names,
-)
+from turnwise.runs.places import Named, describe_base, names_in, rewrite_names, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
