@@ -18,22 +18,6 @@ QUICK = (
 )
 
 
-class ByLuck(Echo):
-    """What an episode earns follows from its seed, whatever the agent does."""
-
-    def step(self, action):
-        self._done = True
-        is_lucky = self.letter in "ab"
-        return "", float(is_lucky), True, {"success": is_lucky}
-
-
-class Drilled(Echo):
-    """Its players say one word whatever they read: who imitates them for long says no other."""
-
-    def sample_action(self, rng):
-        return "a"
-
-
 class SafeWord(Echo):
     """Pays most of the reward for one safe word, all of it now and then for another: who is only
     after the mean learns to say nothing but the safe word."""

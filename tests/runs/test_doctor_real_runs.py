@@ -6,8 +6,6 @@ import re
 import pytest
 
 from runs.sick_worlds import (
-    ByLuck,
-    Drilled,
     Long,
     Password,
     SafeWord,
@@ -99,17 +97,6 @@ def test_too_few_tokens_for_a_turn(tmp_path):
     finding = the_finding(folder, "cut-turns", "100% of the model's turns", "3 tokens a turn")
     assert [one.code for one in finding.consequences] == ["constant-reward"]
     assert finding.example == "train-6-0"
-
-
-def test_groups_without_variance(tmp_path):
-    folder = train(tmp_path, ByLuck, *GRPO)
-    the_finding(folder, "alike-groups", "In 100% of the groups", "the task decides the reward")
-
-
-def test_a_collapsed_entropy(tmp_path):
-    slow = "training.learning_rate=1e-5"
-    folder = train(tmp_path, Drilled, slow, model=speaking_model(Drilled), steps=11)
-    the_finding(folder, "entropy-collapse", "from the first step on", "no longer explores")
 
 
 def test_an_entropy_that_collapses_while_the_run_learns(tmp_path):

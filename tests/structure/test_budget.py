@@ -24,7 +24,7 @@ LINES = {
     "models": 1529,
     "progress": 741,
     "reward": 1287,
-    "runs": 4332,
+    "runs": 4314,
     "scale": 3390,
     "tools": 4522,
     "trainer": 5392,

@@ -38,7 +38,12 @@ def choose_run_folder(
     base = Path(config.checkpoint.output_dir).expanduser()
     name = config.checkpoint.run_name
     if name is not None:
-        folder = RunFolder(base / _checked(name))
+        if not re.fullmatch(r"[\w.][\w.+=-]*", name) or name in (".", ".."):
+            raise ConfigError(
+                f"checkpoint.run_name got {name!r}, expected a folder's name of letters, digits, "
+                "dots and dashes"
+            )
+        folder = RunFolder(base / name)
         is_resumed = _named(folder, config, environment, resume, allow_changes)
         changed = changed_code(folder, identity) if is_resumed else []
         if changed and resume == "auto":
@@ -133,8 +138,13 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
     except ConfigError as error:
         _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
         return False
-    is_another = any(change.makes_another_run for change in changes_between(before, now))
-    return not is_another and not _is_held(folder)
+    if any(change.makes_another_run for change in changes_between(before, now)):
+        return False
+    try:
+        with folder.held():
+            return True
+    except ConfigError:  # another process is training in it
+        return False
 
 
 def _is_same_environment(before: str | None, environment: str) -> bool:
@@ -171,23 +181,6 @@ def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:
         f"echo {shlex.quote(content)} > {shlex.quote(str(folder.status_file))}. To begin a new "
         "run, take --fresh (resume='never'), or another checkpoint.run_name."
     )
-
-
-def _is_held(folder: RunFolder) -> bool:
-    try:
-        with folder.held():
-            return False
-    except ConfigError:
-        return True
-
-
-def _checked(name: str) -> str:
-    if not re.fullmatch(r"[\w.][\w.+=-]*", name) or name in (".", ".."):
-        raise ConfigError(
-            f"checkpoint.run_name got {name!r}, expected a folder's name of letters, digits, "
-            "dots and dashes"
-        )
-    return name
 
 
 def _slug(environment: str) -> str:

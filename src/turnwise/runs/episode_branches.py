@@ -25,10 +25,6 @@ class TurnTree:
     """The branch that each turn is on, from 0. The first turn that follows another one stays on its
     branch; every other one begins a branch."""
 
-    @property
-    def num_branches(self) -> int:
-        return max(self.branches, default=-1) + 1
-
 
 def turn_tree(turns: Sequence[Span], branches: Sequence[Span]) -> TurnTree:
     """Return the tree of turns with these tokens, in a stream with these branches.
@@ -39,19 +35,15 @@ def turn_tree(turns: Sequence[Span], branches: Sequence[Span]) -> TurnTree:
     starts = [start for start, _ in turns]
     follows: list[int | None] = []
     numbers: list[int] = []
-    continued: set[int] = set()
-    num_branches = 0
-    for number, start in enumerate(starts):
+    for start in starts:
         parent = _turn_before(start, starts, branches)
-        if parent is not None and parent >= number:  # the file has its turns in another order
+        if parent is not None and parent >= len(numbers):  # the turns are in another order
             parent = None
-        follows.append(parent)
-        if parent is not None and parent not in continued:
-            continued.add(parent)
-            numbers.append(numbers[parent])
+        if parent is None or parent in follows:
+            numbers.append(max(numbers, default=-1) + 1)
         else:
-            numbers.append(num_branches)
-            num_branches += 1
+            numbers.append(numbers[parent])
+        follows.append(parent)
     return TurnTree(follows, numbers)
 
 

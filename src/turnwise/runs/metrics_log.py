@@ -52,7 +52,9 @@ class MetricsLog:
             with open(self.path, "a+b", buffering=0) as file:
                 end = _cut_broken_line(file, self.path)
                 try:
-                    _write_all(file, json.dumps(kept).encode() + b"\n")
+                    line = json.dumps(kept).encode() + b"\n"
+                    while line:  # a full disk may take a part of it, and only then say no
+                        line = line[file.write(line) :]
                     os.fsync(file.fileno())
                 except OSError:
                     file.truncate(end)  # half a line is worse than none
@@ -211,13 +213,8 @@ def _cut_broken_line(file: FileIO, path: Path) -> int:
         _LOG.warning("%s ended in half a line, left by a crash; it was cut off", path)
         file.truncate(start)
         return start
-    _write_all(file, b"\n")
+    file.write(b"\n")
     return size + 1
-
-
-def _write_all(file: FileIO, data: bytes) -> None:
-    while data:  # a full disk may take a part of it, and only then say no
-        data = data[file.write(data) :]
 
 
 def _cannot_write(path: Path, error: OSError) -> str:
