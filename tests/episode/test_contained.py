@@ -31,14 +31,6 @@ class ExitsWhenRead(BaseException):
     __repr__ = __str__
 
 
-class Hostile(str):
-    def isascii(self):
-        raise Own
-
-    def __format__(self, spec):
-        raise Own
-
-
 ERRORS = (
     ValueError("plain"),
     Own("mine"),
@@ -194,23 +186,6 @@ class TestOthers:
         assert played.status is EpisodeStatus.ENVIRONMENT_ERROR
 
 
-def test_observations_and_infos_that_are_not_what_they_seem():
-    class Info(dict):
-        def get(self, *args):
-            raise Own
-
-        __contains__ = get
-
-    class Odd(Counting):
-        def step(self, action):
-            text, reward, done, _ = super().step(action)
-            return Hostile(text), reward, done, Info(seen=True)
-
-    (result,) = EpisodeCollector(Recording(), Odd, num_retries=0).collect_sync(1)
-    assert result.status is EpisodeStatus.DONE
-    assert result.turns[0].info == {"seen": True}
-
-
 def test_a_callback_that_is_cancelled_is_an_error_and_not_a_loss():
     def on_result(result):
         raise asyncio.CancelledError
@@ -248,20 +223,3 @@ def test_the_users_own_ctrl_c_stops_the_run():
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(closed) == 5
-
-
-def test_a_keyboard_interrupt_that_user_code_raises_fails_its_episode_alone():
-    class Raising(Counting):
-        def step(self, action):
-            if self.secret % 2:
-                raise KeyboardInterrupt
-            return super().step(action)
-
-    collector = EpisodeCollector(Recording(), Raising, num_retries=0)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        for collection in (collector.collect_sync(8), asyncio.run(collector.collect(8))):
-            statuses = {EpisodeStatus.DONE, EpisodeStatus.ENVIRONMENT_ERROR}
-            assert set(collection.summary.statuses) == statuses
-    finally:
-        signal.signal(signal.SIGINT, before)

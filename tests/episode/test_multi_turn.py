@@ -2,7 +2,7 @@
 
 import pytest
 
-from episode.worlds import Awaited, Counting, Recording, tokenizer
+from episode.worlds import Counting, Recording, tokenizer
 from turnwise import (
     ConfigError,
     CustomGameEnvironment,
@@ -75,15 +75,6 @@ def test_a_conversation_says_what_is_to_be_done_first():
         talk.step()
 
 
-def test_a_new_conversation_forgets_the_old_one():
-    talk = MultiTurnInferenceEngine(say("a", "b"))
-    talk.start_conversation("One.")
-    talk.step()
-    talk.start_conversation("Two.")
-    assert "One" not in talk.format_conversation()
-    assert talk.step() == "b"
-
-
 def test_tools_in_a_conversation():
     manager = MultiTurnManager(ToolRegistry([add]), PARSER)
     engine = say(call("add", a=20, b=3), "It is 23.")
@@ -121,11 +112,6 @@ def test_an_episode_with_tools_counts_them():
     assert summary.total_reward == 6.0
 
 
-def test_max_turns_ends_an_episode():
-    talk = MultiTurnInferenceEngine(say("a", "b"), max_turns=2)
-    assert talk.run_episode(Counting()).status is EpisodeStatus.TRUNCATED_BY_TURNS
-
-
 def test_the_manager_carries_out_calls():
     manager = MultiTurnManager(ToolRegistry([add]), PARSER)
     turn = manager.step(f"Let me see. {call('add', a=1, b=2)}", "What is 1 + 2?")
@@ -155,13 +141,6 @@ def test_the_manager_steps_in_its_environment():
     assert [manager.step("x").done for _ in range(2)] == [False, True]
     assert manager.summary.total_reward == 6.0
     assert manager.summary.statuses == {EpisodeStatus.DONE: 1}
-
-
-def test_the_manager_steps_in_an_async_environment():
-    environment = Awaited()
-    Counting.reset(environment)
-    manager = MultiTurnManager(ToolRegistry(), "json", environment)
-    assert manager.step("x").observation == "That was 1."
 
 
 def test_the_manager_lets_a_broken_environment_be_seen():

@@ -133,18 +133,6 @@ def test_the_local_engine_keeps_its_log_probs_and_continues_its_sessions():
         assert engine._runner.kv_cache.num_allocated == 0
 
 
-def test_the_weights_that_sampled_a_turn_are_known():
-    engine = Recording()
-
-    class Updating(Counting):
-        def step(self, action):
-            engine.update_weights(None)
-            return super().step(action)
-
-    result = run_episode(engine, Updating)
-    assert [turn.weight_version for turn in result.turns] == [0, 1, 2]
-
-
 def test_the_session_is_ended_and_the_environment_closed():
     engine = Recording()
     made = []

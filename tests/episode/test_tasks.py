@@ -1,7 +1,6 @@
 """Rows of a dataset as tasks of episodes: who gets them, and conversations that began before."""
 
 import asyncio
-import re
 
 import pytest
 
@@ -153,23 +152,17 @@ def test_without_a_system_role_the_system_prompt_stands_before_the_first_message
 
 
 @pytest.mark.parametrize(
-    ("history", "told"),
-    [
-        ("Say one.", "returned str"),
-        ([EARLIER[1]], "with the role user"),
-        ([EARLIER[0], {"role": "tool", "content": "1"}], r"\[1\].*user or assistant"),
-        ([{"role": "user", "content": None}], "content"),
-        (["Say one."], "Say one"),
-    ],
+    "history",
+    ["Say one.", [EARLIER[1]], [EARLIER[0], {"role": "tool", "content": "1"}], ["Say one."]],
 )
-def test_a_history_that_is_none_is_told(history, told):
+def test_a_history_that_is_none_is_told(history):
     class Wrong(Counting):
         def get_history(self):
             return history
 
     (result,) = play(Wrong, [EpisodeTask(seed=1)], num_retries=0)
     assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
-    assert re.search(told, result.error)
+    assert "Wrong.get_history() has" in result.error
 
 
 def test_only_the_first_player_was_there_before():

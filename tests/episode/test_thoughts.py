@@ -17,17 +17,12 @@ HARMONY = "<|channel|>{}<|message|>{}"
     ("text", "answer"),
     [
         ("attack", "attack"),
-        ("  as it stands \n", "  as it stands \n"),
         ("<think>attack?</think>\n\nwait", "wait"),
         ("attack?</think>wait", "wait"),
         ("<think>attack?", ""),
         ("wait <think>attack?", "wait"),
         ("<think>a</think>wait<think>attack</think> now", "wait now"),
-        ("<think>a</think>wait<think>attack", "wait"),
         ("[THINK]attack?[/THINK]wait", "wait"),
-        ("[THINK]attack?", ""),
-        ("<think></think>", ""),
-        (HARMONY.format("analysis", "attack?"), ""),
         (HARMONY.format("final", "wait <now>") + "<|return|>", "wait <now>"),
         (
             f"{HARMONY.format('analysis', 'attack?')}<|end|><|start|>assistant"

@@ -18,10 +18,9 @@ from episode.worlds import (
     tokenizer,
 )
 from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, LocalEngine
-from turnwise.deadlines import call_with_deadline
 from turnwise.episode import watchdog
-from turnwise.errors import DeadlineExceeded, EngineStalled
-from turnwise.reward import compute
+from turnwise.errors import EngineStalled
+from turnwise.reward import function
 
 SHORT = EpisodeLimits(max_tokens_per_turn=4)
 
@@ -59,38 +58,13 @@ class TestSeveralThreads:
             with nothing_left():  # in haste, torch takes half a minute for it
                 run_together(*[lambda: [asyncio.run(play()) for _ in range(3)]] * 3)
 
-    def test_deadlines_of_many_loops(self):
-        """Met and missed ones, sync and async, in loops that come and go."""
-        release = threading.Event()
-
-        async def one(number):
-            kind = number % 4
-            if kind == 0:
-                return await call(lambda: number, 60.0)
-            if kind == 1:
-                return await call(asyncio.sleep, 60.0, 0, number)
-            with pytest.raises(DeadlineExceeded):
-                await call(release.wait if kind == 2 else asyncio.sleep, 0.01, 60)
-            return number
-
-        async def call(function, timeout, *args):
-            return await call_with_deadline(function, *args, timeout=timeout, waiting_for="it")
-
-        async def many():
-            assert await asyncio.gather(*(one(n) for n in range(40))) == list(range(40))
-            assert no_tasks_left()
-
-        with nothing_left(), hasty_threads():
-            run_together(*[lambda: [asyncio.run(many()) for _ in range(3)]] * 3)
-            release.set()
-
 
 class TestHungRewards:
     """A call that hangs must not keep the others from being made."""
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
-        monkeypatch.setattr(compute, "PATIENCE_SECONDS", 0.02)
+        monkeypatch.setattr(function, "PATIENCE_SECONDS", 0.02)
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_others_are_served_meanwhile(self, is_async):

@@ -90,7 +90,7 @@ def sockets_and_gateways():
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed in between
             places.append(os.readlink(path))
-    gateways = {t for t in threading.enumerate() if t.name == "turnwise-gateway"}
+    gateways = {t for t in threading.enumerate() if t.name == "turnwise: gateway"}
     return sum(place.startswith("socket:") for place in places), gateways
 
 

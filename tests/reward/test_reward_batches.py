@@ -152,11 +152,3 @@ def test_episodes_that_a_batch_carries_are_scored_as_they_are():
     assert wrapper(data).tolist() == [7.0]
     # What the agent loop of VERL has scored has its reward already.
     assert wrapper(SimpleNamespace(batch=columns)).tolist() == [3.0]
-
-
-def test_the_wrapper_scores_a_single_trajectory_too():
-    def reward(trajectory, environment):
-        return trajectory.total_reward + environment.max_steps
-
-    wrapper = EnvironmentRewardWrapper(GAME, reward)
-    assert wrapper(Trajectory(actions=["a"], rewards=[1.0]), GAME).total == 6.0

@@ -10,12 +10,10 @@ from turnwise.errors import ConfigError, RewardError
 from turnwise.reward import (
     LLMJudge,
     Reward,
-    RewardFailure,
     WeightedReward,
     compute_reward,
-    score_trajectories,
 )
-from turnwise.types import EpisodeStatus, Trajectory
+from turnwise.types import Trajectory
 
 EPISODE = Trajectory(actions=["a", "b"], rewards=[1.0, 2.0])
 numbers = st.floats(-100, 100)
@@ -49,15 +47,6 @@ def test_the_combination_is_the_weighted_sum(parts):
     assert reward.by_turn(2) == [0.0, reward.total]
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.tuples(numbers, numbers), numbers, numbers, numbers)
-def test_a_part_for_the_episode_joins_the_last_turn_of_a_part_for_turns(turns, end, u, v):
-    reward_fn = WeightedReward({"turns": (constant(turns), u), "end": (constant(end), v)})
-    reward = compute_reward(EPISODE, reward_fn=reward_fn)
-    assert reward.by_turn(2) == pytest.approx([u * turns[0], u * turns[1] + v * end])
-    assert sum(reward.by_turn(2)) == pytest.approx(reward.total, abs=1e-9)
-
-
 def test_rule_and_judge_and_step_rewards_together():
     judge = LLMJudge(lambda prompt: "Fair.\nScore: 5")
     reward_fn = WeightedReward(
@@ -72,11 +61,6 @@ def test_parts_of_parts_keep_both_names():
     reward = compute_reward(EPISODE, reward_fn=WeightedReward({"inner": (inner, 10.0)}))
     assert reward.total == 60.0
     assert reward.parts == {"inner/a": 20.0, "inner/b/x": 10.0, "inner/b/y": 30.0}
-
-
-def test_the_environment_reaches_the_parts_that_ask():
-    reward_fn = WeightedReward({"limit": (lambda t, environment: environment["limit"], 1.0)})
-    assert compute_reward(EPISODE, {"limit": 7}, reward_fn).total == 7.0
 
 
 def test_parts_run_at_the_same_time_plain_or_async():
@@ -98,8 +82,6 @@ def test_parts_run_at_the_same_time_plain_or_async():
     ("broken", "words"),
     [
         (constant(float("nan")), "part 'judge': reward function 'reward': the reward is nan"),
-        (constant(None), "part 'judge': reward function 'reward': returned None"),
-        (constant([1.0]), "part 'judge': reward function 'reward': got 1 rewards"),
         (lambda t: 1 / 0, "part 'judge': reward function '<lambda>': raised ZeroDivisionError"),
     ],
 )
@@ -110,31 +92,15 @@ def test_a_part_that_fails_fails_the_whole_by_name(broken, words, weight):
         compute_reward(EPISODE, reward_fn=reward_fn)
 
 
-def test_a_part_that_hangs_is_cut_by_the_deadline_of_the_whole():
-    released = threading.Event()
-    reward_fn = WeightedReward(
-        {"rule": (lambda t: released.wait(60), 1.0), "other": (constant(1.0), 1.0)}
-    )
-    [outcome] = score_trajectories([EPISODE], reward_fn, timeout=0.1)
-    released.set()
-    assert isinstance(outcome, RewardFailure)
-    assert outcome.status is EpisodeStatus.REWARD_ERROR
-    assert "'WeightedReward' took longer than 0.1 s" in outcome.error
-
-
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
         ({}, "named parts"),
-        ([], "named parts"),
         (
             {"rule": constant(1.0)},
             r"part 'rule' of a WeightedReward must be a \(function, weight\)",
         ),
         ({"rule": (constant(1.0), float("nan"))}, "weight of part 'rule' must be a finite number"),
-        ({"rule": (constant(1.0), "1")}, "weight of part 'rule'"),
-        ({"rule": (3, 1.0)}, "reward_fn got 3, expected a function"),
-        ({"rule": (lambda: 1.0, 1.0)}, r"expected \(trajectory\)"),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused_at_once(parts, words):

@@ -1,6 +1,5 @@
 """`LLMJudge` with scripted answers: what counts as a score, and what never does."""
 
-import asyncio
 import re
 import threading
 
@@ -40,12 +39,8 @@ def judge(*answers, trajectory=EPISODE, **settings):
     ("answer", "score"),
     [
         ("It got out.\nScore: 7", 0.7),
-        ("Score: 0", 0.0),
-        ("Score: 10", 1.0),
         ("score: 2.5", 0.25),
         ("Fine.\n\n**Score: 7**\n", 0.7),
-        ("**Score:** 7", 0.7),
-        ("### Score: 7/10", 0.7),
         ("Score: 7 / 10.", 0.7),
         ("Score: 7\n```\n", 0.7),
         ("Score: 3\nOn reflection it did better.\nScore: 8", 0.8),
@@ -67,19 +62,13 @@ def test_scores_run_from_0_to_1_on_any_scale():
 
 MALFORMED = [
     "",
-    "  \n ",
-    "It did well.",
     "Score: high",
     "Score: 11",
-    "Score: -1",
-    "Score: nan",
     "Score: 7/20",
     "Score: 7 or 8",
     "Score: 70%",
     "> Score: 7",
-    "The score is 7",
     "Score: 7\nBut I am not sure.",
-    "Score:",
 ]
 
 
@@ -148,10 +137,6 @@ def test_any_text_can_be_judged(actions):
     assert judge("Score: 5", trajectory=trajectory)[0] == 0.5
 
 
-def test_text_with_lone_surrogates_can_be_judged():
-    assert judge("Score: 5", trajectory=Trajectory(actions=["\ud800"], rewards=[0.0]))[0] == 0.5
-
-
 def test_a_long_transcript_loses_its_middle():
     long = Trajectory(prompts=["BEGIN"], actions=["x" * 5000], observations=["END"])
     prompt = LLMJudge(Script(), max_chars=200).render_prompt(long)
@@ -160,23 +145,6 @@ def test_a_long_transcript_loses_its_middle():
     assert "BEGIN" in inside
     assert inside.endswith("END")
     assert re.search(r"\[4\d\d\d characters left out\]", inside)
-
-
-def test_complete_may_be_async_and_runs_concurrently():
-    num_now = num_most = 0
-    meeting = asyncio.Barrier(4)
-
-    async def complete(prompt):
-        nonlocal num_now, num_most
-        num_now += 1
-        num_most = max(num_most, num_now)
-        await meeting.wait()
-        num_now -= 1
-        return "Score: 6"
-
-    outcomes = score_trajectories([EPISODE] * 4, LLMJudge(complete))
-    assert [outcome.total for outcome in outcomes] == [0.6] * 4
-    assert num_most == 4
 
 
 def test_a_plain_complete_does_not_block_the_other_episodes():

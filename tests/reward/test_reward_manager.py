@@ -59,12 +59,6 @@ def test_the_four_parts_by_hand():
     assert reward.by_turn(3) == pytest.approx([0.1, -0.6, 15.7])
 
 
-@pytest.mark.parametrize(("data", "total"), [(WON, TOTALS[0]), (LOST, TOTALS[1])])
-def test_one_episode_as_a_mapping_or_a_trajectory(data, total):
-    assert MANAGER.compute_trajectory_reward(data) == pytest.approx(total)
-    assert MANAGER.compute_trajectory_reward(Trajectory.of(data)) == pytest.approx(total)
-
-
 def test_turns_are_counted_by_the_rewards_where_actions_are_missing():
     short = {"rewards": [1.0, 2.0], "infos": [{}, {"success": True}], "num_turns": 2}
     assert MANAGER.compute_trajectory_reward(short) == pytest.approx(3.0 + 5.0 + 0.8)
@@ -89,11 +83,6 @@ def test_a_batch_gives_a_float32_tensor(batch):
     assert rewards.dtype is torch.float32
     assert rewards.tolist() == pytest.approx(TOTALS)
     assert torch.equal(rewards, MANAGER.compute_batch_rewards([WON, LOST]))
-
-
-def test_weights_are_the_users():
-    weights = RewardWeights(step=2.0, success=1.0, invalid_action=0.0, efficiency=0.0)
-    assert RewardManager(Quest(), weights).compute_trajectory_reward(WON) == pytest.approx(21.0)
 
 
 @settings(deadline=None, max_examples=50)

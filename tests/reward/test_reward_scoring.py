@@ -60,15 +60,6 @@ def metered_plain(meter, num_at_once):
     return reward
 
 
-@pytest.mark.parametrize("metered", [metered_async, metered_plain])
-@pytest.mark.parametrize("limit", [1, 3])
-def test_the_limit_is_reached_and_never_passed(metered, limit):
-    meter = Meter()
-    outcomes = score_trajectories(episodes(9), metered(meter, limit), max_concurrency=limit)
-    assert [outcome.total for outcome in outcomes] == [float(i) for i in range(9)]
-    assert meter.num_most == limit
-
-
 def test_by_default_async_calls_run_together_and_plain_ones_in_turn():
     together, in_turn = Meter(), Meter()
     score_trajectories(episodes(8), metered_async(together, 8))
@@ -148,17 +139,6 @@ def test_a_call_that_hangs_is_cut_and_the_rest_goes_on(reward_fn, monkeypatch):
     assert f"reward function '{reward_fn.__name__}' took longer than 0.5 s" in hung.error
 
 
-def test_waiting_for_a_place_does_not_count_against_the_deadline():
-    async def reward(trajectory):
-        await asyncio.sleep(0.05)
-        return 1.0
-
-    outcomes = run_in_virtual_time(
-        score_trajectories_async(episodes(12), reward, max_concurrency=1, timeout=0.5)
-    )
-    assert outcomes == [Reward(1.0)] * 12
-
-
 def test_an_episode_that_failed_is_not_scored_and_keeps_its_status():
     scored = []
 
@@ -201,11 +181,6 @@ def test_batches_come_as_mappings_rollouts_and_generators():
 def test_what_is_no_batch_is_refused(batch):
     with pytest.raises(ConfigError, match="expected a list of trajectories"):
         score_trajectories(batch)
-
-
-def test_a_limit_below_one_is_refused():
-    with pytest.raises(ConfigError, match="max_concurrency must be at least 1, got 0"):
-        score_trajectories(episodes(1), max_concurrency=0)
 
 
 def test_cancelling_the_scoring_cancels_the_calls():

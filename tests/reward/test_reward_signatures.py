@@ -114,12 +114,6 @@ def test_each_form_gets_the_arguments_that_it_asks_for(function, num_arguments, 
     assert reward.total == num_arguments
 
 
-def test_an_environment_that_the_user_bound_is_kept():
-    bound = object()
-    reward_fn = functools.partial(lambda t, environment: environment is bound, environment=bound)
-    assert compute_reward(EPISODE, ENVIRONMENT, reward_fn).total == 1.0
-
-
 def test_both_calls_work_inside_a_running_loop():
     async def main():
         inside = compute_reward(EPISODE, ENVIRONMENT, async_two)

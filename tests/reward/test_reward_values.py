@@ -24,16 +24,10 @@ def reward_of(value, trajectory=THREE_TURNS):
     ("value", "total"),
     [
         (2, 2.0),
-        (2.5, 2.5),
         (True, 1.0),
-        (False, 0.0),
-        (0.0, 0.0),
         (-1.5, -1.5),
         (np.float32(0.5), 0.5),
-        (np.int64(3), 3.0),
-        (np.bool_(True), 1.0),
         (np.array(0.25), 0.25),
-        (torch.tensor(0.75), 0.75),
         (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), 0.5),
         (Fraction(1, 4), 0.25),
         (Decimal("1.5"), 1.5),
@@ -69,11 +63,6 @@ def test_a_dict_names_parts_that_add_up():
     assert reward.by_turn(3) == [0.0, 0.0, 2.5]
 
 
-def test_a_dict_may_mix_parts_a_turn_with_parts_an_episode():
-    reward = reward_of({"steps": [1.0, 2.0, 3.0], "end": 10.0})
-    assert reward == Reward(16.0, (1.0, 2.0, 13.0), {"steps": 6.0, "end": 10.0})
-
-
 def test_a_reward_may_be_returned_ready_made():
     made = Reward(1.0, parts={"rule": 1.0})
     assert reward_of(made) is made
@@ -101,18 +90,12 @@ def test_an_episode_without_turns_has_no_place_for_a_reward():
     "value",
     [
         math.nan,
-        math.inf,
         -math.inf,
-        np.nan,
         torch.tensor(math.nan),
         [0.0, math.nan, 0.0],
-        {"rule": 1.0, "judge": math.nan},
         {"rule": math.inf, "judge": -math.inf},
-        1e39,
         10**400,
         [3e38, 3e38, 0.0],
-        [1e39, -1e39, 0.0],
-        Decimal("NaN"),
     ],
 )
 def test_what_is_not_finite_is_an_error_and_never_a_zero(value):
@@ -125,17 +108,11 @@ def test_what_is_not_finite_is_an_error_and_never_a_zero(value):
     [
         (None, "returned None, expected a float.*Does every path end in a return"),
         ("1.0", "returned type str.*Convert it with float"),
-        (b"1.0", "returned type bytes"),
         (1j, "returned type complex"),
-        ({1.0}, "returned type set"),
-        (object(), "returned type object"),
         ({}, "returned an empty dict"),
         ({"rule": None}, "returned None"),
-        ([0.0, 1.0, None], "returned None"),
         ([0.0, 1.0, "x"], "returned type str"),
-        ([[0.0, 1.0, 2.0]], "returned type list"),
         (np.zeros((3, 1)), "returned type list"),
-        (np.array(["1", "2", "3"]), "returned type str"),
     ],
 )
 def test_what_is_no_reward_is_an_error_with_the_cure(value, message):
@@ -149,25 +126,11 @@ def test_a_wrong_number_of_rewards_is_an_error(value):
         reward_of(value)
 
 
-def test_a_ready_made_reward_of_the_wrong_length_is_an_error():
-    with pytest.raises(RewardError, match="got 2 rewards for an episode of 3 turns"):
-        reward_of(Reward(2.0, per_turn=(1.0, 1.0)))
-
-
 def test_step_rewards_that_are_missing_or_not_finite_are_errors():
     with pytest.raises(RewardError, match="got 1 rewards for an episode of 2 turns"):
         compute_reward(Trajectory(actions=["a", "b"], rewards=[1.0]))
     with pytest.raises(RewardError, match=r"step_rewards.*finite"):
         compute_reward(Trajectory(actions=["a"], rewards=[math.nan]))
-
-
-def test_an_exception_is_named_and_keeps_its_cause():
-    def broken(trajectory):
-        return trajectory.rewards[99]
-
-    with pytest.raises(RewardError, match="reward function 'broken': raised IndexError") as caught:
-        compute_reward(THREE_TURNS, reward_fn=broken)
-    assert isinstance(caught.value.__cause__, IndexError)
 
 
 @pytest.mark.parametrize("status", [s for s in EpisodeStatus if s.is_error])

@@ -13,10 +13,9 @@ import json
 import logging
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -31,13 +30,14 @@ from turnwise.agents import anthropic_messages, openai_chat, openai_responses
 from turnwise.agents.live import ReplyStream
 from turnwise.agents.requests import ApiError, ChatReply, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
+from turnwise.deadlines import LoopCall, LoopThread
 from turnwise.errors import ConfigError, describe_error
 from turnwise.http_server import BoundedServer, is_same_site, open_listener
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 16 * 2**20
 _LOG = logging.getLogger("turnwise")
-_START_SECONDS = 30.0
+_STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class LLM:
         }
 
 
+def _log_failure(serving: Future[None]) -> None:
+    if (error := serving.exception()) is not None:
+        _LOG.error("The gateway has ended: %s", describe_error(error))
+
+
 class Gateway:
     """Serves the sessions of episodes over HTTP; use it as a context manager."""
 
@@ -85,9 +90,9 @@ class Gateway:
         self._episodes: dict[str, tuple[AgentSession, str | None]] = {}
         """The session and the key of each episode; None: no key is asked for."""
         self._listener: socket.socket | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._server: BoundedServer | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = LoopThread("gateway")
+        self._serving: LoopCall[None] | None = None
         self.address = ""
 
     def listen(self) -> Gateway:
@@ -108,21 +113,19 @@ class Gateway:
         """Serve requests, in a thread of its own."""
         if self._listener is None:
             self.listen()
-        started: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._listener, started), name="turnwise-gateway", daemon=True
-        )
-        self._thread.start()
-        started.result(_START_SECONDS)
+        assert self._listener is not None
+        self._server = BoundedServer(self._app(), has_lifespan=False, keep_alive=60)
+        self._serving = self._thread.submit(self._server.serve([self._listener]))
+        self._serving.outcome.add_done_callback(_log_failure)
         return self
 
     def stop(self) -> None:
         """End the server and its thread; may be called twice."""
-        if self._server is not None:
+        if self._server is not None and self._serving is not None:
             self._server.should_exit = True
-        if self._thread is not None:
-            self._thread.join(_START_SECONDS)
-        elif self._listener is not None:
+            wait([self._serving.outcome], _STOP_SECONDS)
+            self._thread.end(_STOP_SECONDS)
+        if self._listener is not None:
             self._listener.close()
 
     def __enter__(self) -> Gateway:
@@ -147,29 +150,10 @@ class Gateway:
         """End an episode's session: afterwards nothing changes its tree, and its key is refused."""
         name = llm.base_url.removeprefix(self.address).removesuffix("/v1").strip("/")
         session, _ = self._episodes.pop(name, (None, None))
-        if session is None or self._loop is None:
+        if session is None or self._thread.loop is None:
             return
-        ending = asyncio.run_coroutine_threadsafe(session.close(), self._loop)
+        ending = asyncio.run_coroutine_threadsafe(session.close(), self._thread.loop)
         await asyncio.wrap_future(ending)
-
-    def _run(self, listener: socket.socket, started: Future[None]) -> None:
-        """The thread of the server."""
-
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            server = self._server = BoundedServer(self._app(), has_lifespan=False, keep_alive=60)
-            self._loop.call_soon(started.set_result, None)
-            await server.serve([listener])
-
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            if not started.done():
-                started.set_exception(error)
-            else:
-                _LOG.exception("The gateway's thread has ended.")
-        finally:
-            listener.close()
 
     def _app(self) -> Starlette:
         """Return the app; a handler gets the request and the API that it speaks."""

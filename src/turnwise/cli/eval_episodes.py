@@ -193,5 +193,5 @@ def _episode_maker(
         return lambda task: player_episode(setup, source, agent(task.seed, task.member), task)
     # The server counts its own tokens; those of the conversation here are bytes.
     limits = dataclasses.replace(setup.limits, max_tokens=None, max_context_tokens=None)
-    setup = dataclasses.replace(setup, limits=limits)
+    setup = setup.with_limits(limits)
     return lambda task: chat_episode(setup, source, served.reply, task)

@@ -91,7 +91,7 @@ def play_episodes(
                 max_tokens=None,
                 max_context_tokens=None,
             )
-            setup = dataclasses.replace(setup, limits=limits)
+            setup = setup.with_limits(limits)
 
         def ask(env: BaseEnvironment, observation: str) -> str:
             parser = setup.parser

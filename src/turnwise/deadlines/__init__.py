@@ -22,13 +22,20 @@ from turnwise.deadlines.calls import (
     is_interrupt,
     result_within,
 )
-from turnwise.deadlines.running import close_loop, new_loop, resolve_future, run_sync
+from turnwise.deadlines.running import (
+    LoopCall,
+    LoopThread,
+    new_loop,
+    resolve_future,
+    run_sync,
+)
 from turnwise.deadlines.unresponsive import ended_if_unresponsive
 
 __all__ = [
+    "LoopCall",
+    "LoopThread",
     "await_with_deadline",
     "call_with_deadline",
-    "close_loop",
     "contained",
     "contained_call",
     "ended_if_unresponsive",

@@ -10,9 +10,7 @@ import functools
 import inspect
 import logging
 import os
-import signal
 import threading
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -30,7 +28,7 @@ def is_interrupt(error: BaseException) -> bool:
     receives), and the `GeneratorExit` of a coroutine that is closed while no task runs it.
     """
     if isinstance(error, KeyboardInterrupt):
-        return threading.current_thread() is threading.main_thread() and _is_from_signal(error)
+        return threading.current_thread() is threading.main_thread()
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False
     try:
@@ -40,19 +38,6 @@ def is_interrupt(error: BaseException) -> bool:
     if isinstance(error, GeneratorExit):
         return task is None
     return task is not None and task.cancelling() > 0
-
-
-def _is_from_signal(error: KeyboardInterrupt) -> bool:
-    """Return whether Ctrl-C raised it, and not a `raise` in user code, as far as can be known.
-
-    The function that handles signals is in the traceback, unless it is Python's own, of C.
-    """
-    handler: Any = signal.getsignal(signal.SIGINT)
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    code = getattr(handler, "__code__", None)
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return code is None or any(frame.f_code is code for frame in frames)
 
 
 def contained(error: BaseException, what: str) -> Exception:

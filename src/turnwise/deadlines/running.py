@@ -6,12 +6,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import signal
+import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import partial
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from turnwise.deadlines.calls import in_daemon_thread, keep_for_ever
 
@@ -19,6 +18,8 @@ T = TypeVar("T")
 
 _ENDING_SECONDS = 5.0
 """The time for tasks that still run when the loop ends; those that ignore it are abandoned."""
+_SIGNAL_SECONDS = 0.2
+"""The longest delay until a signal is handled."""
 _LOG = logging.getLogger("turnwise")
 
 
@@ -44,14 +45,12 @@ def resolve_future(future: concurrent.futures.Future[T], function: Callable[[], 
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    # `asyncio.run` would wait for ever for a task that ignores its cancellation.
-    loop = new_loop()
-    task = loop.create_task(coroutine)
+    runner = asyncio.Runner(loop_factory=new_loop)
     try:
-        with _cancelled_by_ctrl_c(task, loop):
-            return loop.run_until_complete(task)
+        return runner.run(coroutine)  # Ctrl-C cancels it, so that it cleans up
     finally:
-        close_loop(loop)
+        # `Runner.close` would wait for ever for a task that ignores its cancellation.
+        close_loop(runner.get_loop())
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -81,36 +80,6 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
         return in_daemon_thread(partial(function, *args, **kwargs), "to_thread")
 
 
-@contextlib.contextmanager
-def _cancelled_by_ctrl_c(
-    task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop
-) -> Iterator[None]:
-    """The first Ctrl-C cancels the task, so that it cleans up; a second one raises at once."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    num_signals = 0
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal num_signals
-        num_signals += 1
-        if num_signals > 1 or task.done():
-            raise KeyboardInterrupt
-        task.cancel()
-        loop.call_soon_threadsafe(lambda: None)  # wakes the loop up
-
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if num_signals:
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 async def _end_tasks() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
@@ -120,3 +89,96 @@ async def _end_tasks() -> None:
     for task in left:
         _LOG.warning("%s ignores its cancellation, and is abandoned", task.get_coro())
         keep_for_ever(task)
+
+
+class LoopThread:
+    """A daemon thread that runs coroutines in one event loop, side by side.
+
+    Thread and loop are the same for all of them, since user code may keep objects that belong to
+    one, such as a database connection or an HTTP client. A thread that user code blocks is
+    abandoned.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> LoopCall[T]:
+        """Run a coroutine alongside the others."""
+        if self.loop is None:
+            self.loop = new_loop()
+            self._thread.start()
+        return LoopCall(coroutine, self.loop)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop; does nothing if it does not run."""
+        if self.loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has closed
+                self.loop.call_soon_threadsafe(function)
+
+    def end(self, seconds: float = 0.0) -> None:
+        """Cancel what still runs, and let the thread end; wait for it that long."""
+        if self.loop is not None:
+            self.call_soon(self.loop.stop)
+            self._thread.join(seconds)
+
+    @property
+    def ident(self) -> int:
+        return self._thread.ident or 0
+
+    def _work(self) -> None:
+        assert self.loop is not None
+        try:
+            self.loop.run_forever()
+        finally:
+            close_loop(self.loop)
+
+
+class LoopCall(Generic[T]):
+    """Another thread's handle of a coroutine that runs in a `LoopThread`."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        # A queue and not an event: a signal handler may call `wake` in the thread that waits.
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        loop.call_soon_threadsafe(self._start, coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(coroutine)
+        self._task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        try:
+            self.outcome.set_result(task.result())
+        except BaseException as error:  # raised by outcome.result()
+            self.outcome.set_exception(error)
+        self.wake()
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome.done()
+
+    def wait(self) -> None:
+        """Wait until the coroutine is over or `wake` is called."""
+        # With a timeout: a signal just before the wait would be handled only after it.
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._wakeups.get(timeout=_SIGNAL_SECONDS)
+
+    def wake(self) -> None:
+        """End `wait`; may be called in any thread and in a signal handler."""
+        self._wakeups.put(None)
+
+    def cancel(self, seconds: float) -> bool:
+        """Cancel the coroutine and give it some time to clean up; return whether it is over."""
+
+        def cancel_task() -> None:
+            assert self._task is not None, "it was started before"
+            self._task.cancel()
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed: it is over
+            self._loop.call_soon_threadsafe(cancel_task)
+        concurrent.futures.wait([self.outcome], timeout=seconds)
+        return self.is_over

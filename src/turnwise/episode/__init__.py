@@ -10,11 +10,12 @@ from turnwise.episode.collector import (
     run_episode_async,
 )
 from turnwise.episode.episode import Episode
-from turnwise.episode.manager import ManagedTurn, MultiTurnManager
 from turnwise.episode.multi_turn import (
     EpisodeReport,
+    ManagedTurn,
     MultiTurnChatHarness,
     MultiTurnInferenceEngine,
+    MultiTurnManager,
 )
 from turnwise.episode.options import (
     CollectorOptions,
@@ -26,8 +27,13 @@ from turnwise.episode.options import (
     make_setup,
 )
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.summary import EpisodeSummary
-from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
+from turnwise.episode.types import (
+    AgentRecord,
+    EpisodeResult,
+    EpisodeSummary,
+    EpisodeTask,
+    TurnRecord,
+)
 
 __all__ = [
     "AgentRecord",

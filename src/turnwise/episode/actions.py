@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.chat import Message
-from turnwise.env import BaseEnvironment
 from turnwise.episode.environment_session import EnvironmentSession, valid_text
 from turnwise.episode.messages import MessageBuilder
 from turnwise.episode.options import EpisodeLimits, ParserChoice
@@ -30,7 +29,6 @@ from turnwise.tools.parsers import other_format
 from turnwise.types import EpisodeStatus, StepResult
 
 _OVER_LIMIT = "No tool calls are left. Answer without tools."
-_STEP = "environment_step"
 
 
 @dataclass(slots=True)
@@ -48,11 +46,22 @@ class Outcome:
     """The status if the turn ended the episode; None if the episode continues."""
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
-    calls: Sequence[ToolCall] = ()
-    results: Sequence[ToolResult] = ()
+    calls: list[ToolCall] = field(default_factory=list)
+    results: list[ToolResult] = field(default_factory=list)
     malformed: str | None = None
     other_format: str | None = None
     """The format of a call that this run's parser does not read."""
+
+    def add_step(self, step: StepResult) -> None:
+        self.reward += step.reward
+        self.info = {**self.info, **step.info} if self.info else step.info
+        self.done = step.terminated
+        if step.terminated:
+            self.status = EpisodeStatus.DONE
+        elif step.info.get("truncated"):
+            self.status = EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
+        elif step.truncated:
+            self.status = EpisodeStatus.TRUNCATED_BY_TURNS
 
 
 class Actions:
@@ -78,13 +87,14 @@ class Actions:
         self._tools = tools
         self._num_calls = 0
         self._refused_in: Outcome | None = None
+        """The first turn with a call over the limit."""
         self.parser: ActionParser | None = None
         self.definitions: Sequence[ToolDefinition] = ()
         self.context: ToolContext | None = None
 
     def begin(self) -> None:
         """Adds the environment's own tools; called when the environment has been reset."""
-        environment = self._environment
+        environment = None if self._session is None else self._session.environment
         if self._tools is None:
             if environment is None or not marked_tools(environment):
                 return
@@ -116,16 +126,14 @@ class Actions:
             outcome = await self._step(text, answer)
             outcome.other_format = unread
             return outcome
-        outcome = Outcome(
-            state=await self._state(), malformed=parsed.malformed, other_format=unread
-        )
-        calls: list[ToolCall] = []
-        results: list[ToolResult] = []
+        outcome = Outcome(malformed=parsed.malformed, other_format=unread)
+        if self._session is not None:
+            with self._timer.component("environment"):
+                timeout = self._timer.within(self._limits.step_timeout)
+                outcome.state = await self._session.describe("get_state_description", timeout)
         answers: list[tuple[str, str]] = []
-        outcome.calls, outcome.results = calls, results
         for call in parsed.calls:
-            calls.append(call)
-            answers.append((call.name, await self._call(call, outcome, results)))
+            answers.append((call.name, await self._call(call, outcome)))
             if outcome.status is not None:
                 break
         if parsed.malformed is not None and outcome.status is None:
@@ -134,101 +142,60 @@ class Actions:
         outcome.observation = "\n\n".join(text for _, text in answers)
         if self._messages is not None:
             outcome.messages = self._messages.tool_results(answers)
-        environment = self._environment
-        if outcome.status is None and environment is not None:
+        if outcome.status is None and self._session is not None:
             with self._timer.component("environment"):
-                if environment.done:
+                if self._session.environment is not None and self._session.environment.done:
                     outcome.status, outcome.done = EpisodeStatus.DONE, True
         return outcome
-
-    async def close(self, timeout: float | None) -> None:
-        if self.context is not None:
-            await self.context.aclose(10.0 if timeout is None else timeout)
-
-    @property
-    def _environment(self) -> BaseEnvironment | None:
-        return None if self._session is None else self._session.environment
-
-    async def _state(self) -> str:
-        if self._session is None:
-            return ""
-        with self._timer.component("environment"):
-            return await self._session.describe(self._timer.within(self._limits.step_timeout))
 
     async def _step(self, text: str, answer: str) -> Outcome:
         if self._session is None:  # without an environment the turn is the final answer
             return Outcome(status=EpisodeStatus.DONE, done=True)
-        environment = self._environment
+        environment = self._session.environment
         with self._timer.component("environment"):
             action = text if environment is not None and environment.sees_thoughts else answer
             timeout = self._timer.within(self._limits.step_timeout)
             state, step = await self._session.step(action, timeout)
             message = {"role": "user", "content": step.observation}
             outcome = Outcome(step.observation, [message], state)
-            _take_step(outcome, step)
+            outcome.add_step(step)
         return outcome
 
-    async def _call(self, call: ToolCall, outcome: Outcome, results: list[ToolResult]) -> str:
+    async def _call(self, call: ToolCall, outcome: Outcome) -> str:
         """Executes one call and returns the text for the model."""
-        limit = self._limits.max_tool_calls
-        if limit is not None and self._num_calls >= limit:
-            return self._refuse(call, outcome)
+        outcome.calls.append(call)
+        most = self._limits.max_tool_calls
+        if most is not None and self._num_calls >= most:
+            call.success, call.result = False, _OVER_LIMIT
+            self._refused_in = self._refused_in or outcome
+            if self._refused_in is not outcome:  # the model was told, and calls again
+                outcome.status = EpisodeStatus.TRUNCATED_BY_TOOL_CALLS
+            return _OVER_LIMIT
         self._num_calls += 1
         with self._timer.component("tools"):
-            result = await self._execute(call)
-        results.append(result)
+            assert self._tools is not None
+            timeout = self._timer.within(self._limits.tool_timeout)
+            try:
+                async with asyncio.timeout(timeout) as limit:
+                    result = await self._tools.execute_async(call, self.context)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+            if limit.expired():  # asked here: a tool can swallow the cancellation and still return
+                raise DeadlineExceeded(
+                    f"tool {call.name} took longer than {timeout:g} s. Make it faster, or raise "
+                    "limits.tool_timeout."
+                )
+        outcome.results.append(result)
         call.success, call.result = result.success, result.value
         if result.failure is ToolFailure.ENVIRONMENT:
             with self._timer.component("environment"):
                 raise EnvironmentFault(result.text)
         if result.step is not None:
             with self._timer.component("environment"):
-                _take_step(outcome, result.step)
+                outcome.add_step(result.step)
         return valid_text(result.text)
 
-    def _refuse(self, call: ToolCall, outcome: Outcome) -> str:
-        """Refuses a call over the limit; a call in a later turn ends the episode."""
-        call.success, call.result = False, _OVER_LIMIT
-        if self._refused_in is None:
-            self._refused_in = outcome
-        elif self._refused_in is not outcome:
-            outcome.status = EpisodeStatus.TRUNCATED_BY_TOOL_CALLS
-        return _OVER_LIMIT
-
-    async def _execute(self, call: ToolCall) -> ToolResult:
-        assert self._tools is not None
-        timeout = self._timer.within(self._limits.tool_timeout)
-        try:
-            async with asyncio.timeout(timeout) as limit:
-                result = await self._tools.execute_async(call, self.context)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-        # A tool can swallow the cancellation and still return.
-        if not limit.expired():
-            return result
-        raise DeadlineExceeded(
-            f"tool {call.name} took longer than {timeout:g} s. Make it faster, or raise "
-            "limits.tool_timeout."
-        )
-
-
-def as_call(text: str, outcome: Outcome) -> ToolCall:
-    """Returns a turn as a call: its last one, or else `environment_step` with the whole text."""
-    if outcome.calls:
-        return outcome.calls[-1]
-    if outcome.malformed is not None:
-        return ToolCall("", {}, outcome.observation, success=False)
-    return ToolCall(_STEP, {"action": text}, outcome.observation, success=True)
-
-
-def _take_step(outcome: Outcome, step: StepResult) -> None:
-    outcome.reward += step.reward
-    outcome.info = {**outcome.info, **step.info} if outcome.info else step.info
-    outcome.done = step.terminated
-    if step.terminated:
-        outcome.status = EpisodeStatus.DONE
-    elif step.info.get("truncated"):
-        outcome.status = EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
-    elif step.truncated:
-        outcome.status = EpisodeStatus.TRUNCATED_BY_TURNS
+    async def close(self, timeout: float | None) -> None:
+        if self.context is not None:
+            await self.context.aclose(10.0 if timeout is None else timeout)

@@ -1,20 +1,22 @@
-"""One agent of an episode: its conversation with the engine, and the sampling of its turns."""
+"""One agent of an episode: its conversation with the engine, and those that its tools hold."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 
-from turnwise.chat import Conversation, Message
+from turnwise.chat import Conversation, ConversationTree, Message, TokenStream
 from turnwise.chat.format import with_thought
-from turnwise.episode.engine_sessions import new_session
+from turnwise.chat.tree import SampledTurn, StreamPlaces
+from turnwise.episode.engine_sessions import EngineSessions, new_session
+from turnwise.episode.messages import TemplateWriter
 from turnwise.episode.options import EpisodeSetup
-from turnwise.episode.sampling import sample_turn
+from turnwise.episode.sampling import sample_turn, too_slow
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.sub_agents import SubAgents
 from turnwise.episode.types import AgentRecord, TurnRecord
-from turnwise.errors import ConfigError
-from turnwise.inference import GenerationRequest
-from turnwise.tools import ToolDefinition, answer_of
+from turnwise.errors import ConfigError, ToolError
+from turnwise.inference import FinishReason, GenerationRequest
+from turnwise.tools import ToolDefinition, answer_of, get_parser
 from turnwise.tools.thoughts import thought_of
 
 
@@ -52,27 +54,23 @@ class Agent:
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Appends what follows the last turn: an observation, tool results."""
-        assert self.conversation is not None
+        conversation = self.conversation
+        assert conversation is not None
         if self._setup.thoughts == "keep":
-            self.conversation.add(messages)
+            conversation.add(messages)
             return
-        num_shared = self.conversation.add_as_template(messages, self._history())
-        if num_shared is not None:
-            self._begin_branch(num_shared)
-
-    def _history(self) -> list[Message]:
-        """The messages of the conversation, with the thoughts of its turns apart."""
-        assert self.conversation is not None
-        template, history = self._setup.chat.template, list(self.conversation.history)
-        num_initial = sum(m["role"] == "assistant" for m in self.conversation.initial)
-        spoken = [number for number, m in enumerate(history) if m["role"] == "assistant"]
-        own = spoken[num_initial:]
+        # The template decides about thoughts, so that it gets those of the model's turns apart.
+        history = list(conversation.history)
+        num_initial = sum(m["role"] == "assistant" for m in conversation.initial)
+        spoken = [n for n, m in enumerate(history) if m["role"] == "assistant"][num_initial:]
         turns = [turn for turn in self.record.turns if turn.kind != "sub_agent"]
-        for number, turn in zip(own, turns[-len(own) :], strict=True):
+        for number, turn in zip(spoken, turns[-len(spoken) :], strict=True):
             answer = answer_of(turn.text, in_thought=turn.in_thought)
             thought = thought_of(turn.text, in_thought=turn.in_thought)
-            history[number] = with_thought(template, answer, thought)
-        return history
+            history[number] = with_thought(self._setup.chat.template, answer, thought)
+        num_shared = conversation.add_as_template(messages, history)
+        if num_shared is not None:
+            self._begin_branch(num_shared)
 
     def must_summarise(self, messages: Sequence[Message]) -> bool:
         """Whether these messages would make the context longer than `max_context_tokens`."""
@@ -134,13 +132,10 @@ class Agent:
     ) -> str:
         """Samples the answer to a tool that asks, in a conversation of its own."""
         if self._sub_agents is None:
-            self._sub_agents = SubAgents(self._setup, self.record.stream, self._seeds)
-        return await self._sub_agents.ask(
-            messages,
-            context_length=self.max_tokens,
-            timeout=timeout,
-            max_tokens=max_tokens,
-        )
+            self._sub_agents = SubAgents(
+                self._setup, self.record.stream, self._seeds, self.max_tokens
+            )
+        return await self._sub_agents.ask(messages, max_tokens, timeout)
 
     def place_sub_agents(self) -> Exception | None:
         """Appends what tools have asked for to the record; returns what the engine raised."""
@@ -170,19 +165,104 @@ class Agent:
             turn.message = len(messages) - 1
         self.record.messages = [*messages, *own[num_written:]]
 
-    def log_difference(self) -> None:
-        """Logs where the template would render the conversation differently, if it would."""
-        if self.conversation is None or len(self.record.turns) < 2:
-            return
-        try:
-            self.conversation.warn_of_difference()
-        except ConfigError:  # a template that takes the messages only one by one
-            return
-
     def close(self) -> None:
         """Ends the session, so that the engine can free its cache."""
         if self._sub_agents is not None:
-            self._sub_agents.close()
+            self._sub_agents.sessions.close()
         if self._branch_of is not None:
             self._setup.engine.end_session(self._branch_of[0])
         self._setup.engine.end_session(self._session)
+
+
+class SubAgents:
+    """The conversations that the tools of one agent hold; owned by the event loop of the episode.
+
+    Their turns are sampled as the agent's own. They become branches of the agent's stream when the
+    turn whose tools asked for them was carried out.
+    """
+
+    def __init__(
+        self, setup: EpisodeSetup, stream: TokenStream, seeds: str, max_tokens: int
+    ) -> None:
+        self._setup = setup
+        self._stream = stream
+        self._seeds = seeds
+        self._max_tokens = max_tokens
+        parser = setup.parser
+        if isinstance(parser, str):
+            parser = get_parser(parser, template=setup.chat.template)
+        self._tree = ConversationTree(TemplateWriter(setup.messages, parser), "keep")
+        self._places = StreamPlaces(stream)
+        self.sessions = EngineSessions(setup.engine)
+        self._waiting: dict[SampledTurn, TurnRecord] = {}
+        """Turns that are not in the stream yet."""
+        self.failure: Exception | None = None
+        """What the engine raised, if it did: the episode fails, whatever the tool makes of it."""
+
+    async def ask(
+        self, messages: Sequence[Message], max_tokens: int | None, timeout: float | None
+    ) -> str:
+        """Samples the answer to these messages; returns it without its thoughts."""
+        setup = self._setup
+        limit = f"a conversation may have {self._max_tokens} tokens (limits.max_tokens)"
+        if setup.chat.is_longer_than(self._max_tokens, messages):
+            raise ToolError(f"the messages are too long: {limit}")
+        try:
+            prompt = self._tree.prompt(messages)
+        except ConfigError as error:
+            raise ToolError(f"the chat template cannot write these messages: {error}") from error
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._tree.cancel, prompt)
+            num_left = self._max_tokens - len(prompt.ids)
+            if num_left < 1:
+                raise ToolError(f"the messages have {len(prompt.ids)} tokens, and {limit}")
+            session = self.sessions.open(prompt.parent)
+            undo.callback(self.sessions.release, session)
+            wanted = (max_tokens, setup.limits.max_tokens_per_turn, num_left)
+            request = GenerationRequest(
+                prompt.ids,
+                min(n for n in wanted if n is not None),
+                setup.sampling,
+                stop_ids=setup.chat.stop_ids,
+                stop_strings=setup.chat.stop_strings,
+                seed=derive_seed(self._seeds, "sub-agent", prompt.key),
+                timeout=timeout,
+                session=session.name,
+                branch_of=session.branch_of,
+            )
+            try:
+                result = await sample_turn(setup, request)
+                if result.finish_reason is FinishReason.DEADLINE:
+                    raise too_slow(timeout)
+            except Exception as error:
+                self.failure = error
+                raise
+            undo.pop_all()
+        text = setup.chat.decode(result.ids, setup.thought_marks)
+        in_thought = setup.begins_in_thought(prompt.ids)
+        answer = answer_of(text, in_thought=in_thought)
+        reply = {"role": "assistant", "content": answer}
+        turn = self._tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)
+        self.sessions.add(session, turn)
+        self._waiting[turn] = TurnRecord(
+            (0, 0),
+            text,
+            result.finish_reason,
+            result.weight_version,
+            kind="sub_agent",
+            in_thought=in_thought,
+            later_versions=result.later_versions,
+        )
+        return answer
+
+    def place(self) -> list[tuple[TurnRecord, Sequence[Message]]]:
+        """Appends the new turns to the stream, each with the messages that it answers."""
+        after = len(self._stream)
+        placed: list[tuple[TurnRecord, Sequence[Message]]] = []
+        for turn in sorted(self._waiting, key=lambda turn: turn.order):
+            record = self._waiting[turn]
+            record.tokens = self._places.add(turn)
+            placed.append((record, turn.messages))
+        self._waiting.clear()
+        self._stream.begin_branch(after)  # the agent's own conversation continues
+        return placed

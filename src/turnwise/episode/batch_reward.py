@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from turnwise.deadlines import call_with_deadline, is_interrupt
+from turnwise.deadlines import call_with_deadline
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.types import AgentRecord, EpisodeResult
-from turnwise.errors import RewardError, TurnwiseError, describe_error, error_message
+from turnwise.errors import RewardError
 from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type
 from turnwise.reward.batches import Columns, is_data_proto
 from turnwise.reward.function import RewardFunction
@@ -43,8 +43,10 @@ class BatchReward:
         if kind is None:
             return None
         scoring, setup.reward = setup.reward, RewardFunction.of(None)
-        pad_id = padding_id(setup.chat.tokenizer)
-        return cls(scoring, kind, pad_id, setup.limits.reward_timeout)
+        tokenizer: Any = setup.chat.tokenizer
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+        pad_id = next((number for number in ids if number is not None), 0)
+        return cls(scoring, kind, int(pad_id), setup.limits.reward_timeout)
 
     async def score(self, results: Iterable[EpisodeResult]) -> None:
         """Sets the rewards of these episodes. If the function fails, all of them have failed."""
@@ -56,28 +58,25 @@ class BatchReward:
         ]
         if not rows:
             return
+        data: Any = make_reward_batch(rows, self.pad_id)
         try:
             value = await call_with_deadline(
                 self.function.function,
-                self._data(rows),
+                data.as_data_proto(self.kind) if is_data_proto(self.kind) else data,
                 timeout=None if self.timeout is None else self.timeout * len(rows),
                 waiting_for=f"reward function {self.function.name!r}",
                 limit_name="limits.reward_timeout",
             )
             rewards = read_batch_rewards(value, [agent for _, agent in rows])
-        except BaseException as error:  # a failing reward fails its episodes
-            if is_interrupt(error):
-                raise
-            is_ours = isinstance(error, TurnwiseError)
-            what = error_message(error) if is_ours else f"raised {describe_error(error)}"
-            _fail(rows, f"reward function {self.function.name!r}: {what}")
+        except Exception as error:  # a failing reward fails its episodes
+            why = str(self.function.failure(error))
+            for result, agent in rows:
+                result.status = agent.trajectory.status = EpisodeStatus.REWARD_ERROR
+                result.error = agent.trajectory.error = why
+                agent.reward = None
             return
         for (_, agent), reward in zip(rows, rewards, strict=True):
             agent.reward = reward
-
-    def _data(self, rows: Sequence[ScoredAgent]) -> Any:
-        data = make_reward_batch(rows, self.pad_id)
-        return data.as_data_proto(self.kind) if is_data_proto(self.kind) else data
 
 
 def make_reward_batch(rows: Sequence[ScoredAgent], pad_id: int) -> RewardBatch:
@@ -105,16 +104,16 @@ def make_reward_batch(rows: Sequence[ScoredAgent], pad_id: int) -> RewardBatch:
         "rm_scores": scores,
     }
     given = task_columns([agent.trajectory.task for agent in agents])
-    own = {name: column for name, column in given.items() if name not in tensors}
+    dataset = {name: column for name, column in given.items() if name not in tensors}
     objects = {
-        **own,
+        **dataset,
         "response_texts": ["\n".join(turn.text for turn in agent.actions) for agent in agents],
         "trajectory": [agent.trajectory for agent in agents],
         "extra_info": [{"seed": r.seed, "task": a.trajectory.task} for r, a in rows],
         "uid": [f"{result.group}/{agent.name}" for result, agent in rows],
     }
     arrays = {name: object_array(column) for name, column in objects.items()}
-    return RewardBatch(Columns({**tensors, **own}), arrays)
+    return RewardBatch(Columns({**tensors, **dataset}), arrays)
 
 
 def task_columns(tasks: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
@@ -143,10 +142,10 @@ def read_batch_rewards(value: Any, agents: Sequence[AgentRecord]) -> list[Reward
             f"returned {got} for a batch of {len(agents)} episodes. Return a tensor with one "
             "reward for each, torch.tensor(rewards)."
         )
-    return [_read(row, agent) for row, agent in zip(rewards, agents, strict=True)]
+    return [_read_row(row, agent) for row, agent in zip(rewards, agents, strict=True)]
 
 
-def _read(row: Any, agent: AgentRecord) -> Reward:
+def _read_row(row: Any, agent: AgentRecord) -> Reward:
     if not isinstance(row, Sequence) or len(row) == 1:
         return read_reward(row[0] if isinstance(row, Sequence) else row, len(agent.actions))
     start = first = agent.stream.turns[0][0]
@@ -158,16 +157,3 @@ def _read(row: Any, agent: AgentRecord) -> Reward:
     if any(row[first - start :]):
         raise RewardError("rewards after the last token of a response. Is it padded on the right?")
     return Reward(sum(per_turn), tuple(per_turn))
-
-
-def padding_id(tokenizer: Any) -> int:
-    """Returns the padding token, else the end token, to fill shorter rows with."""
-    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
-    return int(next((i for i in (pad, end) if i is not None), 0))
-
-
-def _fail(rows: Sequence[ScoredAgent], why: str) -> None:
-    for result, agent in rows:
-        result.status, result.error = EpisodeStatus.REWARD_ERROR, why
-        agent.reward = None
-        agent.trajectory.status, agent.trajectory.error = result.status, why

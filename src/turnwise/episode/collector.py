@@ -30,8 +30,7 @@ from turnwise.episode.batch_reward import BatchReward
 from turnwise.episode.episode import Episode
 from turnwise.episode.options import CollectorOptions, EpisodeSetup, make_setup
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.summary import EpisodeSummary
-from turnwise.episode.types import EpisodeResult, EpisodeTask
+from turnwise.episode.types import EpisodeResult, EpisodeSummary, EpisodeTask
 from turnwise.episode.watchdog import Watchdog
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
@@ -187,15 +186,6 @@ class EpisodeCollector:
         """Returns the collector of an environment of a mix; without a mix, this one."""
         return self._parts[name] if self._parts else self
 
-    def _setups_in_this_loop(self) -> dict[str, EpisodeSetup]:
-        """Returns the setup of each environment; they share one count of what episodes wait for."""
-        shared = self.setup.in_this_loop(self.options.reward_concurrency)
-        setups = {"": shared}
-        for name, part in self._parts.items():
-            setup = setups[name] = part.setup.in_this_loop(self.options.reward_concurrency)
-            setup.sampling, setup.seed, setup.waits = shared.sampling, shared.seed, shared.waits
-        return setups
-
     async def play(
         self,
         tasks: Iterable[EpisodeTask],
@@ -233,7 +223,11 @@ class EpisodeCollector:
         At most `max_concurrency` of them are played at a time, and `num_tasks`. `on_result` gets
         each result with what `next_task` returned beside its task.
         """
-        setups = self._setups_in_this_loop()
+        shared = self.setup.in_this_loop(self.options.reward_concurrency)
+        setups = {"": shared}
+        for name, part in self._parts.items():
+            setup = setups[name] = part.setup.in_this_loop(self.options.reward_concurrency)
+            setup.sampling, setup.seed, setup.waits = shared.sampling, shared.seed, shared.waits
 
         async def work() -> None:
             while (next_one := await next_task()) is not None:
@@ -242,13 +236,20 @@ class EpisodeCollector:
                 if task.sampling_seed is not None:
                     setup = copy.copy(setup)
                     setup.seed = task.sampling_seed
-                num_abandoned = 0
-                for attempt in range(1, part.options.num_attempts + 1):
-                    result = await part._episode(task, setup, attempt).run()
+                num_abandoned, num_attempts = 0, part.options.num_attempts
+                for attempt in range(1, num_attempts + 1):
+                    if isinstance(part.source, EpisodeSource):
+                        result = await part.source.episode(setup, task, attempt).run()
+                    else:
+                        episode = Episode(setup, part.make_environment, task, attempt=attempt)
+                        result = await episode.run()
                     result.abandoned_calls = num_abandoned = num_abandoned + result.abandoned_calls
                     if not result.status.is_error:
                         break
-                    part._report_failure(task, result)
+                    why = f"with seed {task.seed} failed: {result.status}: {result.error}"
+                    if part.options.on_error == "fail":
+                        raise EpisodeFailed(f"the episode {why}")
+                    _LOG.info("attempt %d of %d %s", attempt, num_attempts, why)
                 result.part = task.part
                 try:
                     on_result(key, result)
@@ -256,31 +257,11 @@ class EpisodeCollector:
                     # A TaskGroup ignores it, as if it had cancelled the task itself.
                     raise contained(error, "an episode") from None
 
-        with Watchdog(setups[""].waits, self.options.report_after, self.options.stall_timeout):
+        num_workers = min(self.options.max_concurrency, num_tasks)
+        with Watchdog(shared.waits, self.options.report_after, self.options.stall_timeout):
             async with task_group() as group:
-                for _ in range(min(self.options.max_concurrency, num_tasks)):
+                for _ in range(num_workers):
                     group.create_task(work())
-
-    def _episode(self, task: EpisodeTask, setup: EpisodeSetup, attempt: int) -> PlayableEpisode:
-        """Returns the episode of a task, to be run once."""
-        if isinstance(self.source, EpisodeSource):
-            return self.source.episode(setup, task, attempt)
-        return Episode(setup, self.make_environment, task, attempt=attempt)
-
-    def _report_failure(self, task: EpisodeTask, result: EpisodeResult) -> None:
-        """Logs an attempt that failed; raises if the error policy says so."""
-        if self.options.on_error == "fail":
-            raise EpisodeFailed(
-                f"the episode with seed {task.seed} failed: {result.status}: {result.error}"
-            )
-        _LOG.info(
-            "attempt %d of %d with seed %d failed: %s: %s",
-            result.attempt,
-            self.options.num_attempts,
-            task.seed,
-            result.status,
-            result.error,
-        )
 
     async def finish(self, played: list[EpisodeResult]) -> Collection:
         """Scores the episodes by a reward function of batches, and applies the error policy."""

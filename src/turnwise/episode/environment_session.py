@@ -7,10 +7,9 @@ A synchronous environment runs in threads, so that one that hangs can be abandon
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from collections.abc import Coroutine, Mapping
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from turnwise.deadlines import (
     await_with_deadline,
@@ -31,6 +30,7 @@ _LOG = logging.getLogger("turnwise")
 
 EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
 """Where synchronous environments run; `auto`: inline if the environment has `quick = True`."""
+TextMethod: TypeAlias = Literal["get_state_description", "get_prompt_prefix"]
 
 
 class CallMode:
@@ -98,10 +98,10 @@ class EnvironmentSession:
 
         async def reset() -> tuple[str, str]:
             observation = await reset_environment(environment, seed)
-            self.history = self._checked_history(environment)
-            return self._valid_text(observation), self._prefix(environment)
+            self.history = self._read_history(environment)
+            return valid_text(observation, self._max_text), self._text("get_prompt_prefix")
 
-        return await self._call(reset(), "reset()", timeout, "limits.reset_timeout")
+        return await self._call(reset(), "reset", timeout, "limits.reset_timeout")
 
     def attach(self, environment: BaseEnvironment) -> None:
         """Uses an environment in its present state."""
@@ -112,35 +112,27 @@ class EnvironmentSession:
 
     async def step(self, action: str, timeout: float | None) -> tuple[str, StepResult]:
         """Takes a step; returns the state description before it, and its result."""
-        environment = self._require_environment()
+        environment = self.environment
+        assert environment is not None
 
         async def describe_and_step() -> tuple[str, StepResult]:
             # Both in one thread.
-            return self._describe(environment), await step_environment(environment, action)
+            state = self._text("get_state_description")
+            return state, await step_environment(environment, action)
 
-        state, result = await self._call(describe_and_step(), "step()", timeout)
-        observation = self._valid_text(result.observation)
+        state, result = await self._call(describe_and_step(), "step", timeout)
+        observation = valid_text(result.observation, self._max_text)
         if observation is not result.observation:
             result = dataclasses.replace(result, observation=observation)
         return state, result
 
-    async def describe(self, timeout: float | None) -> str:
-        """Returns the description of the present state."""
-        environment = self._require_environment()
+    async def describe(self, method: TextMethod, timeout: float | None) -> str:
+        """Returns the description of the present state, or the player's system prompt."""
 
         async def describe() -> str:
-            return self._describe(environment)
+            return self._text(method)
 
-        return await self._call(describe(), "get_state_description()", timeout)
-
-    async def prefix(self, timeout: float | None) -> str:
-        """Returns the system prompt for the player to move."""
-        environment = self._require_environment()
-
-        async def prefix() -> str:
-            return self._prefix(environment)
-
-        return await self._call(prefix(), "get_prompt_prefix()", timeout)
+        return await self._call(describe(), method, timeout)
 
     async def close(self, timeout: float | None) -> None:
         """Closes an environment that was created here. May be called twice; errors are logged."""
@@ -180,43 +172,27 @@ class EnvironmentSession:
             environment.close()
         return environment
 
-    def _require_environment(self) -> BaseEnvironment:
-        if self.environment is None:
-            raise EnvironmentFault("there is no environment to act in")
-        return self.environment
-
-    def _describe(self, environment: BaseEnvironment) -> str:
-        return self._text(environment.get_state_description(), "get_state_description()")
-
-    def _prefix(self, environment: BaseEnvironment) -> str:
-        return self._text(environment.get_prompt_prefix(), "get_prompt_prefix()")
-
-    def _checked_history(self, environment: BaseEnvironment) -> list[Mapping[str, Any]]:
-        history: object = environment.get_history()
-        if not isinstance(history, Sequence) or isinstance(history, str):
-            kind = type(history).__name__
-            raise EnvironmentFault(f"{self._name}.get_history() returned {kind}, expected a list")
-        messages: list[Mapping[str, Any]] = []
-        for number, message in enumerate(history):
-            is_message = isinstance(message, Mapping) and isinstance(message.get("content"), str)
-            expected = ("user", "assistant") if number else ("user",)
-            if not is_message or message.get("role") not in expected:
-                raise EnvironmentFault(
-                    f"{self._name}.get_history()[{number}] is {message!r:.200}, expected "
-                    f"{{'role': ..., 'content': text}} with the role {' or '.join(expected)}"
-                )
-            messages.append(
-                {"role": message["role"], "content": self._valid_text(message["content"])}
-            )
-        return messages
-
-    def _text(self, value: object, call: str) -> str:
-        if isinstance(value, str):
-            return self._valid_text(value)
-        raise EnvironmentFault(f"{self._name}.{call} returned {type(value).__name__}, expected str")
-
-    def _valid_text(self, text: str) -> str:
+    def _text(self, method: TextMethod) -> str:
+        text: object = getattr(self.environment, method)()
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise EnvironmentFault(f"{self._name}.{method}() returned {kind}, expected str")
         return valid_text(text, self._max_text)
+
+    def _read_history(self, environment: BaseEnvironment) -> list[Mapping[str, Any]]:
+        history: Any = environment.get_history()
+        messages: list[Mapping[str, Any]] = []
+        for message in history if isinstance(history, list | tuple) else [history]:
+            roles = ("user", "assistant") if messages else ("user",)
+            is_message = isinstance(message, Mapping) and isinstance(message.get("content"), str)
+            if not is_message or message.get("role") not in roles:
+                raise EnvironmentFault(
+                    f"{self._name}.get_history() has {message!r:.200}, expected a list of "
+                    "{'role': 'user' or 'assistant', 'content': text} that begins with the user"
+                )
+            text = valid_text(message["content"], self._max_text)
+            messages.append({"role": message["role"], "content": text})
+        return messages
 
     async def _call(
         self,
@@ -226,7 +202,7 @@ class EnvironmentSession:
         limit: str = "limits.step_timeout",
     ) -> T:
         """Runs a coroutine on the loop if the environment is async, else in a thread or inline."""
-        what = f"{self._name}.{method}"
+        what = f"{self._name}.{method}()"
         if self._is_async:
             return await await_with_deadline(
                 work, timeout=timeout, waiting_for=what, limit_name=limit
@@ -234,10 +210,10 @@ class EnvironmentSession:
         if self._mode.is_inline:
             with ending_forked_copies():
                 return finish_without_loop(work, what)
-        run = functools.partial(finish_without_loop, work, what)
-        return cast(
-            T, await call_with_deadline(run, timeout=timeout, waiting_for=what, limit_name=limit)
+        result: T = await call_with_deadline(
+            finish_without_loop, work, what, timeout=timeout, waiting_for=what, limit_name=limit
         )
+        return result
 
 
 def valid_text(text: str, max_length: int | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from turnwise.episode.sampling import too_slow
 from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
 from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import (
+    ConfigError,
     DeadlineExceeded,
     EnvironmentFault,
     TurnwiseError,
@@ -76,7 +77,6 @@ class Episode:
         self._players: Sequence[str] = ()
         """In the environment's order."""
         self._num_turns = 0
-        self._max_turns = setup.limits.turn_limit(None)
         self._max_steps: int | None = None
         """The environment's own limit."""
         self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
@@ -115,11 +115,11 @@ class Episode:
         return self.result
 
     async def _play(self) -> None:
-        self.observation, prefix = await self._begin()
+        prefix = await self._begin()
         messages: Sequence[Message] = ()
         previous: Agent | None = None
         while self._status is None:
-            agent = self.agent_to_move = await self._agent_to_move(prefix)
+            agent = self.agent_to_move = await self._next_agent(prefix)
             if agent is not previous:
                 messages = [{"role": "user", "content": self.observation}]
             previous = agent
@@ -128,67 +128,71 @@ class Episode:
             turn = await self._next_turn(agent)
             if turn is None:
                 return
-            outcome = await self._carry_out(agent, turn)
+            try:
+                outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
+            finally:
+                failure = agent.place_sub_agents()
+            if failure is not None:
+                with self._timer.component("engine"):
+                    raise failure
             self._record_outcome(agent, turn, outcome)
             self.observation, messages = outcome.observation, outcome.messages
             if self._watcher is not None:
                 self._watcher.on_turn(agent.record, turn)
 
-    async def _begin(self) -> tuple[str, str]:
-        """Returns the first observation and the environment's system prompt."""
+    async def _begin(self) -> str:
+        """Resets the environment and adds its tools; returns its system prompt."""
+        prefix = ""
         if self._session is None:
             self._actions.begin()
-            return "", ""
-        with self._timer.component("environment"):
-            timeout = self._timer.within(self._setup.limits.reset_timeout)
-            begun = await self._session.start(self.result.seed, timeout)
-            environment = self._session.environment
-            self._max_steps = None if environment is None else environment.max_steps
-        with self._timer.component("tools"):
-            self._actions.begin()
-        self._max_turns = self._setup.limits.turn_limit(
-            self._max_steps, has_tools=self._actions.parser is not None
-        )
-        return begun
-
-    async def _agent_to_move(self, prefix: str) -> Agent:
-        """Returns the agent whose turn it is; a new one starts with its initial prompt."""
-        name = _ONLY_AGENT
-        if self._session is not None:
+        else:
             with self._timer.component("environment"):
-                name = self._player(self._session.environment)
-        agent = self._agents.get(name)
-        if agent is not None:
-            return agent
-        if self._agents and self._session is not None:
+                timeout = self._timer.within(self._setup.limits.reset_timeout)
+                self.observation, prefix = await self._session.start(self.result.seed, timeout)
+                self._max_steps = getattr(self._session.environment, "max_steps", None)
+            with self._timer.component("tools"):
+                self._actions.begin()
+        if self._actions.context is not None:
+            self._actions.context.asked = self._answer_tool
+        return prefix
+
+    async def _answer_tool(self, messages: Sequence[Message], max_tokens: int | None) -> str:
+        assert self.agent_to_move is not None
+        timeout = self._timer.within(self._setup.limits.generation_timeout)
+        return await self.agent_to_move.ask(messages, max_tokens, timeout)
+
+    async def _next_agent(self, prefix: str) -> Agent:
+        """Returns the agent whose turn it is; a new one starts with its initial prompt."""
+        session, name = self._session, _ONLY_AGENT
+        if session is not None:
+            with self._timer.component("environment"):
+                name = self._player(session.environment)
+        if name in self._agents:
+            return self._agents[name]
+        history: Sequence[Message] = ()
+        if session is not None and self._agents:
             with self._timer.component("environment"):
                 timeout = self._timer.within(self._setup.limits.step_timeout)
-                prefix = await self._session.prefix(timeout)
+                prefix = await session.describe("get_prompt_prefix", timeout)
+        elif session is not None:
+            history = session.history  # it belongs to the first agent
         # The group too: two groups may have the same seed, and must be sampled differently.
         seeds = (self.result.seed, self.result.group, self.result.member)
         agent = self._agents[name] = Agent(self._setup, name, seeds)
         agent.record.trajectory.prompts = [prefix, self.observation]
         agent.record.trajectory.seed = self.result.seed
-        actions = self._actions
         system = "\n\n".join(filter(None, [self._setup.system_prompt, prefix]))
         first = "\n\n".join(filter(None, [self._task.prompt, self.observation]))
-        # The history belongs to the first agent.
-        history = (
-            self._session.history if self._session is not None and len(self._agents) == 1 else []
-        )
         messages = self._setup.messages.initial(
             system,
-            history[0]["content"] if history else first,
-            actions.definitions,
-            actions.parser,
+            [*history, {"role": "user", "content": first}],
+            self._actions.definitions,
+            self._actions.parser,
         )
-        if history:
-            messages += [*history[1:], {"role": "user", "content": first}]
-        if not self._fits(agent, messages):
-            return agent
-        agent.start(messages, actions.definitions)
-        if self._watcher is not None:
-            self._watcher.on_start(agent.record)
+        if self._fits(agent, messages):
+            agent.start(messages, self._actions.definitions)
+            if self._watcher is not None:
+                self._watcher.on_start(agent.record)
         return agent
 
     def _player(self, environment: BaseEnvironment | None) -> str:
@@ -254,27 +258,8 @@ class Episode:
                 raise too_slow(timeout)
         return turn
 
-    async def _carry_out(self, agent: Agent, turn: TurnRecord) -> Outcome:
-        if self._actions.context is not None:
-            self._actions.context.asked = functools.partial(self._answer_tool, agent)
-        try:
-            outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
-        finally:
-            failure = agent.place_sub_agents()
-        if failure is not None:
-            with self._timer.component("engine"):
-                raise failure
-        return outcome
-
-    async def _answer_tool(
-        self, agent: Agent, messages: Sequence[Message], max_tokens: int | None
-    ) -> str:
-        timeout = self._timer.within(self._setup.limits.generation_timeout)
-        return await agent.ask(messages, max_tokens, timeout)
-
     def _record_outcome(self, agent: Agent, turn: TurnRecord, outcome: Outcome) -> None:
         """Records the outcome of a turn, and ends the episode if it is over."""
-        self._num_turns += 1
         turn.state, turn.observation = outcome.state, outcome.observation
         turn.calls, turn.tool_results = outcome.calls, outcome.results
         turn.malformed, turn.other_format = outcome.malformed, outcome.other_format
@@ -285,15 +270,19 @@ class Episode:
         if len(self._agents) > 1 or "rewards" in outcome.info:
             with self._timer.component("environment"):  # its rewards may be no numbers
                 self._share_rewards(agent, turn, outcome)
+        max_turns = self._setup.limits.turn_limit(
+            self._max_steps, has_tools=self._actions.parser is not None
+        )
+        self._num_turns += 1
         if outcome.status is not None:
             self._end(outcome.status)
         elif turn.finish_reason is FinishReason.CONTEXT or agent.tokens_left < 1:
             self._end(EpisodeStatus.TRUNCATED_BY_TOKENS)
-        elif self._num_turns >= self._max_turns:
+        elif self._num_turns >= max_turns:
             why = None
-            if self._max_steps is not None and self._max_turns < self._max_steps:
+            if self._max_steps is not None and max_turns < self._max_steps:
                 why = (
-                    f"cut after {self._max_turns} turns, and the environment has max_steps = "
+                    f"cut after {max_turns} turns, and the environment has max_steps = "
                     f"{self._max_steps}. Raise inference.max_turns (or limits.max_turns), or leave "
                     "it out: the environment's own limit is the default."
                 )
@@ -347,16 +336,18 @@ class Episode:
         assert self._status is not None
         result = self.result
         result.status = self._status
-        agents = self._in_order()
+        order = [*self._players, *self._agents]
+        agents = sorted(self._agents.values(), key=lambda agent: order.index(agent.record.name))
+        agents = agents or [Agent(self._setup)]  # it failed before there was one
         for agent in agents:
             agent.write_messages()
         result.agents = [agent.record for agent in agents]
         for record in result.agents:
             trajectory, turns = record.trajectory, record.actions
-            own = [turn for turn in record.turns if turn.kind != "sub_agent"]
-            if own and not own[-1].seconds:  # the turn was not carried out
-                own[-1].seconds = self._timer.turn_seconds
-                own[-1].info = {"unanswered": True}
+            last = next((t for t in reversed(record.turns) if t.kind != "sub_agent"), None)
+            if last is not None and not last.seconds:  # the turn was not carried out
+                last.seconds = self._timer.turn_seconds
+                last.info = {"unanswered": True}
             trajectory.states = [turn.state for turn in turns]
             trajectory.actions = [turn.text for turn in turns]
             trajectory.observations = [turn.observation for turn in turns]
@@ -365,11 +356,6 @@ class Episode:
             trajectory.infos = [turn.info for turn in turns]
             trajectory.status, trajectory.error = self._status, result.error
             trajectory.seed, trajectory.task = result.seed, self._task.task
-
-    def _in_order(self) -> list[Agent]:
-        """Returns the agents in the order of the environment's players; at least one."""
-        ordered = sorted(self._agents.items(), key=lambda item: _place(item[0], self._players))
-        return [agent for _, agent in ordered] or [Agent(self._setup)]
 
     async def _score(self) -> None:
         environment = None if self._session is None else self._session.environment
@@ -389,11 +375,8 @@ class Episode:
         finally:
             if self._session is not None:
                 await self._session.close(timeout)
-        if self._setup.may_compare():
-            for agent in self._agents.values():
-                agent.log_difference()
+        for agent in self._agents.values():
+            if agent.conversation is not None:
+                with contextlib.suppress(ConfigError):  # a template that takes them one by one
+                    agent.conversation.warn_of_difference()
         self.result.seconds = {**self._timer.component_seconds, "total": self._timer.seconds}
-
-
-def _place(name: str, order: Sequence[str]) -> int:
-    return order.index(name) if name in order else len(order)

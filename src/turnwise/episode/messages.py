@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -56,18 +57,34 @@ class MessageBuilder:
     def initial(
         self,
         system: str,
-        first: str,
+        messages: Sequence[Message],
         definitions: Sequence[ToolDefinition] = (),
         parser: ActionParser | None = None,
     ) -> list[Message]:
-        """Returns the initial prompt; it describes the tools in text if the template does not."""
+        """Returns the initial prompt; what the template has no place for is written in words."""
+        first = [{"role": "system", "content": system}] if system else []
+        return self.in_words([*first, *messages], definitions, parser)
+
+    def in_words(
+        self,
+        messages: Sequence[Message],
+        definitions: Sequence[ToolDefinition],
+        parser: ActionParser | None,
+    ) -> list[Message]:
+        """Puts tools into the system prompt, and that before the user's text, where it must be."""
+        messages = list(messages)
         if definitions and not self.supports_tools and parser is not None:
-            system = "\n\n".join(filter(None, [system, describe_tools(definitions, parser)]))
-        if not system:
-            return [{"role": "user", "content": first}]
-        if not self.supports_system:
-            return [{"role": "user", "content": f"{system}\n\n{first}"}]
-        return [{"role": "system", "content": system}, {"role": "user", "content": first}]
+            text = describe_tools(definitions, parser)
+            if messages and messages[0].get("role") == "system":
+                text = "\n\n".join(filter(None, [messages.pop(0).get("content"), text]))
+            messages.insert(0, {"role": "system", "content": text})
+        if self.supports_system:
+            return messages
+        system = "\n\n".join(str(m.get("content") or "") for m in messages if m["role"] == "system")
+        rest = [message for message in messages if message["role"] != "system"]
+        if system and rest and rest[0]["role"] == "user":
+            system = f"{system}\n\n{rest.pop(0).get('content') or ''}"
+        return [{"role": "user", "content": system}, *rest] if system else rest
 
     def tool_results(self, results: Sequence[tuple[str, str]]) -> list[Message]:
         """Returns tool results, as (tool, text), in tool messages or else in one user message."""
@@ -104,13 +121,9 @@ class TemplateWriter:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """The tokens of a conversation from its beginning to where the policy's turn begins."""
-        written = self._write(messages, messages)
-        if tools and not self._builder.supports_tools:
-            text = describe_tools([tool_definition(tool) for tool in tools], self._parser)
-            written, tools = _with_system(written, text), None
-        if not self._builder.supports_system:
-            written = _without_system(written)
-        return self._chat.prompt_ids(written, tools)
+        definitions = [tool_definition(tool) for tool in tools or ()]
+        written = self._builder.in_words(self._write(messages, messages), definitions, self._parser)
+        return self._chat.prompt_ids(written, tools if self._builder.supports_tools else None)
 
     def increment_ids(
         self,
@@ -145,17 +158,25 @@ class TemplateWriter:
 
     def _assistant(self, message: Message) -> Message:
         """A message with calls that were not sampled here, or that the agent has changed."""
-        calls = [_readable_call(call) for call in message["tool_calls"]]
+        functions = []
+        for call in message["tool_calls"]:
+            function = dict(call.get("function") or {})
+            arguments = function.get("arguments")
+            if isinstance(arguments, str):  # most templates take them as an object
+                with contextlib.suppress(ValueError, RecursionError):
+                    arguments = json.loads(arguments) if arguments.strip() else {}
+            is_object = isinstance(arguments, dict)
+            function["arguments"] = arguments if is_object else {"arguments": arguments}
+            functions.append(function)
+        content = message.get("content") or ""
         if self._builder.supports_tools:
-            return {**message, "content": message.get("content") or "", "tool_calls": calls}
-        texts = [
-            self._parser.render(ToolCall(call["function"]["name"], call["function"]["arguments"]))
-            for call in calls
-        ]
-        return {
-            "role": "assistant",
-            "content": "\n".join(filter(None, [message.get("content"), *texts])),
-        }
+            calls = [
+                {"id": call.get("id"), "type": "function", "function": function}
+                for call, function in zip(message["tool_calls"], functions, strict=True)
+            ]
+            return {**message, "content": content, "tool_calls": calls}
+        texts = [self._parser.render(ToolCall(f["name"], f["arguments"])) for f in functions]
+        return {"role": "assistant", "content": "\n".join(filter(None, [content, *texts]))}
 
 
 def tool_definition(tool: Mapping[str, Any]) -> ToolDefinition:
@@ -169,37 +190,3 @@ def tool_definition(tool: Mapping[str, Any]) -> ToolDefinition:
             f"expected a function with a name and an object as parameters, got {str(tool)[:80]}"
         )
     return ToolDefinition(name, str(function.get("description") or ""), dict(parameters))
-
-
-def _readable_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as an object, as most templates take them."""
-    function = dict(call.get("function") or {})
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = {"arguments": arguments}
-    function["arguments"] = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-    return {"id": call.get("id"), "type": "function", "function": function}
-
-
-def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
-    if messages and messages[0].get("role") == "system":
-        content = "\n\n".join(filter(None, [messages[0].get("content"), text]))
-        return [{"role": "system", "content": content}, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
-
-
-def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """The system's text before the first message of the user."""
-    system = "\n\n".join(str(m.get("content") or "") for m in messages if m["role"] == "system")
-    rest = [message for message in messages if message["role"] != "system"]
-    if not system:
-        return rest
-    if rest and rest[0]["role"] == "user":
-        return [
-            {"role": "user", "content": f"{system}\n\n{rest[0].get('content') or ''}"},
-            *rest[1:],
-        ]
-    return [{"role": "user", "content": system}, *rest]

@@ -1,9 +1,10 @@
-"""Conversations and episodes by hand: `MultiTurnInferenceEngine` and `MultiTurnChatHarness`."""
+"""Conversations, tools and episodes by hand: `MultiTurnInferenceEngine` and its relatives."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 from turnwise.chat import Message
@@ -13,14 +14,14 @@ from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.actions import Actions
 from turnwise.episode.agent import Agent
 from turnwise.episode.collector import EpisodeCollector, environment_source
+from turnwise.episode.environment_session import CallMode, EnvironmentSession
 from turnwise.episode.episode import Episode
-from turnwise.episode.manager import MultiTurnManager
-from turnwise.episode.options import EpisodeLimits, make_setup
-from turnwise.episode.summary import EpisodeSummary
-from turnwise.episode.types import EpisodeResult, EpisodeTask
+from turnwise.episode.options import EpisodeLimits, ParserChoice, make_setup
+from turnwise.episode.types import EpisodeResult, EpisodeSummary, EpisodeTask
 from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, SamplingParams
+from turnwise.tools import ToolCall, ToolRegistry, ToolResult
 from turnwise.types import EpisodeStatus, Trajectory
 
 
@@ -74,6 +75,125 @@ class EpisodeReport(Sequence[str]):
         return f"{list(self.result.responses)!r} ({self.summary})"
 
 
+@dataclass(frozen=True)
+class ManagedTurn:
+    """One output of a model, and what carrying it out gave."""
+
+    model_output: str
+    observation_before: str
+    """The observation that the output answers."""
+    tool_call: ToolCall
+    """The last call in the output, with its result. An output without a call is an action, shown
+    as a call of `environment_step`; a call that could not be read has no name, and its result says
+    why."""
+    observation: str
+    """The text that the model reads next."""
+    reward: float = 0.0
+    done: bool = False
+    """Whether the episode is over."""
+    info: dict[str, Any] = field(default_factory=dict)
+    tool_calls: Sequence[ToolCall] = ()
+    """All calls in the output."""
+    tool_results: Sequence[ToolResult] = ()
+    """The results of the calls that were executed, with times and kinds of failure."""
+
+
+class MultiTurnManager:
+    """Carries out the outputs of a model, with tools and an environment, and counts them.
+
+    The caller provides the outputs; `MultiTurnInferenceEngine` takes a manager and samples them.
+
+    >>> from turnwise.tools import JSONActionParser
+    >>> registry = ToolRegistry()
+    >>> @registry.register
+    ... def add(a: int, b: int) -> int:
+    ...     return a + b
+    >>> manager = MultiTurnManager(registry, JSONActionParser())
+    >>> manager.step('{"tool": "add", "arguments": {"a": 1, "b": 2}}', "").tool_call.result
+    3
+    """
+
+    def __init__(
+        self,
+        registry: ToolRegistry,
+        parser: ParserChoice = "json",
+        environment: BaseEnvironment | None = None,
+        limits: EpisodeLimits | None = None,
+    ) -> None:
+        if not isinstance(registry, ToolRegistry):
+            raise ConfigError(
+                f"registry got {type(registry).__name__}, expected a ToolRegistry. "
+                "Make one of your tools: ToolRegistry([...])"
+            )
+        self.registry = registry
+        self.parser = parser
+        self.environment = environment
+        self.limits = limits or EpisodeLimits()
+        self._actions: Actions | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the turns, for a new episode; the caller resets the environment."""
+        self.close()
+        self.turns: list[ManagedTurn] = []
+        self.summary = EpisodeSummary(num_episodes=1)
+        session = None
+        if self.environment is not None:
+            session = EnvironmentSession(self.environment, CallMode(), self.limits.max_observation)
+            session.attach(self.environment)
+        self._actions = Actions(
+            None, self.limits, EpisodeTimer(), session, self.registry, self.parser
+        )
+        self._actions.begin()
+
+    def step(self, model_output: str, observation: str = "") -> ManagedTurn:
+        """Carries out one output of the model, which it gave to `observation`.
+
+        A failing environment raises an `EnvironmentFault` or its own exception; a failing tool is
+        reported in the turn.
+        """
+        return run_sync(self.step_async(model_output, observation))
+
+    async def step_async(self, model_output: str, observation: str = "") -> ManagedTurn:
+        """`step` for async code."""
+        assert self._actions is not None
+        outcome = await self._actions.act(model_output)
+        self.summary.add_turn(outcome.results, outcome.malformed)
+        self.summary.total_reward += outcome.reward
+        self.summary.num_successes += bool(outcome.info.get("success", False))
+        if outcome.status is not None:
+            self.summary.statuses[outcome.status] += 1
+        if outcome.calls:
+            call = outcome.calls[-1]
+        elif outcome.malformed is not None:
+            call = ToolCall("", {}, outcome.observation, success=False)
+        else:
+            action = {"action": model_output}
+            call = ToolCall("environment_step", action, outcome.observation, success=True)
+        turn = ManagedTurn(
+            model_output,
+            observation,
+            call,
+            outcome.observation,
+            outcome.reward,
+            outcome.status is not None,
+            outcome.info,
+            outcome.calls,
+            outcome.results,
+        )
+        self.turns.append(turn)
+        return turn
+
+    def get_episode_summary(self) -> EpisodeSummary:
+        """Returns turns, calls by tool and failures by kind since the last `reset`."""
+        return self.summary
+
+    def close(self) -> None:
+        """Closes the context of the tools. May be called twice."""
+        if self._actions is not None and self._actions.context is not None:
+            self._actions.context.close()
+
+
 class MultiTurnInferenceEngine:
     """A conversation with a model, by hand or with an environment.
 
@@ -117,8 +237,9 @@ class MultiTurnInferenceEngine:
         timer = EpisodeTimer(setup.waits)  # without max_seconds: people take their time
         actions = Actions(setup.messages, setup.limits, timer, None, setup.tools, setup.parser)
         actions.begin()
+        first = {"role": "user", "content": text}
         messages = setup.messages.initial(
-            setup.system_prompt, text, actions.definitions, actions.parser
+            setup.system_prompt, [first], actions.definitions, actions.parser
         )
         agent = Agent(setup, seeds=(0, 0))
         agent.start(messages, actions.definitions)
@@ -172,8 +293,8 @@ class MultiTurnInferenceEngine:
         An environment that is given as an object is used and left open. The default seed is the
         number of the episode, counted from 0.
         """
-        limits = _with_turns(self._setup.limits, max_turns or self.max_turns)
-        setup = dataclasses.replace(self._setup, limits=limits)
+        limits = dataclasses.replace(self._setup.limits, max_turns=max_turns or self.max_turns)
+        setup = self._setup.with_limits(limits)
         if seed is None:
             seed, self._num_episodes = self._num_episodes, self._num_episodes + 1
         if environment is None and self._manager is not None:
@@ -210,8 +331,7 @@ class MultiTurnChatHarness:
     """Plays episodes of one environment, each from a prompt.
 
     `engine` is another name for `inference_engine`, and `options` are fields of
-    `CollectorOptions`. The `prompts` of a trajectory are the
-    prompt that its episode began with.
+    `CollectorOptions`. The `prompts` of a trajectory are the prompt that its episode began with.
     """
 
     def __init__(
@@ -234,10 +354,11 @@ class MultiTurnChatHarness:
         self.inference_engine = chosen
         self.environment = environment
         self.max_turns = max_turns
+        limits = limits or EpisodeLimits(max_tokens_per_turn=128)
         self._collector = EpisodeCollector(
             chosen,
             environment,
-            limits=_with_turns(limits or EpisodeLimits(max_tokens_per_turn=128), max_turns),
+            limits=dataclasses.replace(limits, max_turns=max_turns),
             sampling=sampling or SamplingParams(temperature=0.7),
             **options,
         )
@@ -245,29 +366,23 @@ class MultiTurnChatHarness:
 
     def run_episode(self, initial_prompt: str) -> Trajectory:
         """Plays an episode on the harness's own environment, which is left open."""
-        task = EpisodeTask(self._next_seed(), prompt=initial_prompt)
-        episode = Episode(self._collector.setup, self.environment, task)
-        return _with_prompt(initial_prompt, run_sync(episode.run()))
+        (task,) = self._tasks([initial_prompt])
+        trajectory = run_sync(
+            Episode(self._collector.setup, self.environment, task).run()
+        ).trajectory
+        trajectory.prompts = [initial_prompt]
+        return trajectory
 
     def run_batch(self, prompts: Sequence[str]) -> list[Trajectory]:
         """Plays one episode for each prompt, all at once, each on an environment of its own."""
-        tasks = [
-            EpisodeTask(self._next_seed(), group, prompt=prompt)
-            for group, prompt in enumerate(prompts)
+        played = run_sync(self._collector.play(self._tasks(prompts)))
+        for prompt, result in zip(prompts, played, strict=True):
+            result.trajectory.prompts = [prompt]
+        return [result.trajectory for result in played]
+
+    def _tasks(self, prompts: Sequence[str]) -> list[EpisodeTask]:
+        first = self._num_episodes
+        self._num_episodes += len(prompts)
+        return [
+            EpisodeTask(first + group, group, prompt=prompt) for group, prompt in enumerate(prompts)
         ]
-        played = run_sync(self._collector.play(tasks))
-        return [_with_prompt(*pair) for pair in zip(prompts, played, strict=True)]
-
-    def _next_seed(self) -> int:
-        self._num_episodes += 1
-        return self._num_episodes - 1
-
-
-def _with_prompt(prompt: str, result: EpisodeResult) -> Trajectory:
-    trajectory = result.trajectory
-    trajectory.prompts = [prompt]
-    return trajectory
-
-
-def _with_turns(limits: EpisodeLimits, max_turns: int) -> EpisodeLimits:
-    return dataclasses.replace(limits, max_turns=max_turns)

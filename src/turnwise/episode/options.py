@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import logging
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from turnwise.chat import ChatFormat
-from turnwise.config import ConfigStore
+from turnwise.config import ConfigStore, LimitsConfig
 from turnwise.env import BaseEnvironment
 from turnwise.episode.environment_session import CallMode, EnvironmentCalls
 from turnwise.episode.messages import MessageBuilder
-from turnwise.episode.watchdog import Waits
+from turnwise.episode.watchdog import EngineSilence, Waits
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.inference.base import BaseInferenceEngine
 from turnwise.reward import Reward, RewardFn
-from turnwise.reward.compute import RewardLimit
-from turnwise.reward.function import RewardFunction, step_rewards
+from turnwise.reward.function import RewardFunction, RewardLimit, step_rewards
 from turnwise.tools import ActionParser, Tool, ToolRegistry
 from turnwise.tools.thoughts import (
     THOUGHT_ENDS,
@@ -47,6 +45,9 @@ failure if it fails each time), leave out its whole group, or stop."""
 _TURNS_WITHOUT_LIMIT = 64
 """Turns of an episode that no environment limits: an agent's, and one with tools."""
 
+# More tokens than the tag that starts a thought and the space after it can have.
+_NUM_TAG_TOKENS = 12
+
 SUMMARY_PROMPT = (
     "The conversation has become too long to continue. Write a summary with which you can go on: "
     "the task, what has been done and found out so far, and what to do next. All else will be "
@@ -54,43 +55,19 @@ SUMMARY_PROMPT = (
 )
 
 
-@dataclass(frozen=True)
-class EpisodeLimits:
-    """The limits of one episode; None means no limit, except for `max_turns`.
+@dataclass
+class EpisodeLimits(LimitsConfig):
+    """The limits of one episode: the settings of the section `limits`, without their `inference`.
+
+    None means no limit, except for `max_turns`: see `turn_limit`. The environment's `max_steps` is
+    a limit as well. A turn that `max_tokens_per_turn` cuts is an action like any other. After a
+    summary, `max_tokens` counts those since then.
 
     >>> EpisodeLimits(max_turns=5).max_tokens_per_turn
     512
     """
 
-    max_turns: int | None = None
-    """Turns of all agents together, summaries not counted. None: see `turn_limit`. The
-    environment's `max_steps` is a limit as well."""
     max_tokens_per_turn: int | None = 512
-    """A turn that it cuts is an action like any other, and the episode continues."""
-    max_thinking_tokens: int | None = None
-    """Tokens of a turn after which a thought that is still open is closed; the turn continues with
-    its answer."""
-    max_tokens: int | None = None
-    """Tokens of an agent's conversation, prompt and observations included; after a summary those
-    since then. The model's context is always a limit."""
-    max_context_tokens: int | None = None
-    """Tokens of a prompt above which the agent first summarises its conversation, and continues
-    from the initial prompt and the summary."""
-    max_tool_calls: int | None = 100
-    """Calls beyond it are not executed: the model gets a message that says so, and may still
-    answer; a later turn with another call ends the episode."""
-    max_seconds: float | None = 1800.0
-    """From the creation of the environment to the last step."""
-    max_observation: int | None = 50_000
-    """Characters of an observation that reach the model; a note replaces the rest."""
-    reset_timeout: float | None = 120.0
-    """Seconds for creating and resetting the environment."""
-    step_timeout: float | None = 60.0
-    tool_timeout: float | None = 600.0
-    """On top of the tools' own timeouts, which are shorter and reported to the model."""
-    generation_timeout: float | None = 600.0
-    reward_timeout: float | None = 60.0
-    close_timeout: float | None = 10.0
 
     def turn_limit(self, max_steps: int | None, *, has_tools: bool = False) -> int:
         """Return the turns after which an episode is truncated.
@@ -124,17 +101,13 @@ class EpisodeLimits:
         return min(limits, default=None)
 
     def __post_init__(self) -> None:
-        for limit in dataclasses.fields(self):
-            value = getattr(self, limit.name)
-            if value is None:
-                continue
-            least = 0 if limit.name == "max_tool_calls" else 1 if "int" in str(limit.type) else 0.0
+        for name, value in vars(self).items():
+            least = 0 if name == "max_tool_calls" or name.endswith(("timeout", "seconds")) else 1
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not least <= value:
-                none = "the environment's own" if limit.name == "max_turns" else "no limit"
+            if value is not None and (not is_number or not least <= value):
+                none = "the environment's own" if name == "max_turns" else "no limit"
                 raise ConfigError(
-                    f"{limit.name} got {value!r}, expected a number from {least} up, or None for "
-                    f"{none}"
+                    f"{name} got {value!r}, expected a number from {least} up, or None for {none}"
                 )
         per_turn, thinking = self.max_tokens_per_turn, self.max_thinking_tokens
         if per_turn is not None and thinking is not None and thinking >= per_turn:
@@ -184,12 +157,11 @@ class EpisodeOptions:
     def __post_init__(self) -> None:
         _check_choice("environment_calls", self.environment_calls, EnvironmentCalls)
         _check_choice("thoughts", self.thoughts, Thoughts)
-        if self.chat_format is not None and self.enable_thinking not in (
-            *(None, self.chat_format.enable_thinking),
-        ):
+        given = None if self.chat_format is None else self.chat_format.enable_thinking
+        if self.chat_format is not None and self.enable_thinking not in (None, given):
             raise ConfigError(
-                f"enable_thinking got {self.enable_thinking}, and chat_format has "
-                f"{self.chat_format.enable_thinking}. Pass it to the format: "
+                f"enable_thinking got {self.enable_thinking}, and chat_format has {given}. Pass it "
+                "to the format: "
                 f"ChatFormat(tokenizer, enable_thinking={self.enable_thinking})."
             )
 
@@ -238,44 +210,35 @@ def _check_choice(name: str, value: object, choices: Any) -> None:
         )
 
 
-_LOG = logging.getLogger("turnwise")
-_MAX_COMPARED = 4
-# More tokens than the tag that starts a thought and the space after it can have.
-_NUM_TAG_TOKENS = 12
-
-
-@dataclass
 class EpisodeSetup:
-    """What the episodes of one collector share; `make_setup` fills in the defaults."""
+    """What the episodes of one collector share: an engine, and options with their defaults."""
 
-    engine: BaseInferenceEngine
-    chat: ChatFormat
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    tools: ToolRegistry | None = None
-    """The environment's own tools are added. Without any tools each turn is an action."""
-    parser: ParserChoice = "auto"
-    system_prompt: str = ""
-    """Precedes the environment's own system prompt."""
-    seed: int = 0
-    """Seed of the sampling; the seed of the episode is mixed in."""
-    reward: RewardFunction = field(default_factory=lambda: RewardFunction.of(None))
-    reward_limit: RewardLimit | None = None
-    """Limits the rewards that are computed at once; it belongs to one event loop."""
-    call_mode: CallMode = field(default_factory=CallMode)
-    summary_prompt: str = SUMMARY_PROMPT
-    thoughts: Thoughts = "keep"
-    waits: Waits = field(default_factory=Waits)
-
-    def __post_init__(self) -> None:
-        self.waits.silence.engine = self.engine
+    def __init__(self, engine: BaseInferenceEngine, options: EpisodeOptions) -> None:
+        tools = options.tools
+        self.engine = engine
+        self.chat = options.chat_format or _format_for(engine, options.enable_thinking)
+        self.messages = MessageBuilder(self.chat)
+        self.limits = options.limits or EpisodeLimits()
+        self.sampling = options.sampling or SamplingParams()
+        if tools is not None and not isinstance(tools, ToolRegistry):
+            tools = ToolRegistry(tools)
+        self.tools = tools
+        """The environment's own tools are added. Without any tools each turn is an action."""
+        self.parser = options.parser
+        self.system_prompt = options.system_prompt or ""
+        self.seed = options.seed
+        self.reward = RewardFunction.of(options.reward_fn)
+        self.reward_limit: RewardLimit | None = None
+        """Limits the rewards that are computed at once; it belongs to one event loop."""
+        self.call_mode = CallMode(options.environment_calls)
+        self.summary_prompt = options.summary_prompt
+        self.thoughts = options.thoughts
+        self.waits = Waits(EngineSilence(engine))
         if self.thoughts != "keep" and "<|channel|>" in self.chat.template:
             raise ConfigError(
                 f"thoughts got {self.thoughts!r}, and this chat template has channels (harmony), "
                 "whose messages cannot be written again. Set thoughts to 'keep'."
             )
-        self.messages = MessageBuilder(self.chat)
-        self._compared = itertools.count(1)  # shared by copies, and safe to count in any thread
 
     @cached_property
     def thought_marks(self) -> tuple[str, ...]:
@@ -304,16 +267,18 @@ class EpisodeSetup:
         last = list(prompt_ids[max(0, len(prompt_ids) - _NUM_TAG_TOKENS) :])
         return str(self.chat.tokenizer.decode(last, skip_special_tokens=False))
 
-    def may_compare(self) -> bool:
-        """Whether to compare the stream with a full rendering: in the first few episodes only."""
-        return next(self._compared) <= _MAX_COMPARED
+    def with_limits(self, limits: EpisodeLimits) -> EpisodeSetup:
+        """Returns a copy with other limits."""
+        other = copy.copy(self)
+        other.limits = limits
+        return other
 
     def in_this_loop(self, reward_concurrency: int | None = None) -> EpisodeSetup:
         """Returns a copy for this event loop; several loops may play at the same time."""
-        own = copy.copy(self)
-        own.reward_limit = RewardLimit(self.reward, reward_concurrency)
-        own.waits = Waits(self.waits.silence)
-        return own
+        other = copy.copy(self)
+        other.reward_limit = RewardLimit(self.reward, reward_concurrency)
+        other.waits = Waits(self.waits.silence)
+        return other
 
     async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:
         """Returns the reward of an episode that has just ended; its environment is still open."""
@@ -330,32 +295,16 @@ def make_setup(
     engine: BaseInferenceEngine, options: EpisodeOptions | None = None, **more: Any
 ) -> EpisodeSetup:
     """Returns the setup for these options; `more` are fields of `EpisodeOptions`, by name."""
-    options = dataclasses.replace(options or EpisodeOptions(), **more)
-    tools = options.tools
-    return EpisodeSetup(
-        engine,
-        options.chat_format or format_for(engine, options.enable_thinking),
-        options.limits or EpisodeLimits(),
-        options.sampling or SamplingParams(),
-        tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools),
-        options.parser,
-        options.system_prompt or "",
-        options.seed,
-        RewardFunction.of(options.reward_fn),
-        call_mode=CallMode(options.environment_calls),
-        summary_prompt=options.summary_prompt,
-        thoughts=options.thoughts,
-    )
+    return EpisodeSetup(engine, dataclasses.replace(options or EpisodeOptions(), **more))
 
 
-def format_for(engine: BaseInferenceEngine, enable_thinking: bool | None = None) -> ChatFormat:
-    """Returns the chat format of an engine's tokenizer; plain text for one without a template."""
+def _format_for(engine: BaseInferenceEngine, enable_thinking: bool | None = None) -> ChatFormat:
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise ConfigError("this engine has no tokenizer. Pass chat_format=ChatFormat(tokenizer).")
     if getattr(tokenizer, "chat_template", None):
         return ChatFormat(tokenizer, enable_thinking=enable_thinking)
-    _LOG.warning(
+    logging.getLogger("turnwise").warning(
         "The tokenizer has no chat template; conversations are written as plain text. "
         "Choose another with chat_format=ChatFormat(tokenizer, name)."
     )

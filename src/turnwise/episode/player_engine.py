@@ -25,6 +25,27 @@ Reply: TypeAlias = Callable[[Sequence[Message], GenerationRequest], Awaitable[tu
 """Returns the next message of the conversation, and whether the limit of tokens ended it."""
 
 
+class PlayerEngine(BaseInferenceEngine):
+    """The engine of one episode, whose turns are texts that a function returns, as in `Reply`."""
+
+    def __init__(
+        self, chat: ChatFormat, answer: Callable[[GenerationRequest], Awaitable[tuple[str, bool]]]
+    ) -> None:
+        super().__init__()
+        self._chat = chat
+        self._answer = answer
+
+    @property
+    def context_length(self) -> int:
+        return 2**31  # unlimited
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        text, is_cut = await self._answer(request)
+        ids = self._chat.answer_ids(text)
+        reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        return GenerationResult(ids, [0.0] * len(ids), reason, 0)
+
+
 def player_episode(
     setup: EpisodeSetup,
     factory: EnvironmentFactory,
@@ -32,77 +53,35 @@ def player_episode(
     task: EpisodeTask,
     watcher: EpisodeWatcher | None = None,
 ) -> Episode:
-    """Returns an episode that a player plays like a model, with the same tools, limits, rewards."""
-    return _with_engine(PlayerEngine(player, setup.chat), setup, factory, task, watcher)
+    """Returns an episode that a player plays like a model, with the same tools, limits, rewards.
+
+    The player gets the environment that the episode created, and the last observation.
+    """
+    environment: BaseEnvironment | None = None
+
+    def make() -> BaseEnvironment:
+        nonlocal environment
+        environment = factory()
+        return environment
+
+    async def answer(request: GenerationRequest) -> tuple[str, bool]:
+        assert environment is not None
+        action = player(environment, episode.observation)
+        return action if isinstance(action, str) else await action, False
+
+    setup = copy.copy(setup)
+    setup.engine, setup.reward_limit = PlayerEngine(setup.chat, answer), None
+    episode = Episode(setup, make, task, watcher=watcher)
+    return episode
 
 
 def chat_episode(
     setup: EpisodeSetup, factory: EnvironmentFactory, reply: Reply, task: EpisodeTask
 ) -> Episode:
     """Returns an episode that a function of its messages plays, such as a model behind a URL."""
-    return _with_engine(ChatEngine(reply, setup.chat), setup, factory, task)
 
-
-def _with_engine(
-    engine: PlayerEngine,
-    setup: EpisodeSetup,
-    factory: EnvironmentFactory,
-    task: EpisodeTask,
-    watcher: EpisodeWatcher | None = None,
-) -> Episode:
-    own = copy.copy(setup)
-    own.engine = engine
-    own.reward_limit = None
-    engine.episode = Episode(own, engine.making(factory), task, watcher=watcher)
-    return engine.episode
-
-
-class PlayerEngine(BaseInferenceEngine):
-    """The engine of one episode, whose turns are the actions of a player.
-
-    The player gets the environment that the episode created, and the last observation.
-    """
-
-    episode: Episode
-
-    def __init__(self, player: Player, chat: ChatFormat) -> None:
-        super().__init__()
-        self._player = player
-        self._chat = chat
-        self._environment: BaseEnvironment | None = None
-
-    @property
-    def context_length(self) -> int:
-        return 2**31  # unlimited
-
-    def making(self, factory: EnvironmentFactory) -> EnvironmentFactory:
-        """Returns a factory that keeps its environment for the player."""
-
-        def make() -> BaseEnvironment:
-            self._environment = factory()
-            return self._environment
-
-        return make
-
-    async def sample(self, request: GenerationRequest) -> GenerationResult:
-        assert self._environment is not None
-        action = self._player(self._environment, self.episode.observation)
-        return self._result(action if isinstance(action, str) else await action)
-
-    def _result(self, text: str, reason: FinishReason = FinishReason.STOP) -> GenerationResult:
-        ids = self._chat.answer_ids(text)
-        return GenerationResult(ids, [0.0] * len(ids), reason, 0)
-
-
-class ChatEngine(PlayerEngine):
-    """The engine of one episode, whose turns are replies to the messages of the conversation."""
-
-    def __init__(self, reply: Reply, chat: ChatFormat) -> None:
-        super().__init__(lambda environment, observation: "", chat)
-        self._reply = reply
-
-    async def sample(self, request: GenerationRequest) -> GenerationResult:
-        agent = self.episode.agent_to_move
+    async def answer(request: GenerationRequest) -> tuple[str, bool]:
+        agent = episode.agent_to_move
         assert agent is not None
         assert agent.conversation is not None
         if list(request.prompt_ids) != list(agent.record.stream.path):
@@ -110,5 +89,9 @@ class ChatEngine(PlayerEngine):
                 "a tool asks the model itself, in a conversation of its own, which a model behind "
                 "a URL does not take part in"
             )
-        text, is_cut = await self._reply(agent.conversation.history, request)
-        return self._result(text, FinishReason.LENGTH if is_cut else FinishReason.STOP)
+        return await reply(agent.conversation.history, request)
+
+    setup = copy.copy(setup)
+    setup.engine, setup.reward_limit = PlayerEngine(setup.chat, answer), None
+    episode = Episode(setup, factory, task)
+    return episode

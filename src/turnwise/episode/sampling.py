@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turnwise.deadlines import contained_call
@@ -59,26 +60,39 @@ async def sample_turn(
     if len(opening) >= request.max_tokens:
         opening = ()
     started = setup.waits.silence.clock()
-    if opening and not setup.may_think(request.prompt_ids):
-        return await _continued(setup, request, None, opening, started)
-    budget = setup.limits.max_thinking_tokens
-    most = request.max_tokens if budget is None else min(budget, request.max_tokens)
-    if most == request.max_tokens and not opening:
-        return _tokens(await _ask_engine(setup, request))
-    stops = (*request.stop_strings, *(THOUGHT_ENDS if opening else ()))
-    thought = dataclasses.replace(request, max_tokens=most, stop_strings=stops)
-    first = await _ask_engine(setup, thought)
+    first: GenerationResult | None = None
+    inserted = opening
+    if not opening or setup.may_think(request.prompt_ids):
+        budget = setup.limits.max_thinking_tokens
+        most = request.max_tokens if budget is None else min(budget, request.max_tokens)
+        stops = (*request.stop_strings, *(THOUGHT_ENDS if opening else ()))
+        first = await _ask_engine(
+            setup, dataclasses.replace(request, max_tokens=most, stop_strings=stops)
+        )
+        is_whole = most == request.max_tokens and not opening
+        close = None if is_whole else _end_of_thought(setup, request, first, bool(opening))
+        if close is not None:
+            inserted = [*setup.chat.written_ids(close), *opening] if close else []
+        if close is None or request.max_tokens - len(first.ids) - len(inserted) < 1:
+            return TurnTokens(
+                first.ids,
+                first.log_probs,
+                first.finish_reason,
+                first.weight_version,
+                later_versions=first.later_versions,
+            )
+    return await _continued(setup, request, first, inserted, started)
+
+
+def _end_of_thought(
+    setup: EpisodeSetup, request: GenerationRequest, first: GenerationResult, has_opening: bool
+) -> str | None:
+    """Returns what ends the thought, "" if none is open; None if the turn is already over."""
     text = setup.chat.decode(first.ids, setup.thought_marks)
     if first.finish_reason is FinishReason.LENGTH:
-        close = close_of(text, in_thought=setup.begins_in_thought(request.prompt_ids))
-    elif opening and text.endswith(THOUGHT_ENDS) and first.ids[-1] not in request.stop_ids:
-        close = "\n\n"
-    else:
-        return _tokens(first)
-    inserted = [] if close is None else [*setup.chat.written_ids(close), *opening]
-    if request.max_tokens - len(first.ids) - len(inserted) < 1:  # an answer does not fit
-        return _tokens(first)
-    return await _continued(setup, request, first, inserted, started)
+        return close_of(text, in_thought=setup.begins_in_thought(request.prompt_ids)) or ""
+    is_stopped = has_opening and text.endswith(THOUGHT_ENDS)
+    return "\n\n" if is_stopped and first.ids[-1] not in request.stop_ids else None
 
 
 async def _continued(
@@ -91,32 +105,46 @@ async def _continued(
     """Samples the rest of a turn after what was sampled of it, and what is inserted there."""
     before = [] if first is None else first.ids
     ids = [*before, *inserted]
-    timeout = request.timeout
+    timeout, on_tokens = request.timeout, request.on_tokens
     if timeout is not None:
         timeout = max(timeout - (setup.waits.silence.clock() - started), _LEAST_SECONDS)
-    request_for_rest = dataclasses.replace(
-        request,
-        prompt_ids=[*request.prompt_ids, *ids],
-        max_tokens=request.max_tokens - len(ids),
-        seed=derive_seed(request.seed, "after the thought"),
-        timeout=timeout,
-        branch_of=request.branch_of if first is None else None,
-        on_tokens=request.on_tokens and _after(ids, request.on_tokens),
+
+    def tell_whole_turn(new: Sequence[int]) -> None:
+        assert on_tokens is not None
+        on_tokens([*ids, *new])
+
+    rest = await _ask_engine(
+        setup,
+        dataclasses.replace(
+            request,
+            prompt_ids=[*request.prompt_ids, *ids],
+            max_tokens=request.max_tokens - len(ids),
+            seed=derive_seed(request.seed, "after the thought"),
+            timeout=timeout,
+            branch_of=request.branch_of if first is None else None,
+            on_tokens=None if on_tokens is None else tell_whole_turn,
+        ),
     )
-    rest = await _ask_engine(setup, request_for_rest)
-    if not inserted:
-        rest = _cut_at_stop(setup, request, ids, rest)
-    version = rest.weight_version if first is None else first.weight_version
-    changes = [(0, rest.weight_version), *rest.later_versions]
-    versions = [] if first is None else list(first.later_versions)
-    versions += [(len(ids) + start, number) for start, number in changes]
+    num_rest, reason = len(rest.ids), rest.finish_reason
+    if not inserted:  # a stop string may begin in what was sampled first
+        tokenizer = setup.chat.tokenizer
+        length = length_to_stop(
+            [*ids, *rest.ids],
+            request.stop_strings,
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
+        )
+        if length is not None:
+            num_rest, reason = max(length - len(ids), 0), FinishReason.STOP
+    versions = [] if first is None else [(0, first.weight_version), *first.later_versions]
+    versions.append((len(ids), rest.weight_version))
+    versions += [(len(ids) + at, number) for at, number in rest.later_versions if at < num_rest]
     return TurnTokens(
-        [*ids, *rest.ids],
-        [*(() if first is None else first.log_probs), *rest.log_probs],
-        rest.finish_reason,
-        version,
+        [*ids, *rest.ids[:num_rest]],
+        [*(() if first is None else first.log_probs), *rest.log_probs[:num_rest]],
+        reason,
+        versions[0][1],
         (len(before), len(ids)) if inserted else None,
-        _changes(version, versions),
+        tuple(new for old, new in itertools.pairwise(versions) if new[1] != old[1]),
     )
 
 
@@ -134,7 +162,8 @@ async def _ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> Genera
         is_late = not sampling.done()
     finally:
         if not sampling.done():
-            sampling.add_done_callback(_look_at)
+            # Asyncio logs the errors of tasks that nobody has looked at.
+            sampling.add_done_callback(lambda late: late.cancelled() or late.exception())
             sampling.cancel()
             await asyncio.wait({sampling}, timeout=_CANCEL_SECONDS)
     if is_late:
@@ -163,54 +192,4 @@ def too_slow(limit: float | None) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the engine took longer than {limit:g} s for a turn. Lower inference.max_tokens, or raise "
         "limits.generation_timeout."
-    )
-
-
-def _look_at(late: asyncio.Future[GenerationResult]) -> None:
-    """Asyncio logs the errors of tasks that nobody has looked at."""
-    if not late.cancelled():
-        late.exception()
-
-
-def _cut_at_stop(
-    setup: EpisodeSetup, request: GenerationRequest, ids: Sequence[int], rest: GenerationResult
-) -> GenerationResult:
-    """Drops what follows a stop string that begins in `ids`, where the engine did not look."""
-    tokenizer = setup.chat.tokenizer
-    length = length_to_stop(
-        [*ids, *rest.ids],
-        request.stop_strings,
-        lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
-    )
-    if length is None:
-        return rest
-    num_kept = max(length - len(ids), 0)
-    return GenerationResult(
-        rest.ids[:num_kept],
-        rest.log_probs[:num_kept],
-        FinishReason.STOP,
-        rest.weight_version,
-        tuple(change for change in rest.later_versions if change[0] < num_kept),
-    )
-
-
-def _after(
-    ids: Sequence[int], on_tokens: Callable[[Sequence[int]], None]
-) -> Callable[[Sequence[int]], None]:
-    return lambda new: on_tokens([*ids, *new])
-
-
-def _changes(first: int, versions: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Returns the places at which the version differs from the one before."""
-    before = [first, *(version for _, version in versions)]
-    return tuple(change for change, old in zip(versions, before, strict=False) if change[1] != old)
-
-
-def _tokens(result: GenerationResult) -> TurnTokens:
-    return TurnTokens(
-        result.ids,
-        result.log_probs,
-        result.finish_reason,
-        result.weight_version,
-        later_versions=result.later_versions,
     )

@@ -50,17 +50,12 @@ class EngineSilence:
     def __init__(self, engine: BaseInferenceEngine | None = None) -> None:
         self.engine = engine
         self._since = self.clock()
-        self._before = 0.0
         self._has_given_up = False
 
-    @property
-    def paused_seconds(self) -> float:
-        """How long updates have paused the engine, which is on no deadline."""
-        return float(getattr(self.engine, "paused_seconds", 0.0))  # not every engine pauses
-
     def clock(self) -> float:
-        """Returns the time for deadlines: a pause of the engine stops it."""
-        return time.monotonic() - self.paused_seconds
+        """Returns the time for deadlines: it stands still while an update pauses the engine."""
+        paused = 0.0 if self.engine is None else self.engine.paused_seconds
+        return time.monotonic() - paused
 
     @property
     def seconds(self) -> float:
@@ -69,11 +64,8 @@ class EngineSilence:
 
     def begin(self) -> None:
         """Called for a request when no other is open."""
-        self._since = self.clock() - self._before
-
-    def pause(self) -> None:
-        """Called when no request is open any more."""
-        self._before = self.seconds if self._has_given_up else 0.0
+        if not self._has_given_up:
+            self._since = self.clock()
 
     def end(self) -> None:
         """Called when the engine returned something, if only an error."""
@@ -111,8 +103,6 @@ class Waits:
     def end(self, what: str) -> float:
         """Counts one less that waits for it, and returns the time."""
         self.counts[what] -= 1
-        if what == ENGINE and not self.counts[what]:
-            self.silence.pause()
         self.moved = now = time.monotonic()
         return now
 
@@ -226,7 +216,8 @@ class Watchdog:
             f"{reason} (inference.stall_timeout). Waiting: {self._waits.report() or 'nothing'}. "
             f"{advice}; null disables it."
         )
-        _LOG.error("%s\n%s", self.stalled, where_threads_are())
+        threads = [f"  {t.name}: {where_thread_is(t.ident or 0)}" for t in threading.enumerate()]
+        _LOG.error("%s\nThreads:\n%s", self.stalled, "\n".join(threads))
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._cancel)
         if is_blocked and self._on_blocked is not None:
@@ -236,15 +227,6 @@ class Watchdog:
         if not self._over.is_set():
             self._has_cancelled = True
             self._task.cancel()
-
-
-def where_threads_are() -> str:
-    """Returns a line for each thread of the process: its name and its innermost calls."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    lines = [
-        f"  {name}: {where_thread_is(ident)}" for ident, name in names.items() if ident is not None
-    ]
-    return "Threads:\n" + "\n".join(lines)
 
 
 def where_thread_is(ident: int, depth: int = 4) -> str:
@@ -280,7 +262,7 @@ class EpisodeTimer:
         self.failed_component: str | None = None
         self._waits = waits or Waits()
         self._started = time.monotonic()
-        self._end = None if max_seconds is None else self._clock() + max_seconds
+        self._end = None if max_seconds is None else self._waits.silence.clock() + max_seconds
 
     def component(self, name: str) -> _ComponentCall:
         """Returns a context in which time, waiting and failures are those of this component."""
@@ -291,10 +273,6 @@ class EpisodeTimer:
         """The status for the component that failed; None if no component failed."""
         return None if self.failed_component is None else _COMPONENTS[self.failed_component][0]
 
-    def _clock(self) -> float:
-        # An episode cannot go on while the engine is paused for an update.
-        return time.monotonic() - self._waits.silence.paused_seconds
-
     @property
     def seconds(self) -> float:
         """Seconds since the episode began."""
@@ -303,13 +281,13 @@ class EpisodeTimer:
     @property
     def is_over(self) -> bool:
         # Timers fire a little early: what this limit has cut must find that the time is over.
-        return self._end is not None and self._clock() >= self._end - 0.02
+        return self._end is not None and self._waits.silence.clock() >= self._end - 0.02
 
     def within(self, timeout: float | None) -> float | None:
         """Returns the timeout of a call, shortened to what is left of the episode's time."""
         if self._end is None:
             return timeout
-        left = max(self._end - self._clock(), 0.0)
+        left = max(self._end - self._waits.silence.clock(), 0.0)
         return left if timeout is None else min(left, timeout)
 
 

@@ -1,14 +1,15 @@
 """Rewards: scoring episodes with a user's function, by rules, by a judge, or by a mixture."""
 
-from turnwise.reward.batches import RewardBatch, batch_type
+from turnwise.reward.batches import RewardBatch
 from turnwise.reward.combine import WeightedReward
-from turnwise.reward.compute import (
+from turnwise.reward.function import (
+    RewardFn,
+    batch_type,
     compute_reward,
     compute_reward_async,
     score_trajectories,
     score_trajectories_async,
 )
-from turnwise.reward.function import RewardFn
 from turnwise.reward.judge import LLMJudge, openai_complete
 from turnwise.reward.manager import RewardManager, RewardWeights
 from turnwise.reward.result import Reward, RewardFailure, RewardOutcome

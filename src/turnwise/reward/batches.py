@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections import UserDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from turnwise.errors import ConfigError
-from turnwise.reward.function import RewardFn, RewardFunction
 from turnwise.reward.result import as_plain
 from turnwise.types import Trajectory
 
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("turnwise")
 _DEFAULT_TOKENIZER = "tiny"
-
-BATCH_TYPES = ("DataProto", "RewardBatch")
-"""A function whose first argument is annotated as one of these scores a whole batch."""
 
 
 class Columns(UserDict[str, Any]):
@@ -98,43 +93,6 @@ class RewardBatch:
 def is_data_proto(kind: type | str) -> TypeGuard[type]:
     """Whether a class is VERL's own `DataProto`, without importing VERL."""
     return isinstance(kind, type) and kind.__module__.split(".")[0] == "verl"
-
-
-def batch_type(function: RewardFn | None) -> type | str | None:
-    """Returns the type of batch that a reward function takes; None for one of single episodes.
-
-    It is the annotation of the first argument: a class, or a name that cannot be resolved here.
-
-    >>> def score(data: RewardBatch) -> list[float]: ...
-    >>> batch_type(score), batch_type(lambda trajectory: 1.0)
-    (<class 'turnwise.reward.batches.RewardBatch'>, None)
-    """
-    if function is None or isinstance(function, type) or not callable(function):
-        return None
-    try:
-        try:
-            signature = inspect.signature(function, eval_str=True)
-        except Exception:  # a name that only type checkers can resolve, such as one of VERL's
-            signature = inspect.signature(function)
-    except ValueError:  # some functions written in C have no signature
-        return None
-    kind = next((parameter.annotation for parameter in signature.parameters.values()), None)
-    if isinstance(kind, str):
-        name = kind.strip("'\" ").rpartition(".")[2]
-    else:
-        name = getattr(kind, "__name__", "")
-    return kind if name in BATCH_TYPES else None
-
-
-def of_one_episode(function: RewardFn | None) -> RewardFunction:
-    """Returns a reward function of single episodes; raises an error for one of batches."""
-    if batch_type(function) is not None:
-        raise ConfigError(
-            "this reward function scores whole batches: its argument is a DataProto or a "
-            "RewardBatch. Give it to a trainer or an EpisodeCollector, which make one, or write a "
-            "function of (trajectory)."
-        )
-    return RewardFunction.of(function)
 
 
 def is_batch(data: object) -> bool:

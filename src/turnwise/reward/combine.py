@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.config import RewardItem
 from turnwise.errors import ConfigError, RewardError
-from turnwise.reward.batches import of_one_episode
-from turnwise.reward.function import RewardFn, RewardFunction
+from turnwise.reward.function import RewardFn, RewardFunction, of_one_episode
 from turnwise.reward.result import Reward, add_rewards, count_turns
 from turnwise.types import Trajectory
 from turnwise.user_code import import_object

@@ -1,14 +1,20 @@
-"""`RewardFunction`: calls a user's reward function; all its failures become `RewardError`."""
+"""Calls a user's reward function for one episode or many, with limits on time and concurrency.
+
+All failures of the function become `RewardError`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from turnwise.deadlines import call_with_deadline, is_async, is_interrupt
+from turnwise.deadlines import call_with_deadline, is_async, is_interrupt, run_sync
 from turnwise.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -17,8 +23,8 @@ from turnwise.errors import (
     describe_error,
     error_message,
 )
-from turnwise.reward.result import Reward, count_turns, read_reward
-from turnwise.types import Trajectory
+from turnwise.reward.result import Reward, RewardFailure, RewardOutcome, count_turns, read_reward
+from turnwise.types import EpisodeStatus, RolloutData, Trajectory
 from turnwise.user_code import definition_note
 
 if TYPE_CHECKING:
@@ -31,6 +37,17 @@ It returns a float, one float per turn, or a dict of named parts that are either
 """
 
 EnvironmentArgument: TypeAlias = Literal["second", "keyword", "none"]
+
+BATCH_TYPES = ("DataProto", "RewardBatch")
+"""A function whose first argument is annotated as one of these scores a whole batch."""
+DEFAULT_CONCURRENCY = 16
+PATIENCE_SECONDS = 5.0
+"""A call that takes longer no longer blocks the others."""
+
+_LOG = logging.getLogger("turnwise")
+
+
+TrajectoryBatch: TypeAlias = RolloutData | Iterable[Trajectory | Mapping[str, Any]]
 
 
 def step_rewards(trajectory: Trajectory) -> list[float]:
@@ -64,7 +81,10 @@ class RewardFunction:
                 "(trajectory, environment). Pass the function itself; one that is named by text is "
                 "the setting reward: path.py:function."
             )
-        name = _name_of(function)
+        inner: Any = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        name = getattr(inner, "__qualname__", type(inner).__name__).rpartition("<locals>.")[2]
         return cls(function, name, _environment_argument(function, name))
 
     @property
@@ -84,45 +104,42 @@ class RewardFunction:
         A synchronous function runs in a thread of its own, so that one that hangs can be abandoned;
         `inline` saves the thread and has no timeout.
         """
-        try:
-            value = await self._call(trajectory, environment, timeout, inline)
-            return read_reward(value, count_turns(trajectory))
-        except DeadlineExceeded as error:
-            raise RewardError(str(error)) from error
-        except BaseException as error:  # the boundary where a failing reward fails its episode
-            if is_interrupt(error):
-                raise
-            is_ours = isinstance(error, TurnwiseError)
-            what = error_message(error) if is_ours else f"raised {describe_error(error)}"
-            failure = RewardError(f"reward function {self.name!r}: {what}")
-            if (note := definition_note(self.function)) is not None:
-                failure.add_note(note)
-            raise failure from error
-
-    async def _call(
-        self,
-        trajectory: Trajectory,
-        environment: BaseEnvironment | None,
-        timeout: float | None,
-        inline: bool,
-    ) -> Any:
         args: tuple[Any, ...] = (trajectory,)
         kwargs: dict[str, Any] = {}
         if self.environment_argument == "second":
             args = (trajectory, environment)
         elif self.environment_argument == "keyword":
             kwargs = {"environment": environment}
-        if not self.is_async and (inline or self.function is step_rewards):
-            value = self.function(*args, **kwargs)
-            return await value if inspect.isawaitable(value) else value
-        return await call_with_deadline(
-            self.function,
-            *args,
-            timeout=timeout,
-            waiting_for=f"reward function {self.name!r}",
-            limit_name="limits.reward_timeout",
-            **kwargs,
-        )
+        try:
+            if not self.is_async and (inline or self.function is step_rewards):
+                value = self.function(*args, **kwargs)
+                if inspect.isawaitable(value):
+                    value = await value
+            else:
+                value = await call_with_deadline(
+                    self.function,
+                    *args,
+                    timeout=timeout,
+                    waiting_for=f"reward function {self.name!r}",
+                    limit_name="limits.reward_timeout",
+                    **kwargs,
+                )
+            return read_reward(value, count_turns(trajectory))
+        except BaseException as error:  # the boundary where a failing reward fails its episode
+            if is_interrupt(error):
+                raise
+            raise self.failure(error) from error
+
+    def failure(self, error: BaseException) -> RewardError:
+        """Returns the error of an episode whose reward this function could not compute."""
+        if isinstance(error, DeadlineExceeded):
+            return RewardError(str(error))
+        is_ours = isinstance(error, TurnwiseError)
+        what = error_message(error) if is_ours else f"raised {describe_error(error)}"
+        failure = RewardError(f"reward function {self.name!r}: {what}")
+        if (note := definition_note(self.function)) is not None:
+            failure.add_note(note)
+        return failure
 
 
 def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
@@ -161,8 +178,204 @@ def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
     return argument
 
 
-def _name_of(function: RewardFn) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    name: str = getattr(function, "__qualname__", type(function).__name__)
-    return name.rpartition("<locals>.")[2]
+def batch_type(function: RewardFn | None) -> type | str | None:
+    """Returns the type of batch that a reward function takes; None for one of single episodes.
+
+    It is the annotation of the first argument: a class, or a name that cannot be resolved here.
+
+    >>> def score(data: "RewardBatch") -> list[float]: ...
+    >>> batch_type(score), batch_type(lambda trajectory: 1.0)
+    ('RewardBatch', None)
+    """
+    if function is None or isinstance(function, type) or not callable(function):
+        return None
+    try:
+        try:
+            signature = inspect.signature(function, eval_str=True)
+        except Exception:  # a name that only type checkers can resolve, such as one of VERL's
+            signature = inspect.signature(function)
+    except ValueError:  # some functions written in C have no signature
+        return None
+    kind = next((parameter.annotation for parameter in signature.parameters.values()), None)
+    if isinstance(kind, str):
+        name = kind.strip("'\" ").rpartition(".")[2]
+    else:
+        name = getattr(kind, "__name__", "")
+    return kind if name in BATCH_TYPES else None
+
+
+def of_one_episode(function: RewardFn | None) -> RewardFunction:
+    """Returns a reward function of single episodes; raises an error for one of batches."""
+    if batch_type(function) is not None:
+        raise ConfigError(
+            "this reward function scores whole batches: its argument is a DataProto or a "
+            "RewardBatch. Give it to a trainer or an EpisodeCollector, which make one, or write a "
+            "function of (trajectory)."
+        )
+    return RewardFunction.of(function)
+
+
+def compute_reward(
+    trajectory: Trajectory | Mapping[str, Any],
+    environment: BaseEnvironment | None = None,
+    reward_fn: RewardFn | None = None,
+    *,
+    timeout: float | None = None,
+) -> Reward:
+    """Returns the reward of one episode; raises `RewardError` if there is none.
+
+    >>> compute_reward(Trajectory(actions=["a", "b"], rewards=[0.5, 1.0])).total
+    1.5
+    >>> compute_reward(Trajectory(actions=["a"]), reward_fn=lambda t: len(t.actions)).total
+    1.0
+    """
+    return run_sync(compute_reward_async(trajectory, environment, reward_fn, timeout=timeout))
+
+
+async def compute_reward_async(
+    trajectory: Trajectory | Mapping[str, Any],
+    environment: BaseEnvironment | None = None,
+    reward_fn: RewardFn | None = None,
+    *,
+    timeout: float | None = None,
+) -> Reward:
+    """`compute_reward` for async code; without a timeout, synchronous functions run on the loop."""
+    function = of_one_episode(reward_fn)
+    trajectory = Trajectory.of(trajectory)
+    check_scorable(trajectory)
+    return await function.score(trajectory, environment, timeout=timeout, inline=timeout is None)
+
+
+def score_trajectories(
+    trajectories: TrajectoryBatch,
+    reward_fn: RewardFn | None = None,
+    environments: BaseEnvironment | Sequence[BaseEnvironment | None] | None = None,
+    *,
+    max_concurrency: int | None = None,
+    timeout: float | None = 60.0,
+) -> list[RewardOutcome]:
+    """`score_trajectories_async` for synchronous code."""
+    return run_sync(
+        score_trajectories_async(
+            trajectories,
+            reward_fn,
+            environments,
+            max_concurrency=max_concurrency,
+            timeout=timeout,
+        )
+    )
+
+
+async def score_trajectories_async(
+    trajectories: TrajectoryBatch,
+    reward_fn: RewardFn | None = None,
+    environments: BaseEnvironment | Sequence[BaseEnvironment | None] | None = None,
+    *,
+    max_concurrency: int | None = None,
+    timeout: float | None = 60.0,
+) -> list[RewardOutcome]:
+    """Returns one outcome for each trajectory, in order; failures do not affect the others.
+
+    `environments` is one for each trajectory, or one for all. An episode that has failed is not
+    scored: its outcome has its status. `timeout` is in seconds, for each call.
+
+    `max_concurrency` limits the calls that run at once. None means 16 for an async function and one
+    for a synchronous one, which runs in a thread and may keep state that is not thread-safe; a call
+    that takes longer than 5 seconds then no longer blocks the others. Without a timeout a
+    synchronous function runs without a thread.
+    """
+    function = of_one_episode(reward_fn)
+    if max_concurrency is not None and max_concurrency < 1:
+        raise ConfigError(f"max_concurrency must be at least 1, got {max_concurrency}")
+    limit = RewardLimit(function, max_concurrency)
+    episodes = list_trajectories(trajectories)
+
+    async def score(trajectory: Trajectory, environment: BaseEnvironment | None) -> RewardOutcome:
+        if trajectory.status.is_error:
+            return RewardFailure(trajectory.status, _why_failed(trajectory))
+        try:
+            async with limit.slot():
+                return await function.score(
+                    trajectory, environment, timeout=timeout, inline=timeout is None
+                )
+        except RewardError as error:
+            return RewardFailure(EpisodeStatus.REWARD_ERROR, str(error))
+
+    each = environments if isinstance(environments, Sequence) else [environments] * len(episodes)
+    if len(each) != len(episodes):
+        raise ConfigError(
+            f"got {len(each)} environments for {len(episodes)} trajectories. "
+            "Pass one for each, or a single one for all."
+        )
+    return await asyncio.gather(*map(score, episodes, each))
+
+
+def check_scorable(trajectory: Trajectory) -> None:
+    """Raises an error for a failed episode, which must not become a number."""
+    if trajectory.status.is_error:
+        raise RewardError(
+            f"the episode failed and has no reward: {_why_failed(trajectory)} "
+            "Leave out the episodes whose status.is_error, or play them again."
+        )
+
+
+def list_trajectories(batch: TrajectoryBatch) -> list[Trajectory]:
+    """Returns a batch as a list of `Trajectory`; raises an error for anything else."""
+    episodes = getattr(batch, "trajectories", batch)
+    if isinstance(episodes, Trajectory | Mapping | str) or not isinstance(episodes, Iterable):
+        raise ConfigError(
+            f"expected a list of trajectories, or an object that has one as .trajectories, "
+            f"got {type(batch).__name__}. Score a single episode with compute_reward."
+        )
+    return [Trajectory.of(trajectory) for trajectory in episodes]
+
+
+def _why_failed(trajectory: Trajectory) -> str:
+    return f"{trajectory.status.value}: {trajectory.error or 'no further details.'}"
+
+
+class RewardLimit:
+    """Limits how many calls of a reward function run at once, in one event loop.
+
+    By default that is 16 for an async function and one for a synchronous one, which may keep state
+    that is not thread-safe. After `PATIENCE_SECONDS` the slot of a hanging call is free again, and
+    from then on 16 calls run at once. A limit that the user set is never exceeded.
+    """
+
+    def __init__(self, function: RewardFunction, max_concurrency: int | None = None) -> None:
+        self._name = function.name
+        self._is_strict = max_concurrency is not None
+        self._num_slots = max_concurrency or (DEFAULT_CONCURRENCY if function.is_async else 1)
+        self._slots = asyncio.Semaphore(self._num_slots)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Waits for a slot and holds it for one call."""
+        await self._slots.acquire()
+        if self._is_strict:
+            try:
+                yield
+            finally:
+                self._slots.release()
+            return
+        timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._overrun)
+        try:
+            yield
+        finally:
+            if timer.when() > asyncio.get_running_loop().time():
+                timer.cancel()
+                self._slots.release()
+
+    def _overrun(self) -> None:
+        num_new = DEFAULT_CONCURRENCY - self._num_slots
+        if num_new:
+            _LOG.info(
+                "a call of reward function %r takes longer than %g s; others run at the same "
+                "time, up to %d at once (reward_concurrency=1 keeps them one at a time)",
+                self._name,
+                PATIENCE_SECONDS,
+                DEFAULT_CONCURRENCY,
+            )
+        self._num_slots = DEFAULT_CONCURRENCY
+        for _ in range(1 + num_new):
+            self._slots.release()

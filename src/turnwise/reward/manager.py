@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from turnwise.deadlines import run_sync
 from turnwise.errors import ConfigError, RewardError
 from turnwise.reward.batches import carried_trajectories, is_batch, play_responses
-from turnwise.reward.compute import TrajectoryBatch, check_scorable, list_trajectories
+from turnwise.reward.function import TrajectoryBatch, check_scorable, list_trajectories
 from turnwise.reward.result import Reward, count_turns, read_reward
 from turnwise.types import Trajectory
 
@@ -83,11 +83,20 @@ class RewardManager:
         per_turn = [weights.step * step for step in steps]
         for turn, fine in enumerate(fines):
             per_turn[turn] += weights.invalid_action * fine
+        saved = 0
+        if weights.efficiency:
+            max_steps = getattr(self.environment, "max_steps", None)
+            if max_steps is None:
+                raise ConfigError(
+                    f"the efficiency bonus needs max_steps, and {type(self.environment).__name__} "
+                    "has none. Set it on the environment, or use RewardWeights(efficiency=0)."
+                )
+            saved = int(max_steps) - num_turns
         parts = {
             "step": weights.step * sum(steps),
             "success": weights.success * trajectory.success,
             "invalid_action": weights.invalid_action * sum(fines),
-            "efficiency": weights.efficiency * self._num_steps_saved(num_turns),
+            "efficiency": weights.efficiency * saved,
         }
         if per_turn:
             per_turn[-1] += parts["success"] + parts["efficiency"]
@@ -121,14 +130,3 @@ class RewardManager:
                 episodes = run_sync(play_responses(make, data, self.tokenizer))
             data = episodes
         return self.compute_batch_rewards(data)
-
-    def _num_steps_saved(self, num_turns: int) -> int:
-        if not self.weights.efficiency:
-            return 0
-        max_steps = getattr(self.environment, "max_steps", None)
-        if max_steps is None:
-            raise ConfigError(
-                f"the efficiency bonus needs max_steps, and {type(self.environment).__name__} "
-                "has none. Set it on the environment, or use RewardWeights(efficiency=0)."
-            )
-        return int(max_steps) - num_turns

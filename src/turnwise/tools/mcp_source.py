@@ -12,11 +12,11 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import IO, Any, Self
 
-from turnwise.deadlines import call_with_deadline
+from turnwise.deadlines import LoopCall, LoopThread, call_with_deadline
 from turnwise.errors import MissingExtraError, ToolError, import_extra
 from turnwise.tools.base import DEFAULT_MAX_OUTPUT, DEFAULT_TIMEOUT, Tool
 from turnwise.tools.by_name import server_entry
@@ -106,9 +106,9 @@ class MCPTools:
         self._connect = connect
         self._client: Any = None
         self._tools: list[MCPTool] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
+        self._serving: LoopCall[None] | None = None
         self._log: _ServerLog
         self.entry: dict[str, Any] | None = None
         """The server as an entry of the setting `tools`, without secrets; None if there is none."""
@@ -184,13 +184,8 @@ class MCPTools:
         atexit.register(self.close)
         ready: Future[None] = Future()
         self._log = _ServerLog()
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(ready, self._log.file),
-            name=f"turnwise: MCP {self.name}"[:60],
-            daemon=True,
-        )
-        self._thread.start()
+        self._thread = LoopThread(f"MCP {self.name}"[:50])
+        self._serving = self._thread.submit(self._serve(ready, self._log.file))
         try:
             ready.result()  # the connection has a timeout
         except Exception as error:
@@ -211,12 +206,12 @@ class MCPTools:
         May be called twice, and is called at exit.
         """
         atexit.unregister(self.close)
-        if self._thread is None:
+        if self._thread is None or self._serving is None:
             return
-        if self._loop is not None and self._stop is not None:
-            with suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CLOSE_SECONDS)
+        if self._stop is not None:
+            self._thread.call_soon(self._stop.set)
+        wait([self._serving.outcome], _CLOSE_SECONDS)
+        self._thread.end(_CLOSE_SECONDS)
         self._thread = None
         self.status = "closed"
 
@@ -238,7 +233,7 @@ class MCPTools:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Calls a tool by the name that it has on the server."""
-        client, loop = self._client, self._loop
+        client, loop = self._client, None if self._thread is None else self._thread.loop
         if client is None or loop is None:
             raise ConnectionError(f"the MCP server {self.name!r} is not there: {self.status}")
         work = client.call_tool(name, dict(arguments))
@@ -267,17 +262,8 @@ class MCPTools:
             raise ToolError("\n".join(pieces) or "the tool failed and did not say why")
         return "\n".join(pieces) if pieces else answer.structured_content
 
-    def _run(self, ready: Future[None], log: IO[str]) -> None:
-        try:
-            asyncio.run(self._serve(ready, log))
-        except BaseException as error:  # `open` waits for this thread
-            if not ready.done():
-                ready.set_exception(error)
-            self.status = f"lost: {_reason(error)}"
-
     async def _serve(self, ready: Future[None], log: IO[str]) -> None:
         """Opens, keeps and closes the connection in one task, as the SDK requires."""
-        self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
             async with AsyncExitStack() as stack:
@@ -295,6 +281,10 @@ class MCPTools:
                 ready.set_result(None)
                 await self._stop.wait()
                 self._client = None  # no more calls while it is being closed
+        except BaseException as error:  # `open` waits for this
+            if not ready.done():
+                ready.set_exception(error)
+            self.status = f"lost: {_reason(error)}"
         finally:
             self._client = None
 

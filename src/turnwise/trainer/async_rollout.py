@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore
+from turnwise.deadlines import LoopCall
 from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
 from turnwise.episode.types import EpisodeTask
 from turnwise.episode.watchdog import giving_up_blocked_loops
 from turnwise.trainer.rollout import OnEpisode, Rollout, TaskSource, zero_variance_groups
-from turnwise.trainer.stopping import EpisodeCall, StopRequest, end_call, run_unless_stopped
+from turnwise.trainer.stopping import StopRequest, end_call, run_unless_stopped
 
 _MAX_BLOCKS = 16
 """Blocks of drawn tasks that are kept."""
@@ -219,7 +220,7 @@ class AsyncRollout(Rollout):
         self._idle_since = time.monotonic()
         self._engine_idle_before = 0.0
         self._failure: BaseException | None = None
-        self._host: EpisodeCall[None] | None = None
+        self._host: LoopCall[None] | None = None
         self._stop: StopRequest | None = None
 
     def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:

@@ -5,8 +5,6 @@ Episodes are played in a thread of their own, so that the main thread can always
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import os
 import queue
@@ -17,9 +15,9 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from turnwise.deadlines import close_loop, ended_if_unresponsive, new_loop
+from turnwise.deadlines import LoopCall, LoopThread, ended_if_unresponsive
 from turnwise.episode.watchdog import giving_up_blocked_loops, where_thread_is
 from turnwise.errors import EngineStalled
 from turnwise.inference.worker import release_openmp_threads
@@ -30,106 +28,12 @@ _REMINDER_SECONDS = 10.0
 """Between two reports of what a stopping run is still doing."""
 _EXIT_SECONDS = 10.0
 """For the main thread to react to a second signal, and for the process to end after `fit`."""
-_SIGNAL_SECONDS = 0.2
-"""The longest delay until a signal is handled."""
 
 T = TypeVar("T")
 
 
 class Interrupted(Exception):
     """Raised when work was cancelled by a stop request; its results are discarded."""
-
-
-class EpisodeThread:
-    """A daemon thread that runs coroutines in one event loop, side by side.
-
-    Thread and loop are the same for all of them, since user code may keep objects that belong to
-    one, such as a database connection or an HTTP client. A thread that user code blocks is
-    abandoned.
-    """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._work, name="turnwise: episodes", daemon=True)
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> EpisodeCall[T]:
-        """Run a coroutine alongside the others."""
-        if self._loop is None:
-            self._loop = new_loop()
-            self._thread.start()
-        return EpisodeCall(coroutine, self._loop)
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Call a function in the loop; does nothing if it does not run."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has closed
-                self._loop.call_soon_threadsafe(function)
-
-    def end(self) -> None:
-        """Cancel what still runs, and let the thread end, without waiting for it."""
-        if self._loop is not None:
-            self.call_soon(self._loop.stop)
-
-    @property
-    def ident(self) -> int:
-        return self._thread.ident or 0
-
-    def _work(self) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.run_forever()
-        finally:
-            close_loop(self._loop)
-
-
-class EpisodeCall(Generic[T]):
-    """The main thread's handle of a coroutine that runs in the episode thread."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
-        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._loop = loop
-        self._task: asyncio.Task[T] | None = None
-        # A queue and not an event: a signal handler may call `wake` in the thread that waits.
-        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
-        loop.call_soon_threadsafe(self._start, coroutine)
-
-    def _start(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._task = self._loop.create_task(coroutine)
-        self._task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: asyncio.Task[T]) -> None:
-        try:
-            self.outcome.set_result(task.result())
-        except BaseException as error:  # raised by outcome.result()
-            self.outcome.set_exception(error)
-        self.wake()
-
-    @property
-    def is_over(self) -> bool:
-        return self.outcome.done()
-
-    def wait(self) -> None:
-        """Wait until the coroutine is over or `wake` is called."""
-        # With a timeout: a signal just before the wait would be handled only after it.
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._wakeups.get(timeout=_SIGNAL_SECONDS)
-
-    def wake(self) -> None:
-        """End `wait`; may be called in any thread and in a signal handler."""
-        self._wakeups.put(None)
-
-    def cancel(self, seconds: float = _CLEANUP_SECONDS) -> bool:
-        """Cancel the coroutine and give it some time to clean up; return whether it is over."""
-
-        def cancel_task() -> None:
-            assert self._task is not None, "it was started before"
-            self._task.cancel()
-
-        with contextlib.suppress(RuntimeError):  # the loop has closed: it is over
-            self._loop.call_soon_threadsafe(cancel_task)
-        concurrent.futures.wait([self.outcome], timeout=seconds)
-        return self.is_over
 
 
 class StopRequest:
@@ -147,9 +51,9 @@ class StopRequest:
         """Whether the run counts as finished then, as if it had made all its steps."""
         self.can_save = False
         """Whether there is something to save yet."""
-        self.thread: EpisodeThread | None = None
+        self.thread: LoopThread | None = None
         """The thread that plays episodes while this listens to signals."""
-        self.waiting: EpisodeCall[Any] | None = None
+        self.waiting: LoopCall[Any] | None = None
         """What the main thread waits for."""
         self.stalled: EngineStalled | None = None
         """Why episodes must be given up: user code blocks their thread."""
@@ -187,7 +91,7 @@ class StopRequest:
 
         A call that holds the GIL for `stall_timeout` seconds ends the process.
         """
-        self.thread = EpisodeThread()
+        self.thread = LoopThread("episodes")
         before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -271,7 +175,7 @@ def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> 
 
     User code that blocks or ignores its cancellation is abandoned.
     """
-    thread = stop.thread or EpisodeThread()
+    thread = stop.thread or LoopThread("episodes")
     release_openmp_threads()  # this thread computes nothing while it waits
     with giving_up_blocked_loops(stop.give_up):
         call = thread.submit(coroutine)
@@ -295,11 +199,11 @@ def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> 
             thread.end()
         elif not call.is_over:  # the next call must not wait for it
             thread.end()
-            stop.thread = EpisodeThread()
+            stop.thread = LoopThread("episodes")
 
 
-def end_call(call: EpisodeCall[Any], thread: EpisodeThread, stop: StopRequest) -> None:
+def end_call(call: LoopCall[Any], thread: LoopThread, stop: StopRequest) -> None:
     """Cancel a call; if it does not end in some seconds, it is abandoned."""
-    if not call.cancel():
+    if not call.cancel(_CLEANUP_SECONDS):
         where = where_thread_is(thread.ident)
         stop.say(f"episodes do not end when cancelled, and are abandoned: {where}")
