@@ -97,7 +97,7 @@ def is_told(ran, *words: str, codes=(1, 2)) -> None:
         (["train", "my.yaml", "inference.backend=vllm"], ["vllm"]),
         (["doctor", "nowhere"], ["there is no run nowhere"]),
         (["view", "nowhere/at/all"], ["there is no run nowhere/at/all"]),
-        (["play", "shop", "--player", "runs/nope"], ["there is no run runs/nope"]),
+        (["play", "grid-world", "--player", "runs/nope"], ["there is no run runs/nope"]),
         (["chat", "runs/nope"], ["there is no run runs/nope"]),
         (["train", "runs/nope"], ["there is no run runs/nope"]),
         (["train", "my.yaml", "--dry-run", "training.policy_loss=nope"], ["policy loss 'nope'"]),
