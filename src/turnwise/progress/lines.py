@@ -222,6 +222,7 @@ class LineReporter:
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Report the progress of a phase of a step."""
+        self.state.progress(what, done, total)
         if self.state.clock() - self._last_line >= SECONDS_BETWEEN_PROGRESS_LINES:
             self._print(f"  {one_line(what)} {done:,}/{total:,}")
 

@@ -12,7 +12,7 @@ import io
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 from statistics import fmean
@@ -212,12 +212,9 @@ class LiveReporter(LineReporter):
         super().__exit__()
 
     def begin(self, run: RunInfo) -> None:
-        self.state.begin(run)
+        super().begin(run)
         self._live.update(RunView(self.state))
         self._live.transient = False
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self.state.step(metrics)
 
     def say(self, text: str) -> None:
         line = Text(as_block(text))
@@ -226,13 +223,13 @@ class LiveReporter(LineReporter):
         if not self._live.is_started:
             self.console.print(self._above.popleft())
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        self.state.progress(what, done, total)
-
     def end(self, outcome: str) -> None:
         """Stop refreshing; the last state stays on the screen."""
-        self.state.end(outcome)
+        super().end(outcome)
         self.__exit__()
+
+    def _print(self, line: str) -> None:
+        """Do nothing: the picture shows it."""
 
 
 class QueuedStream:
