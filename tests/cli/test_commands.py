@@ -68,23 +68,6 @@ def test_config_reads_a_file_both_ways(turnwise, tmp_path):
     assert yaml.safe_load(by_name.out)["training"]["batch_size"] == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trainig.seed=1"], "Did you mean 'training'?"),
-        (["nowhere.yaml"], "there is no configuration file nowhere.yaml"),
-        (["training.seed=-1"], "training.seed got -1"),
-        (["a.yaml", "b.yaml"], "more than one configuration file: a.yaml, b.yaml"),
-        (["a.yaml", "--config-name", "b"], "more than one configuration file: a.yaml, b.yaml"),
-    ],
-)
-def test_config_errors_are_messages(turnwise, arguments, message):
-    ran = turnwise("config", *arguments)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: ")
-    assert message in ran.err
-
-
 def test_version_and_help(turnwise):
     assert turnwise("--version").out == f"turnwise {__version__}\n"
     text = turnwise("--help").out

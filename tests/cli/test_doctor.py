@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from turnwise import ConfigStore, __version__
-from turnwise.cli.machine import EXTRAS
+from turnwise.cli.doctor import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 

@@ -121,7 +121,6 @@ def test_a_model_plays_any_environment(turnwise, coins):
         (["tiny"], "A model plays in an environment that you name: --env guess-number"),
         ([".", "--env", "grid-world"], "the folder . holds no model"),
         (["tiny", "--env", "grid-wrld"], "Did you mean 'grid-world'?"),
-        (["tiny", "--env", "coins.py:Coins", "--checkpoint", "nowhere"], "nowhere"),
         (
             ["tiny", "--env", "coins.py:Broken", *FEW],
             "every episode failed, the first one with: environment error: KeyError: 1\n  File",

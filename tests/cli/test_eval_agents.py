@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.cli.scores import Estimate, pass_at_k, shown_ks
+from turnwise.cli.scores import estimate, pass_at_k, shown_ks
 from turnwise.runs.headline import wilson_interval
 
 AGENTS = '''
@@ -82,13 +82,13 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_solved_attempt(n, data):
 def test_an_estimate_over_tasks_has_an_interval_that_is_reproducible():
     assert shown_ks(1) == [1]
     assert shown_ks(8) == [1, 2, 4, 8]
-    rates = Estimate.over_tasks([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
-    assert rates == Estimate.over_tasks([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
-    assert rates.low < rates.value == 0.5 < rates.high
+    rates = estimate([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
+    assert rates == estimate([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
+    assert rates["low"] < rates["value"] == 0.5 < rates["high"]
     margin = 1.96 * statistics.pstdev([0.25, 0.5, 1.0, 0.0, 0.75]) / 20**0.5
-    assert rates.high - rates.low == pytest.approx(2 * margin, rel=0.15)
+    assert rates["high"] - rates["low"] == pytest.approx(2 * margin, rel=0.15)
     # All solved is not certain: there were few tasks.
-    assert Estimate.over_tasks([1.0] * 4, seed=1).low == pytest.approx(wilson_interval(1.0, 4)[0])
+    assert estimate([1.0] * 4, seed=1)["low"] == pytest.approx(wilson_interval(1.0, 4)[0])
 
 
 # ---- attempts ----

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cli.test_eval_agents import figures, runs as runs
-from turnwise.cli.scores import Estimate
+from turnwise.cli.scores import estimate
 from turnwise.runs.headline import wilson_interval
 
 
@@ -18,8 +18,8 @@ def test_intervals_over_rows_hold_the_truth_and_intervals_over_episodes_do_not()
     is_in, is_in_by_episodes, num_tries = 0, 0, 200
     for _ in range(num_tries):  # 16 rows, each played 8 times; rows differ, the mean is 0.5
         rates = rng.binomial(8, rng.beta(0.5, 0.5, size=16)) / 8
-        over_rows = Estimate.over_tasks(list(rates), seed=0)
-        is_in += over_rows.low <= 0.5 <= over_rows.high
+        over_rows = estimate(list(rates), seed=0)
+        is_in += over_rows["low"] <= 0.5 <= over_rows["high"]
         low, high = wilson_interval(rates.mean(), 16 * 8)
         is_in_by_episodes += low <= 0.5 <= high
     assert is_in / num_tries >= 0.9

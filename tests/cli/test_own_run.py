@@ -1,7 +1,6 @@
 """Commands that take a run play it with the run's own environment, tools, dataset and reward."""
 
 import json
-import shutil
 import subprocess
 import sys
 
@@ -116,35 +115,6 @@ def test_rows_that_a_script_made_are_kept_in_the_run(folder, turnwise, monkeypat
         reward = ("--reward", str(folder / "greenhouse.py:double"))
         done = turnwise("eval", source, "--episodes", "2", "--json", *reward)
         assert json.loads(done.out)["expert"]["reward"] == 2.0
-
-
-def test_a_scripts_run_is_trained_on_by_its_folder_from_elsewhere(folder, turnwise, monkeypatch):
-    monkeypatch.chdir(folder.parent)
-    run = shutil.copytree(folder, folder.parent / "trained_on") / "runs" / "Greenhouse"
-    before = json.loads((run / "run.json").read_text())
-    options = ("training.num_epochs=2", "--lines", "--trust-remote-code")
-    done = turnwise("train", str(run), *options)
-    assert done.code == 0, done.err
-    after = json.loads((run / "run.json").read_text())
-    assert (after["step"], after["model"]) == (2, before["model"])
-    assert [start["command"] for start in after["earlier_starts"]] == ["python greenhouse.py"]
-    assert "changed" not in done.out  # it is the same code, wherever it is imported from
-
-
-def test_a_run_is_played_with_its_own_files_wherever_it_is_moved(folder, turnwise, monkeypatch):
-    elsewhere = folder.parent / "elsewhere"
-    elsewhere.mkdir()
-    # Another project with files of the same names: playing with them would be another task.
-    (elsewhere / "greenhouse.py").write_text("raise RuntimeError('another project')")
-    (elsewhere / "rows.jsonl").write_text('{"word": "nothing"}')
-    moved = shutil.copytree(folder, folder.parent / "moved")
-    (moved / "rows.jsonl").write_text('{"word": "tulip"}\n{"word": "iris"}')
-    monkeypatch.chdir(elsewhere)
-    for project, words in ((folder, ("lily", "rose")), (moved, ("tulip", "iris"))):
-        options = ("--episodes", "2", "--show", "2", "--trust-remote-code")
-        done = turnwise("eval", str(project / "runs" / "Greenhouse"), *options)
-        for word in words:
-            assert f"the word {word}." in done.out
 
 
 DESK = """

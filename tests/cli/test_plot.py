@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from turnwise import ConfigStore
-from turnwise.cli import plot_curves
 
 pytest.importorskip("matplotlib")
 
@@ -109,18 +107,11 @@ def test_a_metric_that_is_not_there_in_every_step_is_drawn_where_it_is(turnwise)
     assert found["eval/greedy/reward"]["last"] == 0.75
 
 
-def test_smoothing_keeps_the_mean_of_a_line_and_takes_the_noise(turnwise):
-    make_run("line", [0.1 * step for step in range(100)])
-    make_run("noise", [float(step % 2) for step in range(100)], adv_estimator="grpo")
-    runs = plot_curves.read_runs(["runs/line", "runs/noise"])
-    line, noise = (
-        plot_curves.mean_curve(group, "reward") for group in plot_curves.group_runs(runs)
-    )
-    middle = slice(10, -10)
-    np.testing.assert_allclose(np.diff(line.mean[middle]), 0.1, atol=1e-9)
-    np.testing.assert_allclose(noise.mean[middle], 0.5, atol=0.11)
-    found = drawn(turnwise, "runs/line")["curves"][0]["metrics"]["reward"]
-    assert (found["smoothed_over"], found["last_x"]) == (5, 100)
+def test_smoothing_takes_the_noise(turnwise):
+    make_run("noise", [float(step % 2) for step in range(100)])
+    curve = drawn(turnwise, "runs/noise")["curves"][0]["metrics"]["reward"]
+    assert (curve["smoothed_over"], curve["last_x"]) == (5, 100)
+    assert 0.3 < curve["last"] < 0.7
 
 
 def test_metrics_without_settings_are_drawn_too(turnwise):

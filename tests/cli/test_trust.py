@@ -313,14 +313,6 @@ def test_an_environment_that_the_user_names_is_his_own(turnwise, received, tmp_p
     assert marker.exists()
 
 
-def test_without_a_place_to_remember_the_flag_is_the_way(turnwise, received, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with_evil_environment(received, tmp_path / "marker", place=tmp_path)
-    assert turnwise("eval", str(received), "--episodes", "1").code == 2
-    assert turnwise("eval", str(received), "--episodes", "1", "--trust-remote-code").code == 0
-
-
 def test_tools_of_a_folder_run_nothing_either(tmp_path):
     marker = tmp_path / "marker"
     (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\ndef tool(): ...")

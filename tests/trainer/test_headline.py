@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, small_trainer
 from turnwise.cli import app
-from turnwise.cli.model_card import model_card
+from turnwise.cli.export import model_card
 from turnwise.cli.train import _closing
 from turnwise.data.held_out import split_rows
 from turnwise.runs.checkpoints import CheckpointStore

@@ -16,20 +16,18 @@ from typer.core import TyperCommand, TyperGroup
 
 from turnwise import __version__
 from turnwise.cli.chat import chat
-from turnwise.cli.check_env import check_env
 from turnwise.cli.common import say
-from turnwise.cli.config import config
 from turnwise.cli.doctor import doctor
-from turnwise.cli.envs import envs
+from turnwise.cli.environments import check_env, envs
 from turnwise.cli.eval import evaluate
 from turnwise.cli.export import export
-from turnwise.cli.init import init
 from turnwise.cli.play import play
 from turnwise.cli.plot import plot
 from turnwise.cli.serve import serve
+from turnwise.cli.start import config, init
 from turnwise.cli.train import train
 from turnwise.cli.view import view
-from turnwise.errors import TurnwiseError
+from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 from turnwise.legible import LegibleFormatter
 
 _EXAMPLES = "[bold]Examples[/bold]"
@@ -112,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments)
     except TurnwiseError as error:
         say(f"error: {error}", err=True)
-        sys.exit(2)
+        # 2 is for mistakes in the request, 1 for what failed while it was carried out.
+        sys.exit(2 if isinstance(error, ConfigError | MissingExtraError) else 1)
     except Exception:  # its traceback quotes them too
         say(traceback.format_exc().rstrip("\n"), err=True)
         sys.exit(1)

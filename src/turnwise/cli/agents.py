@@ -12,6 +12,7 @@ from turnwise.cli.run_paths import which_checkpoint
 from turnwise.deadlines import call_with_deadline
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.players import Player, expert_player, random_player
+from turnwise.episode.seeds import derive_seed
 from turnwise.errors import ConfigError
 from turnwise.reward.chat_server import Answer, ChatServer
 from turnwise.user_code import import_object
@@ -77,7 +78,9 @@ def agent_by_name(who: str) -> AgentMaker:
     if who == "expert":
         return lambda seed, attempt: expert_player
     if who == "random":
-        return _random_player
+        return lambda seed, attempt: random_player(
+            derive_seed(seed, "attempt", attempt) if attempt else seed
+        )
     if ":" not in who:
         raise ConfigError(f"--agent got {who!r}, expected expert, random or path/to/file.py:name")
     agent = import_object(who, option="--agent")
@@ -114,14 +117,6 @@ def agent_by_name(who: str) -> AgentMaker:
         return play
 
     return make
-
-
-def _random_player(seed: int, attempt: int) -> Player:
-    if attempt == 0:
-        return random_player(seed)
-    from turnwise.episode.seeds import derive_seed
-
-    return random_player(derive_seed(seed, "attempt", attempt))
 
 
 class ServedModel:

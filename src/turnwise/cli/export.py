@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,53 @@ from turnwise.cli import options as opt
 from turnwise.cli.common import print_json, say, working
 from turnwise.cli.run_paths import require_run, run_containing, which_checkpoint
 from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.config import ConfigStore
+
+_CARD = """\
+---
+{header}---
+
+# {name}
+
+{base}, trained by reinforcement learning with turnwise {version} in
+{environments}: {steps}.
+
+{headline}{metrics}## How to load it
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+
+```sh
+turnwise chat {name}
+turnwise eval {name} --env {play}
+vllm serve {name}
+```
+
+The chat template is part of the tokenizer. In training, a turn had at most {max_tokens} tokens,
+sampled at temperature {temperature}.
+
+## How it was trained
+
+| setting | value |
+|---|---|
+{settings}"""
+_SETTINGS = (
+    "adv_estimator",
+    "policy_loss",
+    "learning_rate",
+    "batch_size",
+    "group_size",
+    "update_epochs",
+    "lora_rank",
+    "warm_start",
+    "seed",
+)
 
 
 def export(
@@ -49,7 +96,6 @@ def export(
     _check_free(target)
     with working(f"loading {run}"):
         from turnwise.chat import TEMPLATES
-        from turnwise.cli.model_card import model_card
         from turnwise.models.load import without_progress_bars
         from turnwise.runs.checkpoints import CheckpointStore
         from turnwise.runs.run_folder import RunFolder
@@ -116,3 +162,54 @@ def _check_free(target: Path) -> None:
     is_empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty:
         raise ConfigError(f"{target} exists already. Name a folder that does not.")
+
+
+def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
+    """Return the model card (README.md) in the format of the Hugging Face hub."""
+    from turnwise import __version__
+    from turnwise.episode import episode_limits
+    from turnwise.progress.lines import count
+    from turnwise.runs.headline import headline
+    from turnwise.runs.run_folder import RunFolder
+    from turnwise.yaml_files import dump
+
+    folder = RunFolder(run_containing(run.expanduser()))
+    history, evaluated_on = folder.read_metrics(), folder.evaluated_on
+    main = headline(history, evaluated_on, step=step)
+    training = config.training
+    base = config.model.local_path or config.model.model_name
+    header: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["reinforcement-learning", "turnwise"],
+    }
+    if "/" in base and not Path(base).exists():  # it is on the hub
+        header["base_model"] = base
+    games = []  # each as it is named on the command line
+    for part in config.parts().values():
+        given = [f" --param {key}={value}" for key, value in part.environment.params.items()]
+        if part.environment.max_steps is not None:
+            given.append(f" --max-steps {part.environment.max_steps}")
+        games.append(config.agent or part.environment.name + "".join(given))
+    metrics = next((line for line in reversed(history) if line.get("step") == step), {})
+    # Of the training episodes and of evaluations; of a mix, also those of each environment.
+    shown = [name for name in metrics if name.rpartition("/")[2] in ("success", "reward")]
+    table = "".join(f"| {name} | {metrics[name]:.4g} |\n" for name in sorted(shown))
+    settings = {name: getattr(training, name) for name in _SETTINGS}
+    return _CARD.format(
+        header=dump(header),
+        name=name,
+        base=f"`{base}` ({num_parameters / 1e6:,.1f} million parameters)",
+        version=__version__,
+        environments=", ".join(f"`{game}`" for game in games),
+        steps=f"{count(step, 'step')} of {count(training.batch_size, 'task')}",
+        headline="" if main is None else f"**{main}**\n\n",
+        metrics=f"| at step {step:,} | |\n|---|---|\n{table}\n" if table else "",
+        play=games[0],
+        max_tokens=episode_limits(config).max_tokens_per_turn,
+        temperature=config.inference.temperature,
+        settings="".join(
+            f"| {name} | {'none' if value is None else value} |\n"
+            for name, value in settings.items()
+        ),
+    )

@@ -78,8 +78,7 @@ def play(
     turnwise play grid-world --player expert --episodes 10 --json | jq .reward
     """
     from turnwise.cli.common import make_console, print_json, working
-    from turnwise.cli.play_episodes import WITHOUT_MODEL, play_episodes
-    from turnwise.cli.play_screen import Played, Screen
+    from turnwise.cli.play_episodes import WITHOUT_MODEL, Played, Screen, play_episodes
     from turnwise.errors import TurnwiseError
     from turnwise.user_code import settings_from
 

@@ -22,7 +22,6 @@ from turnwise.cli.settings import Overrides
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.agents import LLM
     from turnwise.agents.requests import ServedRequest
 
 
@@ -105,7 +104,19 @@ def serve(
             )
         gateway.start()
         llm = gateway.open_at_root(opened.session, key)
-        _introduce(llm, model, opened.step, is_new=api_key is None and key is not None)
+        url = llm.base_url
+        for everywhere in ("//0.0.0.0:", "//[::]:"):
+            url = url.replace(everywhere, f"//{socket.gethostname()}:")
+        shown = "..." if api_key is not None else llm.api_key
+        body = {"model": llm.model, "messages": [{"role": "user", "content": "Hello"}]}
+        which = "" if opened.step is None else f" after step {opened.step:,}"
+        say(
+            f"{model}{which} is served as {llm.model} at {url} (Ctrl-C ends it)\n\n"
+            f"  export OPENAI_BASE_URL={url} OPENAI_API_KEY={shown}\n"
+            f"  export ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_API_KEY={shown}\n\n"
+            '  curl $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" '
+            f"\\\n    -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
+        )
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
@@ -132,23 +143,6 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
             "--no-api-key."
         )
     return given or f"sk-{secrets.token_urlsafe(24)}"
-
-
-def _introduce(llm: LLM, model: str, step: int | None, is_new: bool) -> None:
-    """Print what to paste into a shell."""
-    url = llm.base_url
-    for everywhere in ("//0.0.0.0:", "//[::]:"):
-        url = url.replace(everywhere, f"//{socket.gethostname()}:")
-    key = llm.api_key if is_new or llm.api_key == "none" else "..."
-    body = {"model": llm.model, "messages": [{"role": "user", "content": "Hello"}]}
-    of = "" if step is None else f" after step {step:,}"
-    say(
-        f"{model}{of} is served as {llm.model} at {url} (Ctrl-C ends it)\n\n"
-        f"  export OPENAI_BASE_URL={url} OPENAI_API_KEY={key}\n"
-        f"  export ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_API_KEY={key}\n\n"
-        f'  curl $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" \\\n'
-        f"    -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
-    )
 
 
 def _log(request: ServedRequest) -> None:

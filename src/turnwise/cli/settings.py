@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.cli.common import make_importable, parameter_overrides, say
+from turnwise.cli.common import parameter_overrides, say
 from turnwise.cli.run_paths import run_containing
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 from turnwise.runs.places import Named, find_folder, find_models, places_of, rewrite_names
@@ -35,12 +36,24 @@ def split_arguments(
     A word may also be an environment, which becomes the first override.
     """
     from turnwise.config import find_config
+    from turnwise.env.catalog import ADAPTERS, BUILT_IN
 
-    overrides = [word for word in words if _OVERRIDE.match(word)]
-    files = [word for word in words if not _OVERRIDE.match(word)]
-    environments = [word for word in files if _names_environment(word)]
+    overrides, files, environments = [], [], []
+    for word in words:
+        is_near = bool(difflib.get_close_matches(word, BUILT_IN, n=1, cutoff=0.8))
+        is_environment = is_near or word.partition(":")[0] in ADAPTERS or names_code(word)
+        if _OVERRIDE.match(word):
+            overrides.append(word)
+        elif word.endswith(".py") and Path(word).exists():
+            raise ConfigError(
+                f"{word} is Python code, expected a YAML file or an environment. Name the class in "
+                f"it: {word}:ClassName"
+            )
+        elif Path(word).exists() or word.endswith((".yaml", ".yml")) or not is_environment:
+            files.append(word)
+        else:
+            environments.append(word)
     if environments:
-        files = [word for word in files if word not in environments]
         overrides.insert(0, f"environment.name={environments[-1]}")
     named_file = find_config(config_path, config_name)
     if named_file is not None:
@@ -51,23 +64,6 @@ def split_arguments(
             "written section.name=value, for example training.batch_size=8"
         )
     return (Path(files[0]) if files else None), overrides
-
-
-def _names_environment(word: str) -> bool:
-    """Return whether a word is an environment, as `turnwise play` takes it, and no file."""
-    from turnwise.env.catalog import ADAPTERS, BUILT_IN
-
-    if Path(word).exists():
-        if word.endswith(".py"):
-            raise ConfigError(
-                f"{word} is Python code, expected a YAML file or an environment. Name the class in "
-                f"it: {word}:ClassName"
-            )
-        return False
-    if word.endswith((".yaml", ".yml")):
-        return False
-    is_misspelt = bool(difflib.get_close_matches(word, BUILT_IN, n=1, cutoff=0.8))
-    return is_misspelt or word.partition(":")[0] in ADAPTERS or names_code(word)
 
 
 @dataclass(frozen=True)
@@ -100,15 +96,7 @@ class Overrides:
             from turnwise.trainer.components import remember_agent  # late: it imports torch
 
             remember_agent(self.agent)
-        names = [
-            self.env,
-            self.agent,
-            self.reward,
-            self.parser,
-            *(self.tool or []),
-            player,
-        ]
-        for name in names:
+        for name in (self.env, self.agent, self.reward, self.parser, player, *(self.tool or ())):
             if name is not None:
                 name_code(name)
 
@@ -121,7 +109,20 @@ class Overrides:
         """
         from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 
-        self._choose_part(config)
+        parts = config.parts()
+        if self.part is not None:
+            if config.environments is None or self.part not in parts:
+                known = did_you_mean(self.part, parts) if config.environments else "It has no mix."
+                raise ConfigError(f"--part got {self.part!r}, which the run does not have. {known}")
+            for field in dataclasses.fields(config):
+                setattr(config, field.name, getattr(parts[self.part], field.name))
+        elif config.environments is not None and self.env is None:
+            options = {"dataset": self.dataset, "param": self.param, "max-steps": self.max_steps}
+            for option in (name for name, value in options.items() if value):
+                raise ConfigError(
+                    f"--{option} is for one environment, and the run has a mix: "
+                    f"{', '.join(parts)}. Name one of them: --part {next(iter(parts))}"
+                )
         is_lost = config.environments is None and config.environment.name.startswith("<")
         if self.env is not None and is_lost:
             config.environment.name = self.env
@@ -152,23 +153,6 @@ class Overrides:
         if config.agent is not None:
             config.validate()  # an agent takes no tools and no parameters of an environment
 
-    def _choose_part(self, config: ConfigStore) -> None:
-        """Make one environment of a mix the only one, if it is named."""
-        parts = config.parts()
-        if self.part is not None:
-            if config.environments is None or self.part not in parts:
-                known = did_you_mean(self.part, parts) if config.environments else "It has no mix."
-                raise ConfigError(f"--part got {self.part!r}, which the run does not have. {known}")
-            for field in dataclasses.fields(config):
-                setattr(config, field.name, getattr(parts[self.part], field.name))
-        elif config.environments is not None and self.env is None:
-            options = {"dataset": self.dataset, "param": self.param, "max-steps": self.max_steps}
-            for option in (name for name, value in options.items() if value):
-                raise ConfigError(
-                    f"--{option} is for one environment, and the run has a mix: "
-                    f"{', '.join(parts)}. Name one of them: --part {next(iter(parts))}"
-                )
-
 
 def read_settings(source: Path) -> ConfigStore:
     """Return the settings of a run or of a checkpoint, without its model."""
@@ -197,10 +181,12 @@ def open_settings(
     """Return the settings of a run or a checkpoint (None: the defaults) with the overrides.
 
     A mix of environments is refused unless the command `takes_mix`. The code that the settings name
-    is found, and imported if `is_checked`; otherwise the command itself reports what fails.
+    is found, and imported if `is_checked`; otherwise the command itself reports what fails. Which
+    of the run's own components have changed since is printed to the standard error.
     """
     from turnwise.config import ConfigStore
     from turnwise.env.catalog import PROMPTS
+    from turnwise.runs.run_folder import RunFolder
 
     config = ConfigStore() if source is None else read_settings(source)
     if source is not None and config.environments is None and config.agent is None:
@@ -222,35 +208,29 @@ def open_settings(
     if overrides.dataset:
         typed.append("eval_dataset")
     find_code(config, [] if run is None else places_of(run), run=run, typed=typed)
-    if is_checked:
-        check_code(config)
-        if run is not None:
-            _warn_of_changes(config, run, overrides)
-    return config
-
-
-def _warn_of_changes(config: ConfigStore, run: Path, overrides: Overrides) -> None:
-    """Print to the standard error which of the run's own components have changed since."""
-    from turnwise.runs.run_folder import RunFolder
+    if not is_checked:
+        return config
+    check_code(config)
+    before = {} if run is None else RunFolder(run).status.get("identity")
+    if not isinstance(before, dict) or not before or overrides.env is not None:
+        return config
     from turnwise.trainer.components import UserComponents
     from turnwise.trainer.recording import identity
 
-    before = RunFolder(run).status.get("identity")
-    if not isinstance(before, dict) or overrides.env is not None:
-        return
-    changed: list[str] = []
+    changed: dict[str, None] = {}
     for part, settings in config.parts().items():
         ending = f" of {overrides.part or part}" if overrides.part or part else ""
         for name, value in identity(UserComponents().filled_from(settings), settings).items():
             known = before.get(f"{name}{ending}", before.get(name, value))
             if known != value and not getattr(overrides, name, None):
-                changed.append(f"the {name.replace('_', ' ')}{ending}")
+                changed[f"the {name.replace('_', ' ')}{ending}"] = None
     if changed:
         say(
-            f"{' and '.join(dict.fromkeys(changed))} changed since the run in {run} began: this "
-            "command uses the present version",
+            f"{' and '.join(changed)} changed since the run in {run} began: this command uses the "
+            "present version",
             err=True,
         )
+    return config
 
 
 def find_code(
@@ -303,27 +283,22 @@ def name_code(target: str, folder: Path | None = None) -> None:
     is_adapted = prefix in ADAPTERS
     if (is_adapted and ":" in rest) or (not is_adapted and names_code(target)):
         require_code(rest if is_adapted else target, folder or Path.cwd())
-        make_importable(target, folder)
-
-
-_OPTIONS = {
-    "environment": "--env",
-    "agent": "--agent",
-    "reward": "--reward",
-    "tools": "--tool",
-    "parser": "--parser",
-    "dataset": "--dataset",
-    "eval_dataset": "--dataset",
-}
-"""The options that override a setting in commands that take a run."""
+        # `package.module:Class` is found from the folder, and `file.py:Class` can import its
+        # neighbours, as `python file.py` can.
+        folders = ["" if folder is None else str(folder)]
+        if (module := target.rpartition(":")[0]).endswith(".py"):
+            folders.append(str(Path(module).resolve().parent))
+        sys.path[:0] = [path for path in folders if path not in sys.path]
 
 
 def _missing(name: Named, text: str, searched: Sequence[Path], run: Path | None) -> ConfigError:
     looked = ", ".join(dict.fromkeys(str(path.resolve()) for path in [*searched[:3], Path()]))
     problem = f"there is no file {text}, which the setting {name.setting} names: looked in {looked}"
     if run is not None:
-        options = [_OPTIONS[word] for word in name.setting.split(".") if word in _OPTIONS]
-        supply = " or ".join([*options[-1:], f"turnwise train: {name.setting}=..."])
+        options = {"environment": "--env", "tools": "--tool", "eval_dataset": "--dataset"}
+        options |= {word: f"--{word}" for word in ("agent", "reward", "parser", "dataset")}
+        named = [options[word] for word in name.setting.split(".") if word in options]
+        supply = " or ".join([*named[-1:], f"turnwise train: {name.setting}=..."])
         problem += (
             f". Put the project of {run} back where the run finds it, or supply it with {supply}"
         )

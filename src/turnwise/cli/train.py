@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.common import legible, make_console, parameter_overrides, print_file, say, working
+from turnwise.cli.common import (
+    INTERRUPTED,
+    legible,
+    make_console,
+    parameter_overrides,
+    print_file,
+    say,
+    working,
+)
 from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
-from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
     from turnwise.runs.run_folder import Resume
 
 DEMO = Path(__file__).with_name("demo.yaml")
-INTERRUPTED = 130
+_ABOUT_THE_DEMO = """\
+A model of a million random weights learns to find a number from {low} to {high}
+in {max_steps} guesses. It first imitates random play, to learn the format of a guess;
+the rest it learns from reward alone: a guess earns what it rules out, the right one 1 more.
+This takes about two minutes on two cores.
+Ctrl-C saves a checkpoint and exits; the same command resumes the run.
+"""
 _SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
 
 
@@ -151,7 +164,11 @@ def train(
             config.checkpoint.output_dir = output
         if replayed is not None and run is not None:
             parent = Path(config.checkpoint.output_dir).expanduser()
-            config.checkpoint.run_name = name or _free_name(f"{run.resolve().name}-replay", parent)
+            stem = f"{run.resolve().name}-replay"
+            names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+            config.checkpoint.run_name = name or next(
+                name for name in names if not (parent / name).exists()
+            )
         elif name is not None:
             config.checkpoint.run_name = name
         if dry and not is_verl and source is not None:
@@ -181,7 +198,10 @@ def train(
                 return
             is_demo = file is None and not overrides
             if is_demo and not as_json:
-                make_console().print(_about_the_demo(config))
+                game = config.environment
+                make_console().print(
+                    _ABOUT_THE_DEMO.format(**game.params, max_steps=game.max_steps)
+                )
             _train(config, mode, lines, as_json, is_demo)
 
 
@@ -228,30 +248,12 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     return config
 
 
-def _free_name(stem: str, parent: Path) -> str:
-    """Return the name of the folder of a replay: `mine-replay`, `mine-replay-2` ..."""
-    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    return next(name for name in names if not (parent / name).exists())
-
-
-@contextlib.contextmanager
-def _failures_as_exit_codes() -> Iterator[None]:
-    """Print an error of the run and exit with 1; mistakes in the request propagate, and exit 2."""
-    try:
-        yield
-    except (ConfigError, MissingExtraError):
-        raise
-    except TurnwiseError as error:
-        say(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
 def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, is_demo: bool) -> None:
     from turnwise.progress import make_reporter
 
     console, trainer = make_console(stderr=as_json), None
     try:
-        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
+        with make_reporter(plain=lines, as_json=as_json) as reporter:
             from turnwise.trainer.trainer import Trainer
 
             trainer = Trainer(config, reporter=reporter, resume=resume)
@@ -276,7 +278,7 @@ def _replay(run: Path, config: ConfigStore, lines: bool, as_json: bool) -> None:
     from turnwise.trainer.replay import replay_run
 
     try:
-        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
+        with make_reporter(plain=lines, as_json=as_json) as reporter:
             outcome = replay_run(run, config, reporter)
     except KeyboardInterrupt:
         say("interrupted", err=True)
@@ -298,7 +300,7 @@ def _train_with_verl(
     console = make_console()
     trainer = CustomRayPPOTrainer(config, resume=resume, verl_overrides=overrides)
     try:
-        with _failures_as_exit_codes(), trainer:
+        with trainer:
             history = trainer.fit()
     except KeyboardInterrupt:
         console.print("\ninterrupted; the same command resumes from VERL's last checkpoint")
@@ -309,17 +311,6 @@ def _train_with_verl(
         f"metrics  {legible(str(trainer.run_folder))}/metrics.jsonl\n"
         f"weights  {legible(str(trainer.save_checkpoint()))}, in VERL's own format",
         soft_wrap=True,
-    )
-
-
-def _about_the_demo(config: ConfigStore) -> str:
-    game = config.environment
-    return (
-        f"A model of a million random weights learns to find a number from {game.params['low']} "
-        f"to {game.params['high']}\nin {game.max_steps} guesses. It first imitates random play, "
-        "to learn the format of a guess;\nthe rest it learns from reward alone: a guess earns what "
-        "it rules out, the right one 1 more.\nThis takes about two minutes on two cores.\n"
-        "Ctrl-C saves a checkpoint and exits; the same command resumes the run.\n"
     )
 
 

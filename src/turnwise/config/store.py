@@ -39,7 +39,6 @@ RUN = "<run>"
 _OF_ONE_ENVIRONMENT = ("environment", "dataset", "eval_dataset")
 """Sections that a mix does not have: each of its environments has its own."""
 _MOST_NAMES = 4
-_DEFAULT_ITEM = EnvironmentItem("")
 
 
 @dataclass
@@ -118,7 +117,12 @@ class ConfigStore(Section):
         given = {apply_override(data, each, setting_types()): each for each in overrides}
         config = _read(data, str(path) if path is not None else "config", given)
         if path is not None:
-            _find_own_files(config, Path(path).absolute().parent)
+            # `<run>` is the run's folder; the settings may be those of a checkpoint.
+            folder = Path(path).absolute().parent
+            run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+            for _, dataset in config.datasets():
+                if any(file.startswith(RUN) for file in dataset.paths):
+                    dataset.path = [file.replace(RUN, str(run), 1) for file in dataset.paths]
         return config
 
     @classmethod
@@ -168,9 +172,21 @@ class ConfigStore(Section):
         """
         if self.environments is None:
             return {"": self}
-        names = part_names(self.environments)
-        items = zip(names, self.environments, strict=True)
-        return {name: _settings_of_item(item, self) for name, item in items}
+        return {
+            name: dataclasses.replace(
+                self,
+                environments=None,
+                environment=EnvironmentConfig(item.environment, item.max_steps, item.params),
+                dataset=item.dataset,
+                eval_dataset=item.eval_dataset,
+                reward=self.reward if item.reward is None else item.reward,
+                tools=self.tools if item.tools is None else item.tools,
+                system_prompt=self.system_prompt
+                if item.system_prompt is None
+                else item.system_prompt,
+            )
+            for name, item in zip(part_names(self.environments), self.environments, strict=True)
+        }
 
     def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
         """Yield each dataset of the run with a name: `eval_dataset`, or `dataset-maze` of a mix."""
@@ -231,72 +247,31 @@ def _read(
     if store.environments is not None:
         datasets = {"dataset": store.dataset, "eval_dataset": store.eval_dataset}
         check_mix(store.environments, datasets, full, source)
-    if store.agent is not None:
-        _check_agent(store, source)
-    return store
-
-
-def _check_agent(store: ConfigStore, source: str) -> None:
-    """Refuse an agent together with the settings of an environment."""
     default = ConfigStore()
     for name in ("environment", "environments", "tools", "system_prompt"):
-        if getattr(store, name) != getattr(default, name):
+        if store.agent is not None and getattr(store, name) != getattr(default, name):
             raise ConfigError(
                 f"{source}: agent and {name} are both given. An agent has its own loop, tools and "
                 "prompts, and no environment. Keep one of them."
             )
-
-
-def _settings_of_item(item: EnvironmentItem, run: ConfigStore) -> ConfigStore:
-    """Return the settings of a run with this environment of the mix alone."""
-    return dataclasses.replace(
-        run,
-        environments=None,
-        environment=EnvironmentConfig(item.environment, item.max_steps, item.params),
-        dataset=item.dataset,
-        eval_dataset=item.eval_dataset,
-        reward=run.reward if item.reward is None else item.reward,
-        tools=run.tools if item.tools is None else item.tools,
-        system_prompt=run.system_prompt if item.system_prompt is None else item.system_prompt,
-    )
-
-
-def _find_own_files(config: ConfigStore, folder: Path) -> None:
-    """Replace `<run>` by the run's folder; the settings may be those of a checkpoint."""
-    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
-    for _, dataset in config.datasets():
-        if any(path.startswith(RUN) for path in dataset.paths):
-            dataset.path = [path.replace(RUN, str(run), 1) for path in dataset.paths]
+    return store
 
 
 def _yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
     """Return the YAML lines of one setting, under its line of help."""
-    if isinstance(value, list):
-        value = [_plain(entry) for entry in value]
-    is_plain = isinstance(value, str | bool | int | None)
-    text = _line(item.name, value) if is_plain else dump({item.name: value})
+    text = dump({item.name: _plain(value)})
     return [f"# {item.metadata['help']}", *text.rstrip("\n").split("\n")]
 
 
-# A run writes its settings with every checkpoint, and nearly all stay the same.
-@functools.lru_cache(maxsize=1024, typed=True)
-def _line(name: str, value: str | bool | int | None) -> str:
-    return dump({name: value})
-
-
-def _plain(entry: Any) -> Any:
-    """Return an entry of a list for YAML; of an environment, what is not the default."""
-    if isinstance(entry, EnvironmentItem | DatasetConfig):
-        kept = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-        defaults = dataclasses.asdict(
-            DatasetConfig() if isinstance(entry, DatasetConfig) else _DEFAULT_ITEM
-        )
-        plain = {name: _plain(value) for name, value in kept.items()}
+def _plain(value: Any) -> Any:
+    """Return a value for YAML; of an environment of a mix, what is not the default."""
+    if isinstance(value, EnvironmentItem | DatasetConfig):
+        default = EnvironmentItem("") if isinstance(value, EnvironmentItem) else DatasetConfig()
         return {
-            name: value
-            for name, value in plain.items()
-            if value != defaults[name] and not (name.endswith("dataset") and not value)
+            field.name: _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if getattr(value, field.name) != getattr(default, field.name)
         }
-    if isinstance(entry, list):
-        return [_plain(inner) for inner in entry]
-    return dataclasses.asdict(entry) if dataclasses.is_dataclass(entry) else entry  # type: ignore[arg-type]
+    if isinstance(value, RewardItem):
+        return dataclasses.asdict(value)
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
