@@ -119,7 +119,9 @@ class BoundedProtocol(H11Protocol):
             idle = [
                 connection
                 for connection in self.connections
-                if isinstance(connection, BoundedProtocol) and connection._is_idle
+                if isinstance(connection, BoundedProtocol)
+                and connection._awaits_request
+                and not connection._is_dropped
             ]
             min(idle, key=lambda connection: connection._since, default=self)._drop()
 
@@ -138,10 +140,6 @@ class BoundedProtocol(H11Protocol):
     @property
     def _awaits_request(self) -> bool:
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-
-    @property
-    def _is_idle(self) -> bool:
-        return self._awaits_request and not self._is_dropped
 
     def _watch(self) -> None:
         """Wait for the rest of a request, and no longer from its last byte than from its first."""

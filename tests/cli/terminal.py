@@ -53,16 +53,6 @@ class Terminal(io.StringIO):
     def screen(self) -> str:
         return "\n".join(row.rstrip() for row in self.rows).rstrip("\n")
 
-    def narrow(self, width: int) -> None:
-        """Make the window narrower, as a user does: long lines break in two."""
-        self.width = width
-        rows: list[str] = []
-        for row in (row.rstrip() for row in self.rows):
-            rows += [row[at : at + width] for at in range(0, max(len(row), 1), width)]
-        self.rows = rows
-        self.row = len(rows) - 1
-        self._scroll()
-
     def _print(self, text: str) -> None:
         for character in text:
             if character == "\r":

@@ -5,42 +5,31 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.cli.common import print_json, working
 from turnwise.config import ConfigStore
 from turnwise.progress.lines import clock_time, count, one_line
+from turnwise.trainer.reporter import Reporters
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from turnwise.trainer.reporter import RunInfo
 
 NUM_STEPS = 2
 MOST_WARM_START_STEPS = 20
 
 
-class _Times:
-    """A reporter that records the metrics of steps, and when each warm-start step ended."""
+class _WarmStartTimes(Reporters):
+    """Prints nothing, and records when each step of the warm start ended."""
 
     def __init__(self) -> None:
-        self.steps: list[Mapping[str, float]] = []
-        self.warm_start: list[float] = []
-
-    def begin(self, run: RunInfo) -> None: ...
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self.steps.append(dict(metrics))
-
-    def say(self, text: str) -> None: ...
+        super().__init__()
+        self.times: list[float] = []
 
     def progress(self, what: str, done: int, total: int) -> None:
         if what == "warm start":
-            self.warm_start.append(time.perf_counter())
-
-    def end(self, outcome: str) -> None: ...
+            self.times.append(time.perf_counter())
 
 
 def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -> None:
@@ -49,7 +38,7 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
 
     from turnwise.trainer.trainer import DEFAULT_STEPS, Trainer
 
-    training, times, trial = config.training, _Times(), copy.deepcopy(config)
+    training, warm_start, trial = config.training, _WarmStartTimes(), copy.deepcopy(config)
     trial.checkpoint.run_name = "trial"
     trial.logging.sinks, trial.logging.wandb = [], {}
     trial.training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
@@ -58,22 +47,23 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
         working(f"measuring {NUM_STEPS} steps"),
     ):
         trial.checkpoint.output_dir = folder
-        with Trainer(trial, reporter=times, resume="never") as trainer:
+        with Trainer(trial, reporter=warm_start, resume="never") as trainer:
             trainer.fit(1, NUM_STEPS)
-            per_epoch = trainer.steps_per_epoch
+            steps, per_epoch = trainer.metrics_history, trainer.steps_per_epoch
             saved = trainer.save_checkpoint(Path(folder, "saved"))
         checkpoint_bytes = _size(saved)
         episode_bytes = _size(Path(folder, "trial", "episodes"))
-    last = times.steps[-1]
+    last = steps[-1]
     num_steps = training.max_steps or training.num_epochs * per_epoch
     warm = 0.0
-    if len(times.warm_start) > 1:  # the first step includes one-time costs
-        pace = (times.warm_start[-1] - times.warm_start[0]) / (len(times.warm_start) - 1)
+    times = warm_start.times
+    if len(times) > 1:  # the first step includes one-time costs
+        pace = (times[-1] - times[0]) / (len(times) - 1)
         warm = pace * training.warm_start_steps
     between_evaluations = training.eval_steps or min(per_epoch, DEFAULT_STEPS)
     num_evaluations = -(-num_steps // between_evaluations)
     evaluations = last.get("time/evaluate", 0.0) * num_evaluations
-    sampled = sum(metrics["num_sampled_tokens"] for metrics in times.steps) / NUM_STEPS
+    sampled = sum(metrics["num_sampled_tokens"] for metrics in steps) / NUM_STEPS
     episodes = min(episode_bytes // NUM_STEPS * num_steps, config.logging.episodes_gb * 2**30)
     disk = int((config.checkpoint.keep_last_n + 1) * checkpoint_bytes + episodes)
     estimate = {
@@ -107,7 +97,7 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
         "tokens": f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on",
         "disk": f"{decimal(disk)}: checkpoints of {decimal(checkpoint_bytes)}, and episodes",
     }
-    if not times.warm_start:
+    if not times:
         del rows["warm start"]
     model = one_line(config.model.local_path or config.model.model_name)
     environment = one_line(config.environment_name)
