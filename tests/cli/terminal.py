@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -99,15 +100,17 @@ class Terminal(io.StringIO):
 class OnTerminal:
     """A command of turnwise in a terminal of its own, and what it has written so far."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, screen: Terminal | None = None) -> None:
         self._end, theirs = pty.openpty()
         self.process = Turnwise(
             *arguments,
             **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
-            env={"TERM": "xterm-256color", "COLUMNS": "80"},
+            env={"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", "NO_COLOR": None},
         )
         os.close(theirs)
         self._unread = b""
+        self._screen = screen
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def type(self, keys: bytes) -> None:
         os.write(self._end, keys)
@@ -116,7 +119,10 @@ class OnTerminal:
         """Read what there is, or comes within so many seconds."""
         if not select.select([self._end], [], [], seconds)[0]:
             return False
-        self._unread += os.read(self._end, 4096)
+        data = os.read(self._end, 65536)
+        self._unread += data
+        if self._screen is not None:
+            self._screen.write(self._decode(data))
         return True
 
     def read_until(self, text: str, seconds: float = 90) -> str:
@@ -142,6 +148,12 @@ class OnTerminal:
                     self.has_more(0.1)
         self.process.kill()
         raise AssertionError(f"nothing came of it; seen: {self._unread!r}")
+
+    def read_to_end(self) -> None:
+        """Read until the other side is closed."""
+        with contextlib.suppress(OSError):
+            while self.has_more(90):
+                pass
 
     def has(self, text: str) -> bool:
         return text.encode() in self._unread

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import sys
-import termios
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cli.terminal import Terminal
-from forked import Turnwise
+from cli.terminal import OnTerminal, Terminal
 from turnwise.cli.train import DEMO, train
 from turnwise.config import ConfigStore
 from turnwise.env import environment_factory, expert_player, play_episode
@@ -198,62 +191,24 @@ def test_an_environment_whose_close_hangs_is_left_behind(turnwise, small, tmp_pa
     assert ran.code == 0
 
 
-class Session:
-    """A command on a terminal of its own."""
-
-    def __init__(self, arguments: list[str], folder: Path) -> None:
-        self.terminal = Terminal()
-        self.master, slave = pty.openpty()
-        size = struct.pack("HHHH", self.terminal.height, self.terminal.width, 0, 0)
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
-        self.process = Turnwise(
-            *arguments,
-            **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
-            cwd=folder,
-            env={"TERM": "xterm-256color", "COLUMNS": "", "LINES": "", "NO_COLOR": None},
-        )
-        os.close(slave)
-        self.rest = b""
-
-    def read_until(self, pattern: str) -> None:
-        deadline = time.monotonic() + 120
-        while not re.search(pattern, self.terminal.screen):
-            assert time.monotonic() < deadline, self.terminal.screen
-            assert self.read(), self.terminal.screen
-
-    def read(self) -> bool:
-        """More of the screen; False at the end."""
-        if not select.select([self.master], [], [], 1.0)[0]:
-            return True
-        try:
-            data = os.read(self.master, 65536)
-        except OSError:  # the other side is closed
-            return False
-        data = self.rest + data
-        whole = data.decode("utf-8", "ignore")
-        self.rest = data[len(whole.encode()) :]
-        self.terminal.write(whole)
-        return bool(data)
-
-
 def test_ctrl_c_on_a_terminal_saves_and_the_same_command_goes_on(turnwise, small, tmp_path):
     long = ["train", small, "training.num_epochs=900", "--name", "long"]
-    session = Session(long, tmp_path)
+    terminal = Terminal()
+    session = OnTerminal(*long, screen=terminal)
     try:
-        session.read_until(r"step ([2-9]|\d\d+)/900 ")
+        while not re.search(r"step ([2-9]|\d\d+)/900 ", terminal.screen):
+            assert session.has_more(120), terminal.screen
         session.process.send_signal(signal.SIGINT)
-        while session.read():
-            pass
+        session.read_to_end()
         assert session.process.wait(60) == 130
     finally:
         session.process.kill()
         session.process.wait(60)
-        os.close(session.master)
-    screen = session.terminal.screen
+    screen = terminal.screen
     assert "\ninterrupted" in screen
     assert screen.count("elapsed") == 0
     assert "Resume with:  turnwise train runs/long" in screen
-    assert session.terminal.num_breaks == 0
+    assert terminal.num_breaks == 0
     done = len(metrics_of(tmp_path / "runs/long"))
     assert done >= 2
     again = turnwise(

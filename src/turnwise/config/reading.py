@@ -137,14 +137,13 @@ def checked(
             return settings
     problems = []
     for where, problem in wrong:
-        place = next(
-            (
-                f"override {overrides[name]}"
-                for depth in (2, 1)
-                if (name := ".".join(map(str, where[:depth]))) in overrides
-            ),
-            source,
-        )
+        names = {".".join(map(str, where[:depth])) for depth in (1, 2)}
+        given = [
+            text
+            for name, text in overrides.items()
+            if name in names or (len(where) == 1 and name.partition(".")[0] in names)
+        ]
+        place = f"override {given[-1]}" if given else source
         if place == source != "config":
             line = line_of(Path(source), [str(part) for part in where])
             place = source if line is None else f"{source}, line {line}"
