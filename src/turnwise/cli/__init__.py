@@ -27,7 +27,7 @@ from turnwise.cli.serve import serve
 from turnwise.cli.start import config, init
 from turnwise.cli.train import train
 from turnwise.cli.view import view
-from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
+from turnwise.errors import TurnwiseError
 from turnwise.legible import LegibleFormatter
 
 _EXAMPLES = "[bold]Examples[/bold]"
@@ -110,8 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments)
     except TurnwiseError as error:
         say(f"error: {error}", err=True)
-        # 2 is for mistakes in the request, 1 for what failed while it was carried out.
-        sys.exit(2 if isinstance(error, ConfigError | MissingExtraError) else 1)
+        sys.exit(2)
     except Exception:  # its traceback quotes them too
         say(traceback.format_exc().rstrip("\n"), err=True)
         sys.exit(1)

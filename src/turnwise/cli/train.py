@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,7 @@ from turnwise.cli.common import (
     working,
 )
 from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -248,12 +249,24 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     return config
 
 
+@contextlib.contextmanager
+def _failures_as_exit_codes() -> Iterator[None]:
+    """Print an error of the run and exit with 1; mistakes in the request propagate, and exit 2."""
+    try:
+        yield
+    except (ConfigError, MissingExtraError):
+        raise
+    except TurnwiseError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
 def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, is_demo: bool) -> None:
     from turnwise.progress import make_reporter
 
     console, trainer = make_console(stderr=as_json), None
     try:
-        with make_reporter(plain=lines, as_json=as_json) as reporter:
+        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
             from turnwise.trainer.trainer import Trainer
 
             trainer = Trainer(config, reporter=reporter, resume=resume)
@@ -278,7 +291,7 @@ def _replay(run: Path, config: ConfigStore, lines: bool, as_json: bool) -> None:
     from turnwise.trainer.replay import replay_run
 
     try:
-        with make_reporter(plain=lines, as_json=as_json) as reporter:
+        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
             outcome = replay_run(run, config, reporter)
     except KeyboardInterrupt:
         say("interrupted", err=True)
@@ -300,7 +313,7 @@ def _train_with_verl(
     console = make_console()
     trainer = CustomRayPPOTrainer(config, resume=resume, verl_overrides=overrides)
     try:
-        with trainer:
+        with _failures_as_exit_codes(), trainer:
             history = trainer.fit()
     except KeyboardInterrupt:
         console.print("\ninterrupted; the same command resumes from VERL's last checkpoint")
