@@ -204,9 +204,9 @@ def show_scores(console: Console, scores: Mapping[str, Any], who: str, name: str
         columns.append("errors")
     rows = [("", *columns)]
     for player, values in players.items():
-        rate = (values[key] or 0 for key in ("success", "success_low", "success_high"))
+        value, low, high = (values[f"success{end}"] or 0.0 for end in ("", "_low", "_high"))
         cells = {
-            "success": interval(*rate),
+            "success": interval(value, low, high),
             "reward": f"{values['reward']:.4g} ± {values['reward_margin']:.2g}",
             "std": f"{values['reward_std']:.3g}",
             "turns": f"{values['turns']:.2f}",
