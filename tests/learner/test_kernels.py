@@ -17,7 +17,7 @@ from turnwise.learner.fast import load_kernels, modules
 from turnwise.learner.fast.modules import fused_norms, fused_rotary, gated_mlps, replaced_forwards
 from turnwise.learner.fast.packed_attention import Episodes
 from turnwise.learner.log_probs import Head, chosen_log_probs
-from turnwise.models.rounding import round_weight
+from turnwise.models.rounding import round_merged, round_weight
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
@@ -296,3 +296,26 @@ def test_rounding_has_the_bits_of_the_torch_form(dtype, key, first):
     rounded = torch.empty(values.shape, dtype=dtype, device=DEVICE)
     round_on_gpu(values.to(DEVICE), rounded, key, first)
     assert torch.equal(rounded.cpu(), round_weight(values, dtype, key, first=first))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("shape", "rank"), [((40, 130), 3), ((33, 128), 32), ((0, 8), 4)])
+def test_merged_adapters_are_those_of_torch(dtype, shape, rank):
+    from turnwise.models.rounding_kernels import merge_on_gpu
+
+    torch.manual_seed(0)
+    weight, low = 0.1 * torch.randn(shape), torch.randn(rank, shape[1])
+    weight, low, high = (t.to(dtype) for t in (weight, low, 1e-2 * torch.randn(shape[0], rank)))
+    merged = torch.empty_like(weight, device=DEVICE)
+    merge_on_gpu(*(t.to(DEVICE) for t in (weight, low, high)), merged, 0.5, 7, 3)
+    expected = round_merged(weight, low, high, 0.5, 7, first=3)
+    # Sums of float32 in another order may fall on the other side of a threshold.
+    assert (merged.cpu() != expected).float().sum() <= 1
+    torch.testing.assert_close(merged.cpu(), expected)
+    # A shard has the bits of the whole.
+    rows = merged[shape[0] // 2 :]
+    shard = torch.empty_like(rows)
+    parts = [weight[shape[0] // 2 :], low, high[shape[0] // 2 :]]
+    first = 3 + shape[0] // 2 * shape[1]
+    merge_on_gpu(*(t.to(DEVICE).contiguous() for t in parts), shard, 0.5, 7, first)
+    assert torch.equal(shard, rows)

@@ -20,13 +20,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
 from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, import_extra
 from turnwise.learner.fast.modules import Replacement
-from turnwise.learner.sharding import round_parameter
-from turnwise.models.adapters import adapted_layers, is_mergeable, merged_weight
-from turnwise.models.rounding import HALF, round_weight, threshold_key
+from turnwise.learner.sharding import as_shard, first_element, local_shard
+from turnwise.models.adapters import adapted_layers, adapter, is_mergeable, merged_weight
+from turnwise.models.rounding import HALF, round_merged, threshold_key
 
 
 def add_lora(
@@ -140,7 +141,7 @@ def merge_lora(model: Any) -> Any:
     """Merge the adapters into the weights and remove them, in place; return the model."""
     for name, layer in _adapted_layers_by_name(model):
         weight = layer.get_base_layer().weight
-        weight.data.copy_(round_parameter(merged_weight(layer), weight.dtype, f"{name}.weight"))
+        weight.data.copy_(_merged_parameter(layer, name))
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.get_base_layer())
     for mark in ("_hf_peft_config_loaded", "peft_config"):
@@ -161,9 +162,28 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
         whole_name = f"{owner}.{rest}" if rest else name
         weights[whole_name] = tensor
         if rest == "weight" and owner in layers:
-            merged = merged_weight(layers[owner])
-            weights[whole_name] = round_parameter(merged, tensor.dtype, whole_name)
+            weights[whole_name] = _merged_parameter(layers[owner], owner)
     return weights
+
+
+@torch.no_grad()
+def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
+    """Return the merged weight of a layer; of a sharded one, made of the shards."""
+    weight, parts = layer.get_base_layer().weight, adapter(layer)
+    if parts is None:
+        return merged_weight(layer, name)
+    low, high, scale = parts
+    if not isinstance(low, DTensor):
+        return merged_weight(layer, name)
+    rounded = round_merged(
+        local_shard(weight),
+        low.full_tensor(),
+        local_shard(high),
+        scale,
+        threshold_key(f"{name}.weight"),
+        first=first_element(weight),
+    )
+    return as_shard(rounded, weight)
 
 
 def has_adapter_dropout(model: nn.Module) -> bool:
@@ -198,28 +218,19 @@ def merged_adapters(model: nn.Module) -> list[Replacement]:
             and all(adapter.weight.dtype == base.weight.dtype for adapter in adapters)
             and not any(isinstance(dropout, nn.Dropout) for dropout in layer.lora_dropout.values())
         ):
-            key = threshold_key(f"{name}.weight")
-            replacements.append((layer, partial(_merged_forward, layer, key)))
+            replacements.append((layer, partial(_merged_forward, layer, name)))
     return replacements
 
 
-def _merged_forward(layer: Any, key: int, x: torch.Tensor) -> torch.Tensor:
-    adapters = [name for name in layer.active_adapters if name in layer.lora_A]
+def _merged_forward(layer: Any, name: str, x: torch.Tensor) -> torch.Tensor:
+    parts = adapter(layer)
     # Which adapters are active can change: a reference is computed without them.
-    if layer.disable_adapters or layer.merged or len(adapters) != 1 or x.dtype not in HALF:
+    if parts is None or x.dtype not in HALF:
         unmerged: torch.Tensor = type(layer).forward(layer, x)
         return unmerged
-    (name,) = adapters
-    base = layer.get_base_layer()
-    rounded = round_weight(merged_weight(layer), base.weight.dtype, key)
+    base, merged = layer.get_base_layer(), merged_weight(layer, name)
     output: torch.Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
-        x,
-        rounded,
-        base.weight,
-        base.bias,
-        layer.lora_A[name].weight,
-        layer.lora_B[name].weight,
-        layer.scaling[name],
+        x, merged, base.weight, base.bias, *parts
     )
     return output
 

@@ -119,13 +119,6 @@ def as_shard(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(shard, like.device_mesh, [Shard(0)], shape=shape, stride=stride)
 
 
-def round_parameter(values: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
-    """Round a whole parameter, or the shards of one in place of it: see `models.rounding`."""
-    first = first_element(values)
-    rounded = round_weight(local_shard(values), dtype, threshold_key(name), first=first)
-    return as_shard(rounded, values)
-
-
 def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return this process's shards of tensors; those of all processes are joined by `join_shards`.
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from turnwise.models.rounding import round_merged, round_weight, threshold_key
+
 
 def adapted_layers(model: nn.Module) -> list[Any]:
     """Return the layers of a model that have adapters."""
@@ -35,16 +37,23 @@ def is_mergeable(layer: Any) -> bool:
     )
 
 
+def adapter(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:
+    """Return A, B and their scale of a mergeable layer with one active adapter; None of others."""
+    if not is_mergeable(layer) or layer.disable_adapters:
+        return None
+    names = [name for name in layer.active_adapters if name in layer.lora_A]
+    if len(names) != 1:
+        return None
+    return layer.lora_A[names[0]].weight, layer.lora_B[names[0]].weight, layer.scaling[names[0]]
+
+
 @torch.no_grad()
-def merged_weight(layer: Any) -> torch.Tensor:
-    """Return W + Σ scaling · B A of a layer with adapters, summed in float32 at least."""
-    weight = layer.get_base_layer().weight
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    merged: torch.Tensor = weight.detach().to(wide)
-    for name in () if layer.disable_adapters else layer.active_adapters:
-        if not is_mergeable(layer):
-            merged = merged + layer.get_delta_weight(name).to(wide)
-        elif name in layer.lora_A:
-            low, high = layer.lora_A[name].weight.to(wide), layer.lora_B[name].weight.to(wide)
-            merged = torch.addmm(merged, high, low, alpha=layer.scaling[name])
-    return merged
+def merged_weight(layer: Any, name: str) -> torch.Tensor:
+    """Return the weight of a named layer with its adapters, rounded by its thresholds."""
+    weight, key = layer.get_base_layer().weight.detach(), threshold_key(f"{name}.weight")
+    if (parts := adapter(layer)) is not None:
+        return round_merged(weight, *parts, key)
+    merged = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    for active in () if layer.disable_adapters else layer.active_adapters:
+        merged = merged + layer.get_delta_weight(active).to(merged.dtype)
+    return round_weight(merged, weight.dtype, key)

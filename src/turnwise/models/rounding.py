@@ -22,6 +22,7 @@ _CHUNK = 1 << 24
 """Elements that are rounded at a time: the hash takes several times their memory."""
 _MULTIPLIERS = (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32)
 """Of MurmurHash3's finalizer, as signed numbers."""
+_HAS_KERNELS = find_spec("triton") is not None
 FLOAT16_TINY = 2.0**-14
 """Below it, float16 has a fixed resolution."""
 
@@ -52,7 +53,7 @@ def round_weight(
     if dtype not in HALF or values.dtype != torch.float32:
         return values.to(device, dtype)
     rounded = torch.empty(values.shape, dtype=dtype, device=device)
-    if values.is_cuda and device.type == "cuda" and find_spec("triton") is not None:
+    if values.is_cuda and device.type == "cuda" and _HAS_KERNELS:
         from turnwise.models.rounding_kernels import round_on_gpu
 
         round_on_gpu(values.contiguous(), rounded, key, first)
@@ -64,6 +65,33 @@ def round_weight(
         hashes = _hash(index.int(), key)
         target[start : start + _CHUNK] = _round_chunk(chunk, hashes, dtype)
     return rounded
+
+
+@torch.no_grad()
+def round_merged(
+    weight: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    scale: float,
+    key: int,
+    *,
+    first: int = 0,
+) -> torch.Tensor:
+    """Return W + scale · B A in the precision of W, rounded; summed in float32 at least.
+
+    W and B may be the same rows of theirs, from element `first` of W on.
+    """
+    is_half = weight.dtype in HALF and low.dtype == high.dtype == weight.dtype
+    if is_half and weight.is_cuda and _HAS_KERNELS:
+        from turnwise.models.rounding_kernels import merge_on_gpu
+
+        weight, low, high = weight.contiguous(), low.contiguous(), high.contiguous()
+        rounded = torch.empty_like(weight)
+        merge_on_gpu(weight, low, high, rounded, scale, key, first)
+        return rounded
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    merged = torch.addmm(weight.to(wide), high.to(wide), low.to(wide), alpha=scale)
+    return round_weight(merged, weight.dtype, key, first=first)
 
 
 def _hash(index: torch.Tensor, key: int) -> torch.Tensor:

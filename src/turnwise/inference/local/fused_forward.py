@@ -20,7 +20,6 @@ from torch import nn
 from turnwise.inference.local.attention import Packed
 from turnwise.models.adapters import is_adapted, is_mergeable, merged_weight
 from turnwise.models.probing import rotary_limit
-from turnwise.models.rounding import round_weight, threshold_key
 
 VECTOR = 64
 """A multiple of the elements that torch computes at once, on any processor and in any data type."""
@@ -77,9 +76,8 @@ class FusedLinear:
         row = 0
         for name, layer in self.merged.items():
             block = self.weight[row : row + layer.out_features]
-            merged = merged_weight(layer) if is_adapted(layer) else layer.weight.detach()
             # Rounded to nearest, what small adapters add would be lost.
-            block.copy_(round_weight(merged, block.dtype, threshold_key(f"{name}.weight")))
+            block.copy_(merged_weight(layer, name) if is_adapted(layer) else layer.weight.detach())
             row += layer.out_features
 
     def __call__(self, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
