@@ -187,7 +187,7 @@ def test_summaries_have_the_credit_of_the_action_after_them():
         "index": ["0", "0"],
         "gamma": 1.0,
         "lam": 1.0,
-        "turn_ids": turn_ids,
+        "turn_ids": ids,
         "anchor_states": [row.agent.trajectory.states for row in rows],
         "old_log_probs": batch.sampler_log_probs,
     }
