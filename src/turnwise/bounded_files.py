@@ -5,8 +5,6 @@ them. Whatever is wrong with a file is a `ConfigError` that names the file; a fi
 stays a `FileNotFoundError`, since only the caller knows what its absence means.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

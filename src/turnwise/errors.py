@@ -4,8 +4,6 @@ One base, few categories, each also a standard type, so that `except ValueError`
 working. A message says what was wrong, what was given, what was expected, and the fix.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Iterable

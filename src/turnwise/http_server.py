@@ -4,8 +4,6 @@ Whoever reaches its port may open connections. They are bounded in number and in
 request may take to arrive, so that the process always has file descriptors for its own files.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import resource

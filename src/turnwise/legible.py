@@ -4,8 +4,6 @@ Control characters in texts of environments, models, tools, datasets and file na
 cursor, change colours, forge a line, or write into the reader's clipboard.
 """
 
-from __future__ import annotations
-
 import logging
 
 _SYMBOLS = {

@@ -1,7 +1,5 @@
 """Keeps secrets out of run folders: what looks like one is replaced before it is written."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias

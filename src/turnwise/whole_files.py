@@ -9,8 +9,6 @@ access restores it. Next to a file or folder `x` there may be, for a while:
     .x.removed-77b0     a folder that is being deleted
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob

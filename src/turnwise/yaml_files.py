@@ -1,7 +1,5 @@
 """Reads and writes YAML so that every value comes back as it was."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -310,7 +310,7 @@ def test_merged_adapters_are_those_of_torch(dtype, shape, rank):
     merge_on_gpu(*(t.to(DEVICE) for t in (weight, low, high)), merged, 0.5, 7, 3)
     expected = round_merged(weight, low, high, 0.5, 7, first=3)
     # Sums of float32 in another order may fall on the other side of a threshold.
-    assert (merged.cpu() != expected).float().sum() <= 1
+    assert (merged.cpu() != expected).sum() <= 3
     torch.testing.assert_close(merged.cpu(), expected)
     # A shard has the bits of the whole.
     rows = merged[shape[0] // 2 :]

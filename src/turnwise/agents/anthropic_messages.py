@@ -1,7 +1,5 @@
 """Anthropic's `/v1/messages`: requests read, replies and events written."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """An expert in the model's place: the agent runs unchanged, and its replies are the expert's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping

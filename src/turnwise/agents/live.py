@@ -1,7 +1,5 @@
 """Replies as server-sent events, which can begin while a reply is sampled."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """OpenAI's `/v1/chat/completions`: requests read, replies and events written."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

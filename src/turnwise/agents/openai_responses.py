@@ -1,7 +1,5 @@
 """OpenAI's `/v1/responses`: requests read, replies and events written."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

@@ -1,7 +1,5 @@
 """What agents ask for and what they get, whichever API they speak."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """How an agent is called: an async function, a plain function, or a command."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """One agent's calls of the model in one episode: exact tokens, budgets, sampling."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """The one place where an algorithm is chosen: by name from a plain dict, or as a function."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Engines round differently (bf16, other kernels), filter (top-p), or run on older
 ρ = π_learner / π_sampler per token, a loss that is multiplied by ρ is unbiased again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias

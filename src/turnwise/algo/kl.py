@@ -1,7 +1,5 @@
 """KL divergence from a reference: estimates, the penalty on rewards, and its controller."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ A mask may come as bool, int or float; a masked token never changes a result, no
 holds NaN.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args

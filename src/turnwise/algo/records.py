@@ -4,8 +4,6 @@ A run looks at these records, never at the names of a function's parameters, to 
 is a critic, how many episodes a group has, or which settings a loss gets.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """One conversation: its messages for people and parsers, its token stream for the model."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ which no such text spells a control token is encoded in one call, so that its to
 the tokenizer; otherwise it is cut inside each forged token, and the pieces are encoded one by one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_right

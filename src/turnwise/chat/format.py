@@ -6,8 +6,6 @@ rendered again, so the sampled tokens stay as they were sampled, also where a te
 them (some drop earlier reasoning, some merge messages).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Renders chat templates within limits, and finds out which parts of the output are quoted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """The token stream of one agent in one episode: append-only, with a mask of sampled tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

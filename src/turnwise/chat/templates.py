@@ -4,8 +4,6 @@ Each is a Jinja template as Hugging Face tokenizers have them. The markers are p
 tokenizer encodes as special tokens if it knows them.
 """
 
-from __future__ import annotations
-
 _CHATML = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}

@@ -1,8 +1,6 @@
 """The command line `turnwise`. Each command imports its dependencies when it runs, so that
 `turnwise --help` is fast."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

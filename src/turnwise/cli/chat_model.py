@@ -1,7 +1,5 @@
 """The model of `turnwise chat` and `turnwise serve`: both are clients of one `AgentSession`."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`turnwise doctor`: checks this machine, or diagnoses a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

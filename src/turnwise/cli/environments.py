@@ -1,7 +1,5 @@
 """`turnwise envs` lists the environments; `turnwise check-env` checks one."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Plays the episodes of `turnwise eval`: by a model or an agent, and by scripted players."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random

@@ -1,7 +1,5 @@
 """`turnwise play`: plays episodes in the terminal, or shows a trained agent playing."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Finds the folder of a run from the name that a user typed, or raises a helpful error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

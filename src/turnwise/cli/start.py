@@ -1,7 +1,5 @@
 """To start from: `turnwise init` makes a project, `turnwise config` prints every setting."""
 
-from __future__ import annotations
-
 import dataclasses
 import keyword
 import re

@@ -1,7 +1,5 @@
 """`turnwise view`: shows runs in the browser."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

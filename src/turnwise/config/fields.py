@@ -1,7 +1,5 @@
 """`Section` and `setting`: settings with a default, a type and one line of help."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Reads settings from nested mappings: short forms, overrides, errors that name each problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import types

@@ -1,7 +1,5 @@
 """The sections `model`, `inference`, `checkpoint`, `dataset`, `limits`, `ray` and `logging`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """The section `training`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """`PromptDataset`: the prompts to train on, one row each; made from a source or by the settings."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import operator

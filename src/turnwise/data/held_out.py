@@ -1,7 +1,5 @@
 """Rows that are held out for evaluation, chosen by their content; rows that datasets share."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import operator

@@ -3,8 +3,6 @@
 Both are functions of the seed and the step: a run that resumes at step 1000 needs no saved state.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from fractions import Fraction

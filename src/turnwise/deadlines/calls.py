@@ -1,7 +1,5 @@
 """Call a user's function, sync or async, with a time limit, and tell failures from interrupts."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

@@ -9,8 +9,6 @@ thread is, which needs no GIL either, reports it, and kills the watched process.
 This file is also the program of the watching process, which imports only the standard library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

@@ -1,7 +1,5 @@
 """Environments: the base class, the built-in games, adapters, and the checker."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

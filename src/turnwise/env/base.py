@@ -1,7 +1,5 @@
 """`BaseEnvironment`: the base class of environments."""
 
-from __future__ import annotations
-
 import copy
 import random
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Turns a name, a class, a factory or an instance into a factory of fresh environments."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

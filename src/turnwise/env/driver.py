@@ -4,8 +4,6 @@ Episodes, the checker, `turnwise play` and the scripted players all use `reset_e
 `step_environment`, so that errors of an environment are detected in one place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The built-in games: to try the library on, to train on, and to read as examples."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

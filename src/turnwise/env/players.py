@@ -1,7 +1,5 @@
 """Plays an environment without a model: the expert, the random player, or any function."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """`EnvironmentStepTool`: takes a step in the environment by a tool call."""
 
-from __future__ import annotations
-
 from turnwise.deadlines import call_with_deadline, is_async
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.driver import finish_without_loop, step_environment

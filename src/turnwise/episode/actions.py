@@ -1,7 +1,5 @@
 """Carries out an agent's turn: tool calls, a step in the environment, or an error message."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

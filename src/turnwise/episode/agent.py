@@ -1,7 +1,5 @@
 """One agent of an episode: its conversation with the engine, and those that its tools hold."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Which of the engine's sessions holds the KV cache of which turn of an agent."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from dataclasses import dataclass

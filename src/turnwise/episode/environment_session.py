@@ -4,8 +4,6 @@ A synchronous environment runs in threads, so that one that hangs can be abandon
 `quick = True` runs directly on the event loop, which is much cheaper and has no timeout.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Coroutine, Mapping

@@ -1,7 +1,5 @@
 """One episode: an agent or several, one environment, and every way in which it can end."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

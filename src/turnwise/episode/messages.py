@@ -1,7 +1,5 @@
 """The messages of an episode and of an agent, as the chat template takes them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Conversations, tools and episodes by hand: `MultiTurnInferenceEngine` and its relatives."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

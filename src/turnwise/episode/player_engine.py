@@ -1,7 +1,5 @@
 """Scripted players in the model's place: the expert, random actions, or a user's function."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Samples a turn: asks the engine, keeps to a budget of thoughts, begins an answer as it must."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools

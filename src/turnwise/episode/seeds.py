@@ -1,7 +1,5 @@
 """Seeds derived from names, so that no draw depends on the order in which things happen."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 

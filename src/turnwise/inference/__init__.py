@@ -3,8 +3,6 @@
 Engines that need more than torch and transformers are looked up when they are first used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

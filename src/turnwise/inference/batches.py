@@ -1,7 +1,5 @@
 """Generation for batches of prompts: long lists, and the interface of VERL's rollouts."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """An engine by the name of its backend."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

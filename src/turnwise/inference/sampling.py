@@ -4,8 +4,6 @@ A log-prob that is kept for training must be one of this distribution, filters i
 filters and the log-probs are made here together, and nowhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """An engine without a model: a Python function or random tokens answer."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Written after the source of 0.5.23, and checked against exchanges recorded from 
 same bodies go to the server's routes as JSON and to the methods in this process as arguments.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import importlib

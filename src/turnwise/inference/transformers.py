@@ -4,8 +4,6 @@ Waiting requests are sampled together as one padded batch; requests that arrive 
 wait until it has finished.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Turns, and the base of engines whose model runs in one thread of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """`BaseLearner`: what a trainer needs of a learner, in its own process or in several others."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From a run's settings to a learner."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable

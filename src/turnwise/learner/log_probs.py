@@ -9,8 +9,6 @@ On a GPU two kernels replace the passes over a float32 copy of the logits
 for the backward, which saves one matrix product of four.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

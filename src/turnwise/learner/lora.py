@@ -9,8 +9,6 @@ the learner computes layers in half precision with the weights that engines samp
 weight exists only while its layer is computed; gradients pass the rounding unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """The update under the names that hand-written training loops use."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

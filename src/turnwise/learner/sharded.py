@@ -1,7 +1,5 @@
 """One of several learners, with a shard of the model, for a part of every minibatch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Dropout stays off while learning: the ratio of PPO compares two policies, not two draws of noise.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -5,8 +5,6 @@ of a minibatch are known before its first pack is computed, so that each pack's 
 the whole: how a minibatch is split into packs does not change the step.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

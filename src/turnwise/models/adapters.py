@@ -1,7 +1,5 @@
 """LoRA adapters in the layers of a model, as peft puts them there; peft itself is not imported."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -12,8 +12,6 @@ another one, unless something else than attention carries it there, such as a co
 recurrent state. To see that, however small its effect is, one token begins as NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each of several learners builds such a model, keeps a shard of every parameter, 
 alone from the files. So no process ever has all weights.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Both checks read JSON only, before transformers or the `tokenizers` library build anything of it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

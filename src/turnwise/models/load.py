@@ -1,7 +1,5 @@
 """Loads a model and its tokenizer by name."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ episodes are played during an update, these forwards must not overlap. Engines t
 weights need no lock.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from types import TracebackType

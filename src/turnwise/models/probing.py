@@ -1,7 +1,5 @@
 """What engines and learners need to find out whether they can compute with a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -10,8 +10,6 @@ A threshold is a hash of the parameter's name and the element's index: it takes 
 learners, shards, engines, resumed runs and exported models round alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 from importlib.util import find_spec
 

@@ -4,8 +4,6 @@ The package has them as one GGUF file of four-bit numbers. They are converted on
 Face folder in the user's cache, in float32, which represents them exactly.
 """
 
-from __future__ import annotations
-
 import logging
 from importlib.util import find_spec
 from pathlib import Path

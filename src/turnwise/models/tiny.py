@@ -3,8 +3,6 @@
 Its tokens are bytes, so it can read and write any text.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The display of a running training: live in a terminal, updated in a notebook, lines elsewhere."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -5,8 +5,6 @@ environment's `print`, a library's warning, a log record) are queued, and printe
 with the next refresh. So a signal handler may report, too.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import sys

@@ -1,7 +1,5 @@
 """`ChatServer`: asks a model behind a URL, on any server with OpenAI's chat interface."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`LLMJudge`: a language model scores an episode; `openai_complete` asks it over HTTP."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

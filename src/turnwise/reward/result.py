@@ -1,7 +1,5 @@
 """The result of scoring an episode: a finite reward, or the reason why there is none."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

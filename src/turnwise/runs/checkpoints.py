@@ -5,8 +5,6 @@ before it, so that damage to the manifest itself is detected too. Nothing here k
 write the files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Chooses the folder of a run: a new one, or that of a run to resume."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -4,8 +4,6 @@ A conversation that only grows is one branch. Where an agent changed what it had
 or called in parallel, a turn follows an earlier one than the last, or none.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

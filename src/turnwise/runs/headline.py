@@ -3,8 +3,6 @@
 All commands and pages use it, so that they report the same number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """`metrics.jsonl`: one JSON object per line, one line per step."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -5,8 +5,6 @@ holds that folder twice: relative to the run folder, so that a project can be mo
 its runs, and as it was.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

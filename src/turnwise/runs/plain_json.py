@@ -1,7 +1,5 @@
 """Converts any object of an environment or a tool to JSON of bounded size."""
 
-from __future__ import annotations
-
 import math
 import re
 import reprlib

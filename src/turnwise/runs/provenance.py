@@ -1,7 +1,5 @@
 """The provenance of a run: command, commit, packages and machine."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os

@@ -4,8 +4,6 @@ A setting may change if it affects only future steps. It may not if it determine
 task, or the position in the data and in the random streams.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`create_trainer`: a trainer in one process, on a Ray cluster, or VERL's own."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tools that a model can call, the registry that calls them, and the parsers that find calls."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

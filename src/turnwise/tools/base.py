@@ -1,7 +1,5 @@
 """`Tool` and `@tool`: two ways to write a tool, a subclass with `execute` or a function."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from abc import ABC, abstractmethod

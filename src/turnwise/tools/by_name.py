@@ -4,8 +4,6 @@ Settings contain no secrets. In the entry of an MCP server, `${NAME}` stands for
 environment variable, which is inserted when the server is started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

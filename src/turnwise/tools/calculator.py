@@ -4,8 +4,6 @@ An expression is parsed into a syntax tree, and only the kinds of nodes below ar
 would make a number too long is refused before it is made: 9**9**9 costs nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

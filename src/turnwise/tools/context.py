@@ -1,7 +1,5 @@
 """`ToolContext`: the state that the tools of one episode share."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeAlias

@@ -3,8 +3,6 @@
 What a tool returned becomes the text of a `ToolResult`; so does the reason why it failed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

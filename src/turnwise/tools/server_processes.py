@@ -1,7 +1,5 @@
 """`ServerProcesses`: a server that was started here, and its child processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -5,8 +5,6 @@ it. Most models write thoughts between two tags, of which the first may be at th
 harmony (gpt-oss) has channels.
 """
 
-from __future__ import annotations
-
 import re
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))

@@ -1,7 +1,5 @@
 """The data of tools: the definition that a model reads, its call, and the result of the call."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

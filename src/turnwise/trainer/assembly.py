@@ -1,7 +1,5 @@
 """Builds the components of a run from the settings and the user's components."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping

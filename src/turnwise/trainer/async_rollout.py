@@ -1,7 +1,5 @@
 """`AsyncRollout`: episodes are played all the time, also while the learner updates."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

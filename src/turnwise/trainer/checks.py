@@ -1,7 +1,5 @@
 """What cannot be trained with is refused before a model is loaded or a folder is created."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ A run must end where every episode fails, or no step changes the model. What is 
 reported as soon as it is played.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -5,8 +5,6 @@ what each of them does, so that changed code is noticed when the run is started 
 adds the rows of datasets that are in no file.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

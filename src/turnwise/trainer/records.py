@@ -1,7 +1,5 @@
 """Writes the files of a run: metrics, episodes, checkpoints; and reports what the doctor finds."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

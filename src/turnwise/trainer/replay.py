@@ -5,8 +5,6 @@ comes to the same weights, bit for bit, also if the run was asynchronous. No epi
 those of a warm start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

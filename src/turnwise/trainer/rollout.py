@@ -1,7 +1,5 @@
 """Which tasks a step or an evaluation plays: seeds, rows of a dataset, or those of a curriculum."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

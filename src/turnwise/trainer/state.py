@@ -3,8 +3,6 @@
 Weights and the optimiser's tensors are safetensors, the rest is JSON: nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -3,8 +3,6 @@
 Episodes are played in a thread of their own, so that the main thread can always handle signals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -4,8 +4,6 @@ The examples are episodes like any other, with the same token streams and masks,
 environment's expert or at random, or read from a file of conversations.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ a closure or an instance holds. Code of installed packages counts by its name al
 are recorded elsewhere.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import hashlib

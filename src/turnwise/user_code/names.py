@@ -1,7 +1,5 @@
 """A user's code by name: from `file.py:Name` or `module:Name` to the object, and back."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Tracebacks reduced to the lines of the user's own files."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import traceback

@@ -7,8 +7,6 @@ the same code from the same place before. That is remembered outside the folder,
 `$XDG_STATE_HOME/turnwise/trusted-code`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The HTTP endpoints of the page. They return JSON, and write nothing but a user's notes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The settings of several runs side by side: which of them differ, and whose code was changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ none of it is invisible: every value of a template is shown by `visible_html`, a
 template takes the filter `attribute`.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

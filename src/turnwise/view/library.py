@@ -1,7 +1,5 @@
 """The library of runs that the viewer shows: found in folders, and kept current by a thread."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

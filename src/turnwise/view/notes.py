@@ -6,8 +6,6 @@ itself writes, so that it moves and is deleted with the run:
     notes.json    {"tags": ["baseline"], "note": "the one of the paper", "archived": false}
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The file needs neither network nor scripts, and can be printed.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

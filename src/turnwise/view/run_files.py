@@ -1,7 +1,5 @@
 """Reads the files of a run: none outside of its folder, and each again when it changed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A run that the viewer shows, with its status, metrics and episodes."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

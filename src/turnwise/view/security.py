@@ -1,7 +1,5 @@
 """Only the viewer's own page on this machine may send requests: to read, and to save notes."""
 
-from __future__ import annotations
-
 import re
 import secrets
 

@@ -1,7 +1,5 @@
 """Serves the viewer on this machine alone, until Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Generalised advantage estimation over the policy's own tokens."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import pad
 

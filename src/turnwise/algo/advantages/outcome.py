@@ -11,8 +11,6 @@ the reward scale. (VERL gives it its raw score, except in rloo_vectorized, which
 Where an estimator whitens, it does so afterwards.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ advantage (Cui et al., https://arxiv.org/abs/2505.22617). Which tokens these are
 whole batch: by the loss itself, or before it where the batch is split (`selected`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Unpack

@@ -10,8 +10,6 @@ Metrics are means over the policy's tokens: `kl` is the k1 estimate of KL(old �
 mean of r = π_now / π_old, `clip_fraction` the share of tokens whose gradient was cut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 

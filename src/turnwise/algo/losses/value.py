@@ -1,7 +1,5 @@
 """The critic's loss, and entropy."""
 
-from __future__ import annotations
-
 import torch
 
 from turnwise.algo.losses.policy import is_above

@@ -1,7 +1,5 @@
 """Environments of other packages; a random state of its own for those that use the global one."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

@@ -1,7 +1,5 @@
 """Any registered Gymnasium environment as a text environment; needs the `gym` extra."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import random

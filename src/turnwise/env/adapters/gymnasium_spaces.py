@@ -6,8 +6,6 @@ for a Text, JSON for anything larger. Of several answers in one text the last on
 decision comes after the reasoning.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -6,8 +6,6 @@
 Your task is to count how many legs there are in total when given a list of animals.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import random

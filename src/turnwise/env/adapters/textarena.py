@@ -6,8 +6,6 @@ Needs the `textarena` extra.
 >>> observation = env.reset()
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import random

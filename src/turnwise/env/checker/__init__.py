@@ -1,7 +1,5 @@
 """`check_env`: plays an environment as training does, and reports what to fix."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait

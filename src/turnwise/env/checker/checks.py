@@ -3,8 +3,6 @@
 Each takes the `Harness` and yields findings. `CHECKS` has their order.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 import statistics

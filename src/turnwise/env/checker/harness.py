@@ -1,7 +1,5 @@
 """`Harness` plays environments for the checks and watches every call; findings and their report."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import random

@@ -5,8 +5,6 @@ it is a Triton kernel. On a CPU segments of one shape are one batch: a row's sha
 own lengths and nothing else, so that no other row of the batch changes a bit of its result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate

@@ -9,8 +9,6 @@ elements, and the remainder of a tensor by other code, whose `silu`, `gelu` or `
 differently. A tensor that several threads compute has a remainder in each thread's part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 

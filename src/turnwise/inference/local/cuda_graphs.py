@@ -5,8 +5,6 @@ as the next input. The host launches a burst of steps, then reads the sampled to
 within a burst are cut there.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 The engine's thread owns it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import mmap

@@ -1,7 +1,5 @@
 """Forwards of a Hugging Face model over packed tokens and the KV cache."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ The engine's thread calls this before each step. The rules:
   beginnings are shared in whole blocks (`Runner.block`).
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence

@@ -1,7 +1,5 @@
 """The engine on vLLM in this process: one thread runs its scheduler and its model."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

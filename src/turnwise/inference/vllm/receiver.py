@@ -1,7 +1,5 @@
 """`WeightReceiver`: what vLLM's workers need to take weights from another process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine for a vLLM server, over HTTP; and requests as vLLM's arguments, here and there."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -6,8 +6,6 @@
   are used only if they compute what torch does on small examples: compilers and drivers differ.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 from importlib import import_module

@@ -4,8 +4,6 @@ A module is replaced only if a probe computes the same numbers; its class name i
 and where a kernel cannot be used, the model's own modules compute.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The engine's own attention reads a cache and has no gradient; this one has neith
 padding: each episode attends to itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise

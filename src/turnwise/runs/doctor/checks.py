@@ -4,8 +4,6 @@ Causes come before their consequences. A new check is a function here, a row in 
 and a test with a run that has it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

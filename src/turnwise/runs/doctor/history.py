@@ -1,7 +1,5 @@
 """The metrics that the doctor keeps: the last steps, the first values, and the best."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

@@ -4,8 +4,6 @@ The loop, the files and the user's code are those of one process. This package h
 collector, the engine and the learner, and the workers that they call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """`Cluster`: an existing Ray cluster, or one that is started for the run; and lost workers."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import logging

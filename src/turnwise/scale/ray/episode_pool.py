@@ -4,8 +4,6 @@ A worker that is lost is requested again, and the others play its episodes. `Rem
 `RemoteCollector` are the proxies through which the trainer uses the pool.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """`EpisodeWorker`: a process that plays episodes with its own engine and model."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`RemoteLearner`: a proxy of the learner whose updates run in a group of workers."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """`LearnerWorker`: a process with a shard of the model, and its share of each update."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What travels between the processes of a run: weights, the model's source, and log lines."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections import deque

@@ -6,8 +6,6 @@ VERL imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
 worker, and `ServerEngine` asks VERL's servers for its turns, tokens in, tokens out.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """`EpisodeComponents`: a user's environment, reward and tools, sent to VERL's workers."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import sys

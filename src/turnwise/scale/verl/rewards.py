@@ -1,7 +1,5 @@
 """Rewards in VERL: `EnvironmentRewardWrapper`, and scorers of whole batches in the driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 

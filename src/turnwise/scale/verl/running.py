@@ -1,7 +1,5 @@
 """`VerlRun`: Ray, VERL's workers and one of its two trainers, built from VERL's own parts."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable, Mapping

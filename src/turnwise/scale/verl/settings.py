@@ -4,8 +4,6 @@
 result. A setting that VERL does not have is an error, unless it has its default.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -127,8 +125,9 @@ def refuse_mix(config: ConfigStore) -> None:
     """Refuse a mix of environments and an agent: VERL's workers play in one environment."""
     for name in ("agent", "environments"):
         if (value := getattr(config, name)) is not None:
+            given = f"a mix of {len(value)}" if name == "environments" else repr(value)
             raise ConfigError(
-                f"{name} is {value!r}, and VERL has no such setting: it trains in one "
+                f"{name} is {given}, and VERL has no such setting: it trains in one "
                 "environment. Train with engine='local' or 'ray'."
             )
 

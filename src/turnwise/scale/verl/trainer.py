@@ -1,7 +1,5 @@
 """`CustomRayPPOTrainer`: the same environment and reward, trained by VERL."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

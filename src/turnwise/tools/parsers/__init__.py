@@ -1,7 +1,5 @@
 """The formats in which models write tool calls, and the choice of one by name or chat template."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """`ActionParser` finds tool calls in text; `FormatParser` is the base of the built-in ones."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Formats whose calls are JSON: plain, OpenAI's, Llama's, Hermes', Mistral's; and ReAct's lines."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Formats with markers or tags around names and arguments: DeepSeek, Kimi, harmony, GLM, Qwen."""
 
-from __future__ import annotations
-
 import re
 from abc import abstractmethod
 from collections.abc import Iterable

@@ -11,8 +11,6 @@ Names of tools and arguments that stand outside of JSON follow the same idea: on
 misread is written as a JSON string, in quotes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@
 not work.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

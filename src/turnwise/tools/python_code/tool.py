@@ -1,7 +1,5 @@
 """`PythonCodeTool`: runs Python code that a model wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
