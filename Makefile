@@ -25,7 +25,7 @@ play:  ## play a game yourself: make play ENV=grid-world
 	$$py -m turnwise play $(ENV)
 
 # The pages of the docs, and runs that take long.
-LENGTHY := tests/docs tests/learner/test_learning.py tests/models/test_smollm2.py \
+LENGTHY := tests/docs tests/models/test_smollm2.py \
 	tests/runs/test_doctor_real_runs.py tests/trainer/test_learning.py tests/trainer/test_notebook.py
 
 test:  ## install, then run the tests

@@ -11,7 +11,7 @@ import tempfile
 # What takes longest begins first: else one of two processes ends alone with it.
 LONG = (
     *("scale/test_ray.py", "faults/test_episodes.py", "trainer/test_learning.py"),
-    *("trainer/test_resume.py", "trainer/test_turn_credit.py"),
+    "trainer/test_resume.py",
 )
 
 try:

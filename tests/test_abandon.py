@@ -84,36 +84,6 @@ def test_a_call_that_ignores_its_cancellation_is_abandoned(function, caplog):
     assert f"{__file__}:" in record.message
 
 
-def test_finally_blocks_of_an_abandoned_call_run():
-    ran = []
-
-    async def stubborn():
-        try:
-            await ignores_cancellation()
-        finally:
-            ran.append(True)
-
-    with pytest.raises(DeadlineExceeded):
-        run_sync(call(stubborn))
-    assert ran == [True]
-
-
-@pytest.mark.parametrize("wait", [asyncio.create_task, asyncio.gather])
-def test_a_task_that_ignores_its_cancellation_does_not_hold_up_who_awaits_it(wait, monkeypatch):
-    monkeypatch.setattr("turnwise.deadlines.running._ENDING_SECONDS", 0.05)
-
-    async def waits():
-        await wait(never_waits_long())
-
-    async def main():
-        async with episode_task() as task:
-            with pytest.raises(DeadlineExceeded):
-                await call(waits)
-        return task.num_abandoned
-
-    assert run_sync(main()) == 1
-
-
 def test_cleaning_up_may_wait(monkeypatch):
     monkeypatch.setattr(calls, "GRACE_SECONDS", 60.0)
     cleaned = []

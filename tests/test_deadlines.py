@@ -71,38 +71,6 @@ def test_a_call_that_ended_while_the_loop_was_blocked_is_in_time():
     assert run_in_virtual_time(main(), clock)
 
 
-def test_a_sync_call_that_hangs_is_cut_and_named():
-    release = threading.Event()  # without the deadline, the test would never end
-    with pytest.raises(DeadlineExceeded, match=r"the test took longer than 0\.05 s"):
-        call(release.wait, timeout=0.05)
-    release.set()
-
-
-def test_an_async_call_that_hangs_is_cut_and_cleaned_up():
-    cleaned = []
-
-    async def hang():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cleaned.append(True)
-
-    with pytest.raises(DeadlineExceeded, match="the test"):
-        call(hang, timeout=0.02)
-    assert cleaned == [True]
-
-
-def test_swallowing_the_cancellation_does_not_beat_the_deadline():
-    async def stubborn():
-        try:
-            await asyncio.Event().wait()
-        except BaseException:
-            return 0.0
-
-    with pytest.raises(DeadlineExceeded):
-        call(stubborn, timeout=0.02)
-
-
 def raise_timeout():
     raise TimeoutError("the socket gave up")
 
@@ -117,26 +85,6 @@ def test_a_timeout_of_the_functions_own_is_not_called_a_deadline(function, timeo
     with pytest.raises(TimeoutError, match="the socket gave up") as caught:
         call(function, timeout=timeout)
     assert not isinstance(caught.value, DeadlineExceeded)
-
-
-@pytest.mark.parametrize("error", [StopIteration("no more"), SystemExit(3), KeyboardInterrupt()])
-def test_what_a_future_cannot_carry_becomes_a_runtime_error_with_its_cause(error):
-    def fail():
-        raise error
-
-    with pytest.raises(RuntimeError, match="the test raised") as caught:
-        call(fail)
-    assert caught.value.__cause__ is error
-
-
-def test_a_cancelled_dependency_is_a_failure_and_not_our_cancellation():
-    async def wait_for_cancelled():
-        future = asyncio.get_running_loop().create_future()
-        future.cancel()
-        await future
-
-    with pytest.raises(RuntimeError, match="cancelled from within"):
-        call(wait_for_cancelled)
 
 
 @pytest.mark.parametrize("kind", [asyncio.Event, threading.Event])

@@ -38,20 +38,6 @@ def test_bounds_of_k1_are_on_the_ratio_of_sampler_to_learner(
     assert_close(case.run(batch), case.expected(batch), 1e-5)
 
 
-def test_equal_log_probs_have_no_gap_weigh_one_and_are_kept() -> None:
-    batch = make_batch()
-    mask, log_probs = batch["response_mask"], batch["log_probs"]
-    gap = measure_log_prob_gap(log_probs, log_probs, mask)
-    assert all(x == 0 for x in gap.values())
-    weights, metrics = compute_importance_weights(log_probs, log_probs, mask, normalize=True)
-    assert torch.equal(weights, mask.float())
-    assert metrics["is_ess"].item() == pytest.approx(1.0)
-    kept, _ = compute_rejection_mask(
-        log_probs, log_probs, mask, {"token_k1": 1.01, "seq_sum_k3": 1e-6}
-    )
-    assert torch.equal(kept, mask)
-
-
 def test_a_huge_ratio_stays_finite() -> None:
     sampler, learner = torch.tensor([[-900.0, -1.0]]), torch.tensor([[-1.0, -900.0]])
     mask = torch.ones(1, 2)

@@ -27,15 +27,6 @@ def test_turn_grpo_is_rloo_when_only_last_turns_pay() -> None:
         assert_close(advantages, compute_rloo_advantage(rewards, mask, WITH_LONERS)[0], 1e-6)
 
 
-def test_turn_grpo_compares_with_the_last_turn_of_an_episode_that_ended_before() -> None:
-    # Rewards to go: 6, 5, 3 and 4, of which the second episode has only the first turn.
-    rewards = torch.tensor([[1.0, 0, 2.0, 0, 3.0], [4.0, 0, 0, 0, 0]])
-    mask = torch.tensor([[1, 0, 1, 0, 1], [1, 0, 0, 0, 0]])
-    advantages, returns = compute_turn_grpo_advantage(rewards, mask, ["g", "g"])
-    assert_close(advantages, [[2.0, 0, 1.0, 0, -1.0], [-2.0, 0, 0, 0, 0]])
-    assert_close(returns, [[6.0, 0, 5.0, 0, 3.0], [4.0, 0, 0, 0, 0]])
-
-
 @pytest.mark.parametrize("norm_by_std", [False, True])
 def test_a_turn_without_tokens_does_not_disturb_the_others(norm_by_std: bool) -> None:
     """Such as a turn whose tokens were all rejected: its number is skipped in `turn_ids`."""

@@ -31,14 +31,6 @@ def test_batches_are_the_epochs_one_after_the_other(num_rows, batch_size, num_st
     assert taken == [row for order in orders for row in order][: len(taken)]
 
 
-@given(sizes, st.integers(1, 60), few, seeds)
-def test_no_row_comes_twice_more_than_another(num_rows, batch_size, num_steps, seed):
-    counts = Counter(dict.fromkeys(range(num_rows), 0))
-    for step in range(num_steps):
-        counts.update(rows_for_step(num_rows, step, batch_size, seed))
-    assert max(counts.values()) - min(counts.values()) <= 1
-
-
 @given(sizes, st.integers(1, 60), st.integers(0, 10**9), seeds)
 @settings(max_examples=50)
 def test_a_late_step_needs_no_earlier_one(num_rows, batch_size, step, seed):

@@ -174,17 +174,6 @@ def test_kernels_are_used():
         assert load_kernels(name, torch.bfloat16, torch.device("cuda", 0)) is not None
 
 
-def test_the_first_update_is_planned_by_the_free_memory():
-    learner = Learner(PolicyValueModel(made("llama"), None), LearnerOptions(learning_rate=1e-3))
-    batch = random_batch(16, 40).to("cuda")
-    good = torch.where(batch.input_ids < 50, 1.0, -1.0)
-    batch = dataclasses.replace(
-        batch, sampler_log_probs=learner.score(batch).log_probs, advantages=good
-    )
-    assert learner.update(batch)["num_steps"] == 1
-    assert learner._planned_tokens == 65536
-
-
 def test_an_offloaded_optimiser_makes_nearly_the_same_steps():
     found = []
     for offload in (False, True):

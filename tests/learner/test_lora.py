@@ -194,13 +194,3 @@ def test_merged_weights_are_those_of_a_merged_model_and_leave_the_base_alone():
     assert [r.ids for r in found] == [r.ids for r in expected] != before
     for got, wanted in zip(found, expected, strict=True):
         assert got.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
-
-
-def test_adapters_that_are_no_product_of_two_matrices_run_on_their_own_modules():
-    import peft
-
-    model = make_model()
-    model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", use_dora=True))
-    engine = LocalEngine(model)
-    assert engine._runner._fused is None
-    engine.close()

@@ -13,18 +13,6 @@ def named(*tensors):
     return [(f"p{i}", nn.Parameter(x)) for i, x in enumerate(tensors)]
 
 
-def test_steps_too_small_for_bf16_add_up_in_the_master():
-    parameters = named(torch.ones(4, 4, dtype=torch.bfloat16))
-    optimizer = MasterOptimizer(parameters)
-    parameter = parameters[0][1]
-    for _ in range(300):
-        parameter.sum().backward()
-        optimizer.step(1e-4)
-        optimizer.zero_grad()
-    # Each step of 1e-4 is lost in bf16, whose neighbour of 1 is 0.996.
-    assert float(parameter.detach().float().max()) == pytest.approx(0.97, abs=0.004)
-
-
 def test_half_precision_gradients_are_added_up_in_float32():
     parameters = named(torch.zeros(1, 1, dtype=torch.bfloat16))
     optimizer = MasterOptimizer(parameters)
@@ -79,23 +67,6 @@ def test_a_saved_state_goes_on_exactly(dtype, make):
     run(second, resumed, range(3, 6))
     assert torch.equal(whole[0][1], resumed[0][1])
     assert largest_difference(optimizer.state_tensors(), second.state_tensors()) == 0.0
-
-
-def test_a_learner_resumes_exactly():
-    options = LearnerOptions(
-        learning_rate=1e-3, mini_batch_size=2, lr_schedule="linear", total_steps=6
-    )
-    learner = Learner(double_model(), options)
-    batch = with_targets(random_batch(), learner)
-    learner.update(batch)
-    state = {name: x.clone() for name, x in learner.state_tensors().items()}
-    model_state = {name: x.clone() for name, x in learner.model.state_dict().items()}
-    expected = learner.update(batch)
-    other = Learner(double_model(), options)
-    other.model.load_state_dict(model_state)
-    other.load_state_tensors(state)
-    assert other.update(batch) == expected
-    assert largest_difference(weights(other.model), weights(learner.model)) == 0.0
 
 
 def test_the_state_of_another_model_is_refused():

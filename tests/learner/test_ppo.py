@@ -1,12 +1,10 @@
 """PPOTrainer and DataParallelPPOActor: the names that hand-written loops use."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from inference.tiny_models import make_model
-from learner.episodes import largest_difference, random_batch, weights, with_targets
+from learner.episodes import largest_difference, weights
 from turnwise import ConfigError, ConfigStore
 from turnwise.algo import compute_policy_loss, compute_value_loss
 from turnwise.learner import (
@@ -169,34 +167,6 @@ def test_the_actor_computes_log_probs_and_updates_the_policy():
     assert float(gained[data["advantages"] > 0].mean()) > float(
         gained[data["advantages"] < 0].mean()
     )
-
-
-def test_the_settings_of_a_run_reach_the_learner():
-    config = ConfigStore.load(
-        overrides=[
-            "training.learning_rate=0.003",
-            "training.clip_ratio=0.3",
-            "training.policy_loss=gspo",
-            "training.update_epochs=4",
-            "training.mini_batch_size=3",
-            "training.lr_schedule=cosine",
-            "training.kl_loss_coef=0.1",
-            "training.gradient_checkpointing=true",
-            "inference.temperature=0.7",
-        ]
-    )
-    learner = make_learner(config, make_model(), total_steps=10)
-    options = learner.options
-    assert options.policy_loss_options["clip_ratio"] == 0.3
-    assert (options.update_epochs, options.mini_batch_size) == (4, 3)
-    assert learner.learning_rate == 0.003
-    assert learner.model.temperature == 0.7
-    assert learner.model.has_critic
-    batch = random_batch()
-    reference = learner.reference_log_probs(batch)
-    assert torch.equal(reference, learner.score(batch).log_probs)
-    batch = dataclasses.replace(with_targets(batch, learner), ref_log_probs=reference)
-    assert learner.update(batch)["num_steps"] == 8
 
 
 def test_a_critic_is_made_only_for_who_needs_one():

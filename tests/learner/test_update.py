@@ -215,17 +215,6 @@ def test_what_is_not_finite_never_reaches_the_weights(poison):
     assert largest_difference(weights(learner.model), updated(ALL_TERMS)[0]) == 0.0
 
 
-def test_minibatches_hold_every_episode_once_an_epoch_in_a_new_order():
-    options = LearnerOptions(mini_batch_size=4, seed=5)
-    learner = Learner(double_model(), options)
-    batch = random_batch(10)
-    first, second = (list(learner._minibatches(epoch, batch)) for epoch in (0, 1))
-    assert [len(rows) for rows in first] == [4, 4, 2]
-    assert sorted(torch.cat(first).tolist()) == list(range(10))
-    assert torch.cat(first).tolist() != torch.cat(second).tolist()
-    assert learner.update(with_targets(batch, learner))["num_steps"] == 3
-
-
 def test_an_update_stops_when_the_policy_has_moved_far_enough():
     options = LearnerOptions(learning_rate=0.02, update_epochs=50, value_coef=0.0)
     learner = Learner(double_model(), options)
@@ -275,18 +264,6 @@ def test_what_an_update_misses_is_named():
         learner.update(dataclasses.replace(batch, advantages=None))
     with pytest.raises(ConfigError, match="needs a reference model"):
         learner.reference_log_probs(batch)
-
-
-def test_the_reference_does_not_move():
-    policy = double_model(critic=None)
-    reference = copy.deepcopy(policy.policy)
-    learner = Learner(policy, ALL_TERMS, reference=reference)
-    batch = with_targets(random_batch(), learner)
-    before = learner.reference_log_probs(batch)
-    assert torch.equal(before, learner.score(batch).log_probs)
-    learner.update(batch)
-    assert torch.equal(before, learner.reference_log_probs(batch))
-    assert not torch.equal(before, learner.score(batch).log_probs)
 
 
 def test_imitation_is_the_mean_of_minus_log_p():

@@ -15,7 +15,6 @@ from transformers.models.qwen3 import Qwen3Config
 
 from inference.tiny_models import SHAPE, VOCABULARY, make_model
 from turnwise.learner import PolicyValueModel
-from turnwise.learner.fast.packed_attention import episode_attention
 from turnwise.learner.packing import make_packs
 from turnwise.learner.trunk import Trunk, _warn_once
 
@@ -104,26 +103,6 @@ def test_log_probs_and_gradients_past_the_window(name):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-2), label
     # The model that is trained keeps its own window.
     assert model.config.sliding_window == WINDOW
-
-
-def test_a_window_that_attention_is_not_given_is_noticed_at_the_start(caplog, monkeypatch):
-    """However long the window is: it is made short while the model is tried."""
-    _warn_once.cache_clear()
-    config = copy.deepcopy(CONFIGS["mistral"])
-    config.sliding_window = 64
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-
-    def forgetful(*arguments, sliding_window=None, **more):
-        return episode_attention(*arguments, **more)
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "turnwise"):
-        patch.setattr("turnwise.learner.trunk.episode_attention", forgetful)
-        trunk = Trunk(model)
-    Trunk(make_model("llama"))  # the right one again, under its name
-    assert trunk.layout == "padded"
-    assert "away from those of a plain forward" in caplog.text
-    assert model.config.sliding_window == 64
 
 
 def test_a_layout_that_does_not_fit_is_reported_once_with_the_reason(caplog):

@@ -118,26 +118,12 @@ def test_seconds_are_split_by_what_episodes_waited_for():
     assert sum(found.values()) == pytest.approx(5.0)
 
 
-class Silent(Echo):
-    """Reports no success."""
-
-    def step(self, action):
-        self._done = True
-        return "", 1.0, True, {}
-
-
 class Proud(Echo):
     """Reports success only where there is one."""
 
     def step(self, action):
         self._done = True
         return "", 1.0, True, {"success": True} if action == "a" else {}
-
-
-def test_a_world_that_says_nothing_of_success_has_none():
-    silent = EpisodeCollector(Recording(lambda text: "a"), Silent).collect_sync([1, 2])
-    assert "success" not in episode_metrics(silent)
-    assert episode_metrics(silent)["reward"] == 1.0
 
 
 def test_a_world_that_reports_only_successes_had_none_once_it_has_reported_one():

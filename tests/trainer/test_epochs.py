@@ -9,7 +9,6 @@ from trainer.runs import Listener, assert_same_run, metrics_of
 from trainer.worlds import Echo, small_trainer
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.run_folder import RunFolder
-from turnwise.trainer.trainer import Epochs
 
 SMALL = (
     "training.warm_start=null",
@@ -81,31 +80,3 @@ def test_other_steps_per_epoch_from_a_resume_on(tmp_path):
     state = json.loads(newest.file("state.json").read_text())
     epochs = state["progress"]["epochs"]
     assert epochs == {"num_done": 3, "num_steps": 0, "starts": [0], "first_steps": [0]}
-
-
-class TestCount:
-    def plan(self, epochs, number, num_epochs, per_epoch, step, is_waiting=False):
-        return epochs.plan(number, num_epochs, per_epoch, step=step, is_waiting=is_waiting)
-
-    def test_an_epoch_that_was_broken_off_counts_as_one(self):
-        epochs = Epochs(num_done=1, num_steps=3, starts=[0])
-        plan = self.plan(epochs, 1, 2, 5, step=8)
-        assert (epochs.num_done, epochs.num_steps, epochs.starts) == (2, 0, [0, 2])
-        assert plan.num_steps == 18
-
-    def test_an_epoch_that_is_longer_than_it_should_be_ends_with_its_next_step(self):
-        epochs = Epochs(num_done=1, num_steps=6, starts=[0], first_steps=[0])
-        plan = self.plan(epochs, 0, 3, 4, step=10)
-        assert plan.num_steps == 15  # one more for the second epoch, four for the third
-
-    def test_an_epoch_whose_evaluation_is_missing_needs_no_more_steps(self):
-        epochs = Epochs(num_done=1, num_steps=4, starts=[0], first_steps=[0])
-        assert self.plan(epochs, 0, 2, 4, step=8, is_waiting=True).num_steps == 8
-
-    def test_a_fit_that_is_over_has_nothing_left(self):
-        epochs = Epochs(num_done=3, num_steps=1, starts=[0, 1])
-        assert self.plan(epochs, 0, 1, 4, step=11).num_steps == 11
-
-    def test_a_fit_that_was_stopped_is_over_when_the_next_one_has_begun(self):
-        epochs = Epochs(num_done=1, num_steps=1, starts=[0, 1])
-        assert self.plan(epochs, 0, 10, 4, step=6).num_steps == 6

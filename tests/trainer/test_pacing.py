@@ -131,24 +131,6 @@ def test_an_interrupted_run_plays_again_what_was_not_trained_on(machine, stops, 
     assert found == Counter(drawn(pacer.num_updates, pacer.batch_size))
 
 
-def test_without_staleness_each_update_trains_on_its_own_block():
-    rng = random.Random(0)
-    pacer = Pacer(4, 0, num_updates=6)
-    machine = Machine(pacer, 3, lambda _: rng.random(), rng.random).run()
-    assert [sorted(batch) for batch in machine.trained] == [
-        [Draw(block, place) for place in range(4)] for block in range(6)
-    ]
-
-
-def test_a_slow_group_does_not_hold_the_next_updates_back_until_it_is_due():
-    slow = Draw(0, 0)
-    pacer = Pacer(2, 3, num_updates=8)
-    machine = Machine(pacer, 99, lambda d: 10.0 if d == slow else 0.1, lambda: 0.1).run()
-    taken = next(number for number, batch in enumerate(machine.trained) if slow in batch)
-    assert taken == 3, "that is the last update that may train on it"
-    assert machine.started[slow] == 0
-
-
 def test_more_staleness_is_never_slower():
     seconds = []
     for k in (0, 1, 4):

@@ -1,7 +1,6 @@
 """`fit` shows its progress by itself, where the script runs, and everything once."""
 
 import contextlib
-import io
 import logging
 import multiprocessing
 import re
@@ -94,17 +93,6 @@ def test_none_is_silent_and_the_log_is_kept_all_the_same(tmp_path, capfd):
     trainer = fit(tmp_path, reporter=None)
     assert capfd.readouterr() == ("", "")
     assert RunFolder(trainer.run_folder).log_file.read_text().count("INFO step ") == 2
-
-
-def test_a_log_of_warnings_gets_no_lines_of_progress(tmp_path):
-    handler = logging.StreamHandler(io.StringIO())
-    logging.getLogger().addHandler(handler)
-    try:
-        trainer = fit(tmp_path, reporter=None)
-    finally:
-        logging.getLogger().removeHandler(handler)
-    assert handler.stream.getvalue() == ""
-    assert "INFO step 2/2" in RunFolder(trainer.run_folder).log_file.read_text()
 
 
 @pytest.fixture

@@ -5,18 +5,13 @@ import json
 import shutil
 
 import pytest
-import torch
-from hypothesis import given, settings, strategies as st
 
-from runs.stored_examples import episodes as random_episodes
 from trainer.runs import Listener, fit_to_the_end, newest_files
 from trainer.worlds import Memory, small_model, small_trainer
 from turnwise import ConfigError
 from turnwise.config import ConfigStore
 from turnwise.errors import TrainingStopped
-from turnwise.runs.episode_store import EpisodeStore
-from turnwise.trainer.learning import make_batch, trained_rows
-from turnwise.trainer.replay import RecordedRun, replay_run
+from turnwise.trainer.replay import replay_run
 
 AHEAD = (
     "training.batch_size=3",
@@ -167,21 +162,3 @@ def test_what_is_missing_is_named(run):
     (run / "metrics.jsonl").unlink()
     with pytest.raises(ConfigError, match="nothing to replay"):
         replayed(run)
-
-
-@settings(max_examples=25)
-@given(st.lists(random_episodes(), min_size=1, max_size=3))
-def test_recorded_episodes_give_the_same_batch(tmp_path_factory, played):
-    run = tmp_path_factory.mktemp("run")
-    EpisodeStore(run / "episodes", 2**30).write(1, played)
-    (run / "metrics.jsonl").write_text('{"step": 1}\n')
-    recorded = RecordedRun(run).episodes(1, "keep")
-    rows, again = trained_rows(played), trained_rows(recorded)
-    assert [row.group for row in again] == [row.group for row in rows]
-    assert [row.agent.action_numbers for row in again] == [row.agent.action_numbers for row in rows]
-    assert [r.result.status for r in again] == [r.result.status for r in rows]
-    if rows:
-        left, right = make_batch(rows), make_batch(again)
-        for name in ("input_ids", "response_mask", "sampler_log_probs", "rewards"):
-            assert torch.equal(getattr(left, name), getattr(right, name)), name
-        assert left.branches == right.branches

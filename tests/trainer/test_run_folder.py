@@ -25,7 +25,6 @@ QUICK = (
     "inference.max_tokens=2",
     "logging.episodes_gb=0",
 )
-NAMED = (*QUICK, "checkpoint.run_name=mine")
 
 
 def finished(folder, *overrides, environment=Echo, **options):
@@ -197,17 +196,6 @@ class TestOtherSettings:
         assert not any("learning_rate" in line for line in again.said)
         assert len(RunFolder(folder).changes) == 1
 
-    def test_a_record_of_a_step_that_the_run_goes_back_to_is_replaced(self, tmp_path):
-        folder = RunFolder(tmp_path)
-        before, now = small_config(tmp_path), small_config(tmp_path, LOWER)
-        (change,) = changes_between(before, now)
-        folder.write_changes(3, [change], now)
-        folder.write_changes(5, [change], now)
-        folder.write_changes(5, [change], now)
-        assert [entry["step"] for entry in folder.changes] == [3, 5]
-        folder.write_changes(4, [], now)
-        assert [entry["step"] for entry in folder.changes] == [3]
-
     def test_the_weight_of_the_kl_penalty_takes_effect(self, tmp_path):
         penalty = ("training.use_kl_in_reward=true", "checkpoint.run_name=mine")
         stopped(tmp_path, *penalty, "training.kl_coef=0.25")
@@ -267,15 +255,6 @@ def test_missing_lines_of_the_metrics_are_mentioned_once(tmp_path):
     (said,) = [line for line in listener.said if "has no line" in line]
     assert f"{folder / 'metrics.jsonl'} has no line for steps 2 to 4, though 5 steps" in said
     assert steps(folder) == [1, 5, 6]
-
-
-def test_drafts_of_a_run_that_was_killed_are_removed(tmp_path):
-    folder = stopped(tmp_path)
-    for name in (".config.yaml.saving-1", ".run.json.saving-2", ".tokenizer.json.saving-3"):
-        (folder / name).touch()
-    finished(tmp_path)
-    assert [name for name in os.listdir(folder) if "saving" in name] == []
-    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
 def ones(trajectory):

@@ -1,7 +1,6 @@
 """Runs are counted in steps: when they end, are saved and evaluated, with and without a dataset."""
 
 import contextlib
-import json
 import zlib
 
 import pytest
@@ -130,13 +129,6 @@ def test_eval_steps_and_save_steps(tmp_path):
     assert saved_steps(run) == [3, 6, 9, 10]
 
 
-def test_an_explicit_interval_is_kept_whatever_the_clock_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_records, "SECONDS_BETWEEN_SAVES", 0.0)
-    epochs = ("training.num_epochs=4", "training.steps_per_epoch=2")
-    every = ("checkpoint.save_interval=2", "training.eval_episodes=0")
-    assert saved_steps(train(tmp_path, *epochs, *every).run_folder) == [4, 8]
-
-
 class TestDefaults:
     def test_a_long_pass_is_saved_and_evaluated_within(self, tmp_path):
         run = train(tmp_path, "training.num_epochs=1", dataset=ROWS * 6).run_folder
@@ -150,13 +142,6 @@ class TestDefaults:
         assert saved_steps(by_clock) == [*range(1, 11)]
         assert saved_steps(by_steps) == [10]
         assert_same_run(by_steps, by_clock)  # the clock decides when, never what
-
-    def test_the_best_evaluation_is_saved_wherever_it_is(self, tmp_path):
-        settings = ("training.num_epochs=1", "training.eval_steps=3")
-        run = train(tmp_path, *settings).run_folder
-        rewards = {m["step"]: m.get("eval/greedy/reward") for m in metrics_of(run)}
-        best = CheckpointStore(RunFolder(run).checkpoints).best
-        assert best.mark.value == max(rewards[step] for step in (3, 6, 9, 10))
 
 
 KILLED = ("training.num_epochs=1", "checkpoint.save_steps=4", "training.eval_steps=3")
@@ -191,17 +176,6 @@ class TestKilled:
         (line,) = [line for line in listener.said if "no checkpoint" in line]
         assert line.startswith("beginning again at step 1")
         assert line.endswith("again: 3")
-        assert_same_run(whole, parts)
-
-    def test_an_evaluation_within_an_epoch_that_was_stopped(self, tmp_path, whole):
-        folder = tmp_path / "parts"
-        stopping = Listener(lambda what, number: what == "evaluation")
-        train(folder, *KILLED, listener=stopping)
-        saved = CheckpointStore(folder / "Asked" / "checkpoints").newest()
-        progress = json.loads(saved.file("state.json").read_text())["progress"]
-        assert saved.step == 3
-        assert progress["unwritten"] is not None
-        parts = train(folder, *KILLED).run_folder
         assert_same_run(whole, parts)
 
     def test_an_asynchronous_run_within_a_pass(self, tmp_path):

@@ -8,9 +8,8 @@ import torch
 
 from trainer.runs import Listener, assert_same_run, metrics_of, newest_files
 from trainer.worlds import Echo, Memory, Several, small_model, small_trainer
-from turnwise import BaseEnvironment, CheckpointError, ConfigError, Trainer, whole_files
+from turnwise import CheckpointError, ConfigError, Trainer, whole_files
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
-from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import TrainingStopped
 from turnwise.runs.checkpoints import CheckpointStore
 
@@ -90,20 +89,6 @@ class TestNotFinite:
         assert all("loss" not in m for m in history)
         assert listener.outcomes[0].startswith("stopped: 5 steps in a row changed nothing")
 
-    def test_a_few_bad_steps_are_survived(self, tmp_path):
-        with small_trainer(tmp_path, Several, *LONG, reward_fn=parts_of_reward) as trainer:
-            num_left = [3]
-
-            def poison(gradient):
-                num_left[0] -= 1
-                return gradient * math.nan if num_left[0] >= 0 else gradient
-
-            parameter = next(trainer.components.learner.model.parameters())
-            parameter.register_hook(poison)
-            history = trainer.fit()
-            assert all(bool(x.isfinite().all()) for x in weights(trainer).values())
-        assert [m["num_skipped_steps"] for m in history] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
-
     def test_weights_that_are_not_finite_are_never_saved(self, tmp_path):
         with small_trainer(tmp_path, Several, *QUICK) as trainer:
             trainer.fit()
@@ -116,40 +101,6 @@ class TestNotFinite:
             with pytest.raises(CheckpointError, match="weights are not finite"):
                 trainer.fit()
         assert newest_files(trainer.run_folder) == good
-
-
-class Broken(Echo):
-    """Fails with some seeds, or with all."""
-
-    share = 1.0
-
-    def reset(self):
-        letter = super().reset()
-        if self.rng.random() < self.share:
-            raise OSError("the server is gone")
-        return letter
-
-
-class Unreliable(Broken):
-    share = 0.4
-
-
-class TestFailures:
-    def test_whole_groups_are_left_out(self, tmp_path):
-        settings = (*QUICK, "training.on_error=drop_group", "training.adv_estimator=rloo")
-        with small_trainer(
-            tmp_path, Unreliable, *settings, "training.batch_size=8", "training.group_size=2"
-        ) as trainer:
-            history = trainer.fit()
-        assert all(m["num_groups"] == 8 and m["num_episodes"] == 16 for m in history)
-        assert all(0 < m["errors"] < 1 for m in history)
-
-    def test_the_first_one_ends_the_run_if_that_is_wanted(self, tmp_path):
-        with (
-            small_trainer(tmp_path, Broken, *QUICK, "training.on_error=fail") as trainer,
-            pytest.raises(EpisodeFailed, match="the server is gone"),
-        ):
-            trainer.fit()
 
 
 def flip_a_byte(file, place=100):
@@ -184,13 +135,6 @@ class TestDamage:
         assert "Using step-00000001 instead" in warning
         assert_same_run(whole.run_folder, run)
 
-    def test_where_none_is_whole_it_says_so(self, tmp_path):
-        run = self.stopped(tmp_path)
-        for file in run.glob("checkpoints/*/state.json"):
-            flip_a_byte(file)
-        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is intact"):
-            self.again(tmp_path).fit()
-
     def test_a_checkpoint_of_another_model(self, tmp_path):
         path = small_trainer(tmp_path, Several, *QUICK).save_checkpoint(tmp_path / "mine")
         grpo = small_trainer(tmp_path, Several, *QUICK, "training.adv_estimator=grpo")
@@ -219,28 +163,6 @@ class TestDisks:
         assert listener.outcomes[0] == "finished"
         assert listener.outcomes[1].startswith("stopped: cannot")
         assert newest_files(trainer.run_folder) == good
-
-    def test_a_save_that_fails_at_the_end_is_not_called_finished(self, tmp_path, monkeypatch):
-        def refuse(*args):
-            raise CheckpointError("cannot save: the disk is full")
-
-        listener = Listener()
-        settings = (*QUICK, "checkpoint.save_interval=9")
-        with small_trainer(tmp_path, Several, *settings, reporter=listener) as trainer:
-            monkeypatch.setattr(CheckpointStore, "save", refuse)
-            with pytest.raises(CheckpointError, match="the disk is full"):
-                trainer.fit()
-        assert listener.outcomes == ["stopped: cannot save: the disk is full"]
-        monkeypatch.undo()
-        with small_trainer(tmp_path, Several, *settings, reporter=listener) as again:
-            again.fit()
-        assert again.run_folder == trainer.run_folder
-        assert listener.outcomes[1:] == ["finished"]
-
-    def test_a_file_where_the_folder_should_be(self, tmp_path):
-        (tmp_path / "file").write_text("mine")
-        with pytest.raises(CheckpointError, match="is a file, expected a folder"):
-            small_trainer(tmp_path / "file", Echo, *QUICK).fit()
 
 
 class TestCheckpoints:
@@ -353,20 +275,3 @@ class TestNumbers:
         trainer.cleanup()
         with pytest.raises(ConfigError, match="model= without tokenizer="):
             Trainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)
-
-    def test_an_environment_that_is_an_instance(self, tmp_path):
-        class Plain(BaseEnvironment):
-            def reset(self):
-                self._done = False
-                return "go"
-
-            def step(self, action):
-                return "", 1.0, True, {}
-
-            def get_state_description(self):
-                return "going"
-
-        with small_trainer(tmp_path, Plain(), *QUICK) as trainer:
-            history = trainer.fit()
-        assert [m["reward"] for m in history] == [1.0, 1.0]
-        assert trainer.run_folder == tmp_path / "Plain"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trainer.runs import Listener
-from trainer.worlds import LETTERS, Echo, Memory, Several, small_trainer
-from turnwise import ChatFormat, ConfigError, ScriptedEngine
+from trainer.worlds import Echo, Memory, Several, small_trainer
+from turnwise import ChatFormat, ScriptedEngine
 from turnwise.episode.collector import EpisodeCollector
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import TrainingStopped
@@ -62,20 +62,6 @@ class TestPlayers:
             word = environment.expert_action()
             yield word
             environment.step(word)
-
-    def test_only_what_was_said_is_learned(self, tmp_path):
-        trainer = small_trainer(tmp_path, Memory, *QUICK)
-        parts = trainer.components
-        tasks = [EpisodeTask(seed) for seed in range(8)]
-        for who in ("expert", "random"):
-            for stream in played_streams(parts.collector, who, tasks, STOP):
-                assert len(stream.turns) == 3
-                masked = [i for i, set_ in zip(stream.ids, stream.mask, strict=True) if set_]
-                said = [CHAT.decode(stream.ids[start:end]) for start, end in stream.turns]
-                assert set(said) <= set(LETTERS)
-                assert len(set(said)) == 1 or who == "random"
-                assert masked == [i for a, b in stream.turns for i in stream.ids[a:b]]
-                assert all(stream.ids[end - 1] in CHAT.stop_ids for _, end in stream.turns)
 
     def test_it_learns_what_the_expert_does(self, tmp_path):
         settings = (*QUICK, "training.warm_start=expert", "training.warm_start_steps=60")
@@ -156,18 +142,3 @@ class TestFiles:
             trainer.fit()
         (line,) = [line for line in listener.said if line.startswith("warm start")]
         assert float(line.rpartition(" ")[2]) < 0.5
-
-    @pytest.mark.parametrize(
-        ("lines", "message"),
-        [
-            ([], "holds no conversations"),
-            (["{"], "line 1: expected"),
-            ([{"messages": TALK}, {"talk": TALK}], r"line 2: expected .*KeyError"),
-            ([{"messages": TALK[:2]}], "line 1: a conversation needs a message of the assistant"),
-            ([[{"role": "assistant", "content": None}]], "and text in each"),
-            (["3"], "line 1: expected"),
-        ],
-    )
-    def test_bad_ones(self, tmp_path, lines, message):
-        with pytest.raises(ConfigError, match=message):
-            read_conversations(self.write(tmp_path, *lines), CHAT)
