@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +92,20 @@ def turnwise(
         return Ran(int(left.value.code or 0), captured.out, captured.err)
 
     return run
+
+
+def figures(turnwise: Callable[..., Ran], *arguments: str) -> dict:
+    """What `turnwise eval` says with --json."""
+    ran = turnwise("eval", *arguments, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+@pytest.fixture
+def runs(three_runs, monkeypatch: pytest.MonkeyPatch):
+    """The user is in the folder where the three runs were trained."""
+    monkeypatch.chdir(three_runs.folder)
+    return three_runs
 
 
 @pytest.fixture

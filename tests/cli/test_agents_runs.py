@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.conftest import figures
 from turnwise import Trainer
 
 AGENTS = """
@@ -68,14 +69,12 @@ def _there(project, monkeypatch):
     monkeypatch.chdir(project)
 
 
-def figures(turnwise, *arguments):
-    ran = turnwise("eval", *arguments, "--episodes", "4", "--json")
-    assert ran.code == 0, ran.err
-    return json.loads(ran.out)
+def played(turnwise, *arguments):
+    return figures(turnwise, *arguments, "--episodes", "4")
 
 
 def test_a_run_is_evaluated_with_its_agent_next_to_the_expert(turnwise, monkeypatch):
-    found = figures(turnwise, "runs/echo")
+    found = played(turnwise, "runs/echo")
     assert found["environment"] == "agents.py:echo"
     assert found["evaluated_on"] == "4 training rows"
     assert found["expert"]["success"] == 1.0
@@ -84,18 +83,18 @@ def test_a_run_is_evaluated_with_its_agent_next_to_the_expert(turnwise, monkeypa
     shown = turnwise("eval", "runs/echo", "--episodes", "4").out
     assert shown.startswith("runs/echo on agents.py:echo, 4 episodes on 4 training rows")
     monkeypatch.chdir("runs")  # the code is found from anywhere
-    assert figures(turnwise, "echo")["model"] == found["model"]
-    assert figures(turnwise, "echo", "--agent", "expert")["agent"]["success"] == 1.0
+    assert played(turnwise, "echo")["model"] == found["model"]
+    assert played(turnwise, "echo", "--agent", "expert")["agent"]["success"] == 1.0
 
 
 def test_another_agent_does_the_runs_tasks_with_its_model(turnwise):
-    found = figures(turnwise, "runs/echo", "--agent", "agents.py:asks_twice")
+    found = played(turnwise, "runs/echo", "--agent", "agents.py:asks_twice")
     assert (found["model"]["reward"], found["model"]["turns"]) == (2.0, 2.0)
     assert "expert" not in found, "it belongs to the other agent"
-    found = figures(turnwise, "tiny", "--agent", "agents.py:echo", "--dataset", "tasks.jsonl")
+    found = played(turnwise, "tiny", "--agent", "agents.py:echo", "--dataset", "tasks.jsonl")
     assert found["model"]["success"] == 0.0
     assert found["evaluated_on"] == "4 rows of the evaluation dataset"
-    assert figures(turnwise, "tiny", "--agent", COMMAND)["model"]["reward"] == 0.25
+    assert played(turnwise, "tiny", "--agent", COMMAND)["model"]["reward"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -213,12 +213,6 @@ def test_piped_and_interrupted_it_ends():
 # ---- runs ----
 
 
-@pytest.fixture
-def runs(three_runs, monkeypatch):
-    monkeypatch.chdir(three_runs.folder)
-    return three_runs
-
-
 def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
     engine = reads('{"name": "look_up", "arguments": {"kind": "tree"}}', "It is oak.", "Bye.")
     options = ("--max-tokens", "99")

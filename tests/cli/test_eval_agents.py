@@ -4,16 +4,17 @@ options for what a run cannot restore."""
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import statistics
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 
-from turnwise.cli.scores import estimate, pass_at_k, shown_ks
-from turnwise.runs.headline import wilson_interval
+from cli.conftest import figures
+from turnwise.cli.scores import pass_at_k
+from turnwise.runs.checkpoints import MANIFEST, read_manifest, write_manifest
 
 AGENTS = '''
 import random
@@ -56,17 +57,10 @@ word = "take"
 
 
 @pytest.fixture
-def runs(three_runs, monkeypatch):
-    """The user is in the folder where the runs were trained."""
-    monkeypatch.chdir(three_runs.folder)
+def runs(runs):
+    """The user's folder holds agents.py too."""
     Path("agents.py").write_text(AGENTS)
-    return three_runs
-
-
-def figures(turnwise, *arguments: str) -> dict:
-    ran = turnwise("eval", *arguments, "--json")
-    assert ran.code == 0, ran.err
-    return json.loads(ran.out)
+    return runs
 
 
 # ---- numbers ----
@@ -77,18 +71,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_solved_attempt(n, data):
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
     assert pass_at_k(n, c, k) == pytest.approx(statistics.fmean(map(any, subsets)))
-
-
-def test_an_estimate_over_tasks_has_an_interval_that_is_reproducible():
-    assert shown_ks(1) == [1]
-    assert shown_ks(8) == [1, 2, 4, 8]
-    rates = estimate([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
-    assert rates == estimate([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
-    assert rates["low"] < rates["value"] == 0.5 < rates["high"]
-    margin = 1.96 * statistics.pstdev([0.25, 0.5, 1.0, 0.0, 0.75]) / 20**0.5
-    assert rates["high"] - rates["low"] == pytest.approx(2 * margin, rel=0.15)
-    # All solved is not certain: there were few tasks.
-    assert estimate([1.0] * 4, seed=1)["low"] == pytest.approx(wilson_interval(1.0, 4)[0])
 
 
 # ---- attempts ----
@@ -199,7 +181,6 @@ def test_an_agent_needs_no_model(turnwise, runs):
             ["--agent", "agents.py:numbers", "--env", "grid-world"],
             "returned 5 of type int, expected the",
         ),
-        (["runs"], "runs is not a run, it contains runs. Name one of them: "),
         (["tiny", "--env", "grid-world", "--checkpoint", "nowhere"], "--checkpoint got 'nowhere'"),
     ],
 )
@@ -228,11 +209,6 @@ def test_a_wrong_agent_is_a_message(turnwise, arguments, message):
 def test_each_lost_component_is_named_with_the_option_that_supplies_it(
     turnwise, runs, tmp_path, setting, lost, option, replacement
 ):
-
-    import yaml
-
-    from turnwise.runs.checkpoints import MANIFEST, read_manifest, write_manifest
-
     run = tmp_path / "run"
     shutil.copytree(runs.tools, run)
     (checkpoint,) = run.glob("checkpoints/step-*")

@@ -8,7 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from cli.test_eval_agents import figures, runs as runs
+from cli.conftest import figures
+from cli.test_eval_agents import runs as runs
 from turnwise.cli.scores import estimate
 from turnwise.runs.headline import wilson_interval
 
@@ -24,6 +25,8 @@ def test_intervals_over_rows_hold_the_truth_and_intervals_over_episodes_do_not()
         is_in_by_episodes += low <= 0.5 <= high
     assert is_in / num_tries >= 0.9
     assert is_in_by_episodes / num_tries < 0.7
+    # All solved is not certain: there were few rows.
+    assert estimate([1.0] * 4, seed=1)["low"] == pytest.approx(wilson_interval(1.0, 4)[0])
 
 
 # ---- which rows, and how often ----

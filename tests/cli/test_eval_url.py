@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from cli.conftest import figures
+
 
 class Server(ThreadingHTTPServer):
     """Answers chat requests with `reply(messages)`, and keeps what it was asked."""
@@ -70,9 +72,7 @@ def take(messages):
 
 
 def played(turnwise, *arguments):
-    ran = turnwise("eval", *arguments, "--episodes", "4", "--json")
-    assert ran.code == 0, ran.err
-    return json.loads(ran.out)
+    return figures(turnwise, *arguments, "--episodes", "4")
 
 
 def test_it_plays_every_turn_of_an_environment(turnwise, serve, coins, monkeypatch):
@@ -115,13 +115,9 @@ def test_what_cannot_play_is_said(turnwise, serve):
     assert "expected choices[0].message.content" in ran.err
 
 
-def test_in_the_environment_of_a_run(turnwise, serve, coins):
-    settings = ["training.max_steps=1", "training.batch_size=2", "--output", "runs", "--name", "a"]
-    ran = turnwise("train", f"environment.name={coins}", *settings)
-    assert ran.code == 0, ran.err
-    server = serve(take)
-    found = played(turnwise, "runs/a", "--url", server.url)
-    assert found["name"] == "runs/a"
+def test_in_the_environment_of_a_run(turnwise, serve, runs):
+    found = played(turnwise, "runs/script", "--url", serve(take).url)
+    assert found["name"] == "runs/script"
     assert found["agent"]["success"] == 1.0
 
 

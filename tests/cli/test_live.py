@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import math
 import os
@@ -147,21 +146,6 @@ def test_the_live_picture_follows_and_its_last_one_stays(terminal, live):
     assert "".join(terminal.scrolled).count("guess-number") == 0
 
 
-def test_what_others_print_stands_above_the_picture(terminal):
-    with reporter_on(terminal) as live:
-        live.begin(info(40))
-        live.step(metrics(1))
-        print("a word of the environment")
-        print("10 %\r20 %\r30 %", end="")
-        wait_for(lambda: "step 1/40" in terminal.screen)
-        live.end("finished")
-    print("this is not for that terminal")
-    everything = "\n".join([*terminal.scrolled, terminal.screen])
-    assert everything.startswith("a word of the environment\n30 %\nguess-number · tiny")
-    assert everything.count("guess-number · tiny") == 1
-    assert "this is not" not in everything
-
-
 def test_a_run_that_fails_leaves_the_terminal_as_it_was(terminal):
     live = reporter_on(terminal)
     live.begin(info(40))
@@ -228,18 +212,6 @@ def test_plain_lines_can_be_searched():
         "  eta 0:40  entropy 1.20  kl 0.004",
         "finished after 0:23",
     ]
-
-
-def test_json_lines_are_the_metrics_and_words_go_elsewhere():
-    out, words = io.StringIO(), io.StringIO()
-    with JsonReporter(out, words) as reporter:
-        reporter.begin(info(2))
-        reporter.say("a word")
-        reporter.step(metrics(1))
-        reporter.step(metrics(2))
-        reporter.end("finished")
-    assert [json.loads(line) for line in out.getvalue().splitlines()] == [metrics(1), metrics(2)]
-    assert words.getvalue() == "run folder runs/mine\na word\nfinished\n"
 
 
 def test_a_run_goes_on_when_nobody_reads_it_any_more():

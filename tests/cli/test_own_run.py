@@ -6,45 +6,15 @@ import sys
 
 import pytest
 
+from cli.three_runs import GREENHOUSE, ROWS
 from turnwise import ConfigStore, MCPTools, Trainer
 from turnwise.user_code import import_object
 
-SCRIPT = '''
-from turnwise import BaseEnvironment, ConfigStore, Trainer, tool
-
-
-class Greenhouse(BaseEnvironment):
-    max_steps = 3
-
-    def reset(self):
-        return f"Open the door with the word {self.task['word']}."
-
-    @tool
-    def say_word(self, word: str) -> str:
-        """Say the word."""
-        self.said = word
-        return "ok"
-
-    said = ""
-
-    def step(self, action):
-        success = self.said == self.task["word"]
-        return "", float(success), success, {"success": success}
-
-    def get_state_description(self):
-        return self.said
-
-    def expert_action(self):
-        if self.said:
-            return "done"
-        return '{"name": "say_word", "arguments": {"word": "%s"}}' % self.task["word"]
-
-
-def double(trajectory):
-    return 2.0 * trajectory.total_reward
-
+MAIN = """
 
 def train(**parts):
+    from turnwise import ConfigStore, Trainer
+
     config = ConfigStore()
     config.training.num_epochs = 1
     config.training.batch_size = 2
@@ -54,17 +24,16 @@ def train(**parts):
 
 if __name__ == "__main__":
     train(reward_fn=double, dataset="rows.jsonl")
-    train(reward_fn=lambda trajectory: 1.0, dataset=[{"word": "a"}, {"word": "b"}])
-'''
+    train(reward_fn=lambda trajectory: 1.0, dataset=[{"kind": "a", "word": "b"}])
+"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder in which a script trained twice: with things in files, and with things in memory."""
     place = tmp_path_factory.mktemp("greenhouse")
-    (place / "greenhouse.py").write_text(SCRIPT)
-    rows = [{"word": "lily"}, {"word": "rose"}]
-    (place / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (place / "greenhouse.py").write_text(GREENHOUSE + MAIN)
+    (place / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     subprocess.run([sys.executable, "greenhouse.py"], cwd=place, check=True)
     return place
 
@@ -77,7 +46,7 @@ def test_a_run_names_everything_that_played_a_part(folder):
     assert told["working_directory"] == str(folder)
     assert set(told["packages"]) >= {"torch", "transformers"}
     facts = run["datasets"]["dataset"]
-    assert (facts["path"], facts["rows"], facts["columns"]) == (["rows.jsonl"], 2, ["word"])
+    assert (facts["path"], facts["rows"], facts["columns"]) == (["rows.jsonl"], 2, ["kind", "word"])
     assert run["model"]["hash_covers"] == "all weights"
     assert len(run["model"]["hash"]) == len(run["tokenizer"]["hash"]) == 64
     assert run["engine"]["backend"] == "local"
@@ -97,12 +66,12 @@ def test_a_run_names_everything_that_played_a_part(folder):
 
 def test_rows_that_a_script_made_are_kept_in_the_run(folder, turnwise, monkeypatch):
     run = folder / "runs" / "Greenhouse-2"
-    assert (run / "dataset.jsonl").read_text() == '{"word": "a"}\n{"word": "b"}\n'
+    assert (run / "dataset.jsonl").read_text() == '{"kind": "a", "word": "b"}\n'
     assert "<run>/dataset.jsonl" in (run / "config.yaml").read_text()
     told = json.loads((run / "run.json").read_text())
     facts = told["datasets"]["dataset"]
     assert facts["origin"] == "a list in Python"
-    assert (facts["rows"], facts["columns"], facts["kept"]) == (2, ["word"], True)
+    assert (facts["rows"], facts["columns"], facts["kept"]) == (1, ["kind", "word"], True)
     assert told["unrecorded"] == {"reward": "<function>:<lambda>"}
     monkeypatch.chdir(folder)
     done = turnwise("eval", "runs/Greenhouse-2", "--episodes", "2")

@@ -70,13 +70,6 @@ def test_a_player_that_the_environment_does_not_offer(turnwise, coins):
     assert ran.err.startswith("error: Mute has no expert.")
 
 
-def test_an_environment_that_fails_says_where_without_a_traceback(turnwise, coins):
-    ran = turnwise("play", coins, typed="crash\n")
-    assert ran.code == 1
-    assert re.search(r"coins.py:Coins failed in turn 1: KeyError: 'crash' \(coins.py,", ran.err)
-    assert "Traceback" not in ran.err
-
-
 def test_debug_lets_the_exception_fly(coins, monkeypatch):
     from typer.testing import CliRunner
 

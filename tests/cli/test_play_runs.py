@@ -26,10 +26,9 @@ def fails(observation):
 
 
 @pytest.fixture
-def runs(three_runs, monkeypatch):
-    monkeypatch.chdir(three_runs.folder)
+def runs(runs):
     Path("play_agents.py").write_text(AGENTS)
-    return three_runs
+    return runs
 
 
 def test_a_person_plays_a_runs_environment_with_its_tools(turnwise, runs):
@@ -145,9 +144,7 @@ def test_an_agents_thoughts_calls_and_failures_are_shown(turnwise, runs):
     [
         ([], "no environment is named"),
         (["--player", "expert"], "no environment is named"),
-        (["runs"], "runs is not a run, it contains runs"),
         (["--player", "runs"], "runs is not a run, it contains runs"),
-        (["grid-world", "--player", "no/such/run"], "no/such/run"),
         (["runs/tools", "--json"], "--json is not for a human"),
     ],
 )

@@ -124,8 +124,6 @@ def test_metrics_without_settings_are_drawn_too(turnwise):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "there is no run nowhere"),
-        (["runs"], "runs is not a run, it contains runs. Name one of them: runs/"),
         (["runs/empty"], "no step of this run was finished yet"),
         (["runs/a", "-m", "rewrad"], "Did you mean 'reward'?"),
         (["runs/a", "runs/other", "-m", "odd"], "runs/a has no metric 'odd'"),

@@ -11,17 +11,7 @@ import pytest
 from checker_doors import Doors, only_finding
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker import check_env
-from turnwise.errors import ConfigError, EnvironmentFault
-
-
-class AsyncDoors(Doors):
-    async def reset(self):
-        await asyncio.sleep(0)
-        return super().reset()
-
-    async def step(self, action):
-        await asyncio.sleep(0)
-        return super().step(action)
+from turnwise.errors import ConfigError
 
 
 class SeedArgumentDoors(Doors):
@@ -75,10 +65,10 @@ class LoopBoundDoors(Doors):
         return type(self)(self.config)
 
 
-GOOD = [Doors, AsyncDoors, SeedArgumentDoors, OwnSpawnDoors, ClassCacheDoors, NoOffers]
+GOOD = [Doors, SeedArgumentDoors, OwnSpawnDoors, ClassCacheDoors, NoOffers, LoopBoundDoors]
 
 
-@pytest.mark.parametrize("env", [*GOOD, LoopBoundDoors], ids=lambda env: env.__name__)
+@pytest.mark.parametrize("env", GOOD, ids=lambda env: env.__name__)
 def test_a_good_environment_has_no_findings(env):
     report = check_env(env)
     assert report.findings == [], str(report)
@@ -94,19 +84,11 @@ def make_doors_with(config):
     return Doors(config)
 
 
-def test_an_instance_a_factory_and_a_file_are_taken_too(tmp_path):
-    file = tmp_path / "my_env.py"
-    file.write_text(
-        "from turnwise.env import BaseEnvironment\n"
-        "class Echo(BaseEnvironment):\n"
-        "    def reset(self): return 'Say hello.'\n"
-        "    def step(self, action): return 'Thanks.', float('hello' in action), True, {}\n"
-        "    def get_state_description(self): return 'waiting'\n"
-    )
+def test_an_instance_and_a_factory_are_taken_too():
     used = Doors()
     used.reset()
     used.step("A")
-    for source in (used, make_doors, make_doors_with, f"{file}:Echo"):
+    for source in (used, make_doors, make_doors_with):
         assert check_env(source).findings == []
     assert used.opened == ["A"]  # a copy was played
 
@@ -119,28 +101,6 @@ def test_the_config_reaches_the_environment():
 
     assert check_env(Sized, {"size": 4}).ok
     assert only_finding(check_env(Sized, {"size": 5}), "exceptions")
-
-
-class Late(Doors):
-    def __init__(self, config=None):
-        super().__init__(config)
-        self.score = 0
-
-    def step(self, action):
-        observation, reward, done, info = super().step(action)
-        self.score += 1
-        return f"{observation} Score {self.score}.", reward, done, info
-
-
-def test_the_report_reads_well_and_can_be_raised():
-    report = check_env(Late)
-    text = str(report)
-    assert text.startswith("Late: 1 error\nerror [leaked-state] ")
-    assert "\n  fix: Write `self.score = 0` in reset()" in text
-    assert "not run until this is fixed: spawn" in text
-    assert "seeds" in report.passed
-    with pytest.raises(EnvironmentFault, match="leaked-state"):
-        check_env(Late, raise_on_error=True)
 
 
 def test_everything_that_was_made_is_closed():

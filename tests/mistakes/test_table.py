@@ -117,8 +117,9 @@ def test_a_call_that_was_not_awaited():
 
 
 @pytest.mark.parametrize("reward", [1, True, np.float32(1), np.int64(1)])
-def test_what_is_a_number_all_the_same(reward):
-    assert failure(maze("step", ("", reward, True, {}))) == (None, None)
+def test_near_types_are_taken(reward):
+    for answer in (("", reward, np.bool_(True), {}), ["", reward, 1, None]):
+        assert failure(maze("step", answer)) == (None, None)
     assert failure(reward_fn=lambda trajectory: reward) == (None, None)
 
 
@@ -214,6 +215,7 @@ TRAINERS = [
     ({"environment": Sized}, "environment.params: {size: ...}"),
     ({"environment": Sized, "config": MISSPELT_PARAMS}, "Did you mean 'size'?"),
     ({"environment": "guess-numbr"}, "Did you mean 'guess-number'?"),
+    ({"environment": "nothing-like-it"}, "path/to/file.py:ClassName"),
     ({"reward_fn": three}, "missing a required argument: 'c'"),
     ({"reward_fn": "score"}, "Pass the function itself"),
     ({"config": {"batch_size": 4}}, "Did you mean 'training.batch_size'?"),
@@ -294,19 +296,12 @@ def test_a_tokenizer_that_turns_text_into_nothing(ids, got):
 
 # ---- settings, each blamed on the place where it stands ----
 
-OVERRIDES = [
-    ("training.learning_rte=1", "Did you mean 'learning_rate'?"),
-    ("training.batch_size=abc", "training.batch_size got 'abc'"),
-    ("batch_size=4", "Write section.name=value"),
-]
 
-
-@pytest.mark.parametrize(("override", "words"), OVERRIDES)
-def test_a_bad_override_is_not_blamed_on_the_file(override, words, tmp_path):
+def test_a_bad_override_is_not_blamed_on_the_file(tmp_path):
     (tmp_path / "run.yaml").write_text("training:\n  batch_size: 4\n")
     with pytest.raises(ConfigError) as caught:
-        ConfigStore.load(tmp_path / "run.yaml", [override])
-    assert words in str(caught.value)
+        ConfigStore.load(tmp_path / "run.yaml", ["training.batch_size=abc"])
+    assert "training.batch_size got 'abc'" in str(caught.value)
     assert "run.yaml" not in str(caught.value)
 
 

@@ -1,5 +1,6 @@
 """Schemas from signatures and docstrings, and tools as classes, functions and methods."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from pydantic import Field
 
 from turnwise.errors import ToolError
-from turnwise.tools import FunctionTool, Tool, ToolDefinition, tool
+from turnwise.tools import FunctionTool, Tool, ToolDefinition, ToolRegistry, tool
 from turnwise.tools.schema import spec_from_schema
 
 
@@ -95,11 +96,20 @@ def test_a_tool_may_be_described_in_words_of_its_own() -> None:
     assert Whole().check({"whatever": [1]}) == {"whatever": [1]}
 
 
-@pytest.mark.parametrize("name", ["copy", "schema", "json", "model_config", "_private", "self_"])
-def test_arguments_may_have_names_that_pydantic_uses(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("copy", "schema", "json", "model_config", "_private", "self_"),  # pydantic's
+        *("name", "timeout", "function"),  # our own
+    ],
+)
+def test_arguments_may_have_names_that_are_used_elsewhere(name: str) -> None:
     scope: dict[str, Any] = {}
-    exec(f"def function({name}: int): return {name}", scope)
-    assert FunctionTool(scope["function"]).check({name: "4"}) == {name: 4}
+    exec(f"def double({name}: int): return 2 * {name}", scope)
+    registry = ToolRegistry([scope["double"]])
+    assert registry.execute_tool("double", **{name: "4"}) == (True, 8)
+    assert asyncio.run(registry.execute_tool_async("double", **{name: 4})) == (True, 8)
+    assert not registry.execute_tool("double", self="x")[0]
 
 
 def test_default_that_json_cannot_show_is_left_to_the_function() -> None:

@@ -118,11 +118,10 @@ REAL = {
         '<|channel|>analysis to=functions.buy code<|message|>{"item": "tea", "quantity": 2}',
     ],
 }
+# Those of the other formats are two renderings, one after the other.
 SEVERAL = {
     "json": '[{"tool": "look_up", "arguments": {"item": "tea"}},\n'
     ' {"tool": "buy", "arguments": {"item": "tea", "quantity": 2}}]',
-    "react": 'Action: look_up\nAction Input: {"item": "tea"}\n'
-    'Action: buy\nAction Input: {"item": "tea", "quantity": 2}',
     "openai": '{"tool_calls": [{"function": {"name": "look_up", "arguments": {"item": "tea"}}}, '
     '{"function": {"name": "buy", "arguments": {"item": "tea", "quantity": 2}}}]}',
     "hermes": '<tool_call>\n{"name": "look_up", "arguments": {"item": "tea"}}\n'
@@ -131,22 +130,14 @@ SEVERAL = {
     '{"name": "buy", "parameters": {"item": "tea", "quantity": 2}}',
     "mistral": '[TOOL_CALLS] [{"name": "look_up", "arguments": {"item": "tea"}}, '
     '{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}]',
-    "mistral-args": '[TOOL_CALLS]look_up[ARGS]{"item": "tea"}'
-    '[TOOL_CALLS]buy[ARGS]{"item": "tea", "quantity": 2}',
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n"
     '```json\n{"item": "tea"}\n```<｜tool▁call▁end｜>\n'
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>buy\n"
     '```json\n{"item": "tea", "quantity": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-    "glm": "<tool_call>look_up\n<arg_key>item</arg_key>\n<arg_value>tea</arg_value>\n</tool_call>\n"
-    + REAL["glm"][0],
     "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look_up:0"
     '<|tool_call_argument_begin|>{"item": "tea"}<|tool_call_end|>'
     "<|tool_call_begin|>functions.buy:1<|tool_call_argument_begin|>"
     '{"item": "tea", "quantity": 2}<|tool_call_end|><|tool_calls_section_end|>',
-    "harmony": "<|start|>assistant<|channel|>commentary to=functions.look_up "
-    '<|constrain|>json<|message|>{"item": "tea"}<|call|>' + REAL["harmony"][0],
-    "qwen-coder": "<tool_call>\n<function=look_up>\n<parameter=item>\ntea\n</parameter>\n"
-    "</function>\n</tool_call>\n" + REAL["qwen-coder"][0],
 }
 
 

@@ -84,17 +84,6 @@ def test_registering_what_is_no_tool_says_the_cure() -> None:
         ToolRegistry([3])
 
 
-def test_a_tool_may_have_arguments_called_name_self_or_timeout() -> None:
-    def greet(name: str, self_: str, timeout: int, function: str) -> str:
-        return f"{name} {self_} {timeout} {function}"
-
-    registry = ToolRegistry([greet])
-    arguments = {"name": "Ann", "self_": "b", "timeout": 3, "function": "f"}
-    assert registry.execute_tool("greet", **arguments) == (True, "Ann b 3 f")
-    assert asyncio.run(registry.execute_tool_async("greet", **arguments)) == (True, "Ann b 3 f")
-    assert not registry.execute_tool("greet", self="x")[0]
-
-
 def test_async_tools_work_from_both_sides() -> None:
     registry = ToolRegistry([slow_add, add])
 

@@ -3,7 +3,6 @@
 import functools
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -12,7 +11,6 @@ from turnwise.user_code import (
     code_name,
     import_file,
     import_object,
-    imported_files,
     refuse_during_import,
 )
 
@@ -36,22 +34,6 @@ def test_a_file_is_imported_once_and_again_when_it_changes(tmp_path):
     other.mkdir()
     (other / "maze.py").write_text("class A:\n    pass\n")
     assert import_file(other / "maze.py") is not import_file(file)
-
-
-def test_other_modules_are_not_asked_for_names(tmp_path, monkeypatch):
-    """A package may import something else when it is asked for a name that it does not have."""
-    lazy = types.ModuleType("lazy_package")
-
-    def look_up(name):
-        raise ModuleNotFoundError(f"no module named {name}")
-
-    lazy.__getattr__ = look_up
-    monkeypatch.setitem(sys.modules, "lazy_package", lazy)
-    file = tmp_path / "mine.py"
-    file.write_text("x = 1\n")
-    module = import_file(file)
-    assert module in imported_files()
-    assert lazy not in imported_files()
 
 
 def test_a_name_leads_back(tmp_path, monkeypatch):
@@ -115,7 +97,6 @@ def test_a_script_names_itself_and_a_prompt_cannot(tmp_path):
 @pytest.mark.parametrize(
     "call",
     [
-        "from turnwise.user_code import refuse_during_import as run\nrun('starts training')",
         "from turnwise import ConfigStore, Trainer, GuessNumberEnvironment\n"
         "Trainer(ConfigStore(), GuessNumberEnvironment).fit()",
         "import sys\nsys.exit(2)",
