@@ -62,7 +62,7 @@ class ExpertSession(AgentSession):
         """The tokens of the expert's turn, with the end of the turn."""
         content, thought, calls = _read(reply)
         text = "\n".join(filter(None, [content, *map(self._parser.render, calls)]))
-        if self._setup.begins_in_thought(prompt.ids):
+        if self._setup.chat.begins_in_thought(prompt.ids):
             text = f"{thought}\n</think>\n\n{text}"
         elif thought:
             text = f"<think>\n{thought}\n</think>\n\n{text}"

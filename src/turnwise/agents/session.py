@@ -52,7 +52,7 @@ class AgentSession:
         template = setup.chat.template
         parser = setup.parser
         self._parser = get_parser(parser, template=template) if isinstance(parser, str) else parser
-        self._marks = (*self._parser.special_tokens, *setup.thought_marks)
+        self._marks = (*self._parser.special_tokens, *setup.chat.thought_marks)
         """Special tokens that the text of a turn keeps: those of calls and thoughts."""
         self.tree = ConversationTree(TemplateWriter(setup.messages, self._parser), thoughts)
         self._writers = {None: self.tree.writer, setup.chat.enable_thinking: self.tree.writer}
@@ -185,7 +185,7 @@ class AgentSession:
             session = self.engine_sessions.open(prompt.parent)
             undo.callback(self.engine_sessions.release, session)
             await self._encode(prompt, request)
-            in_thought = setup.begins_in_thought(prompt.ids)
+            in_thought = setup.chat.begins_in_thought(prompt.ids)
             live = None
             if on_delta is not None:
                 live = LiveText(

@@ -17,10 +17,13 @@ from turnwise.chat.ownership import ROLES, RenderedText, change_messages, change
 from turnwise.chat.rendering import Message, Renderer
 from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.tools.thoughts import THOUGHT_ENDS, THOUGHT_MARKS, may_open_thought, opens_thought
 
 _CHARACTERS_PER_TOKEN = 8
 """Texts with fewer per token of the context are encoded without being counted first."""
 _PIECE = 50_000
+_NUM_TAG_TOKENS = 12
+"""More tokens than the tag that starts a thought and the space after it can have."""
 # An answer of the agent in the synthetic conversation; no other text contains it.
 ANSWER = "turnwiseAnswer7f3a"
 QUESTION: Message = {"role": "user", "content": "q"}
@@ -227,6 +230,34 @@ class ChatFormat:
         dropped = self.control.special - kept_ids
         kept = [i for i in ids if i not in dropped]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+    @cached_property
+    def thought_marks(self) -> tuple[str, ...]:
+        """The tags of thoughts that this tokenizer would drop as special tokens."""
+        encode = self.tokenizer.encode
+        return tuple(
+            mark
+            for mark in THOUGHT_MARKS
+            if not self.decode(encode(mark, add_special_tokens=False))
+        )
+
+    @cached_property
+    def _may_open_thought(self) -> bool:
+        return may_open_thought(self.template)
+
+    def begins_in_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a turn after these tokens begins inside a thought, which the template started."""
+        return self._may_open_thought and opens_thought(self._last_text(prompt_ids))
+
+    def may_think(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a turn after these tokens may have a thought: the template has not ended one."""
+        if not self._may_open_thought:
+            return False
+        return not self._last_text(prompt_ids).rstrip().endswith(THOUGHT_ENDS)
+
+    def _last_text(self, prompt_ids: Sequence[int]) -> str:
+        last = list(prompt_ids[max(0, len(prompt_ids) - _NUM_TAG_TOKENS) :])
+        return str(self.tokenizer.decode(last, skip_special_tokens=False))
 
     def written_ids(self, text: str) -> list[int]:
         """Return the tokens of a text of the template's own that continues another text."""

@@ -64,6 +64,23 @@ def load_player(
     return player
 
 
+def load_policies(
+    source: Path | None, checkpoint: str, config: ConfigStore, trust_remote_code: bool
+) -> dict[str, LoadedModel]:
+    """Return the models of a run's players that have their own."""
+    from turnwise.trainer.state import load_trained_model
+
+    if source is None:
+        return {}
+    which = which_checkpoint(checkpoint)
+    return {
+        player: load_trained_model(
+            source, which, trust_remote_code=trust_remote_code, policy=player
+        )[0]
+        for player in config.policies
+    }
+
+
 def engine_for(player: LoadedModel) -> BaseInferenceEngine:
     """Return the engine of a model; of a scripted player, one that only has the tokenizer."""
     from turnwise.inference import ScriptedEngine, create_inference_engine

@@ -190,7 +190,7 @@ def evaluate(
     overrides.allow_code(agent if served is None else None)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
-            from turnwise.cli.agents import load_player
+            from turnwise.cli.agents import load_player, load_policies
             from turnwise.cli.eval_episodes import Plan, make_part, play_part
             from turnwise.trainer.state import find_checkpoint
 
@@ -200,11 +200,13 @@ def evaluate(
             config = open_settings(settings, overrides, takes_mix=True)
             name = run_or_model if agent is None else None
             player = load_player(name, source, checkpoint, config, model, trust_remote_code)
+            run = source if agent is None else None
+            policies = load_policies(run, checkpoint, config, trust_remote_code)
         if max_tokens is not None:
             config.inference.max_tokens, config.limits.max_tokens_per_turn = max_tokens, None
         if seed is not None:
             config.training.seed = seed
-        plan = Plan(episodes, k, is_greedy, agent, served)
+        plan = Plan(episodes, k, is_greedy, agent, served, policies)
         parts = {
             name: make_part(settings, split, name, plan)
             for name, settings in config.parts().items()

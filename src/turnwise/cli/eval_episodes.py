@@ -44,6 +44,8 @@ class Plan:
     """Who plays instead of the model: `expert`, `random`, `file.py:function`, `model at URL`."""
     served: ServedModel | None = None
     """The model behind a URL that plays, if `agent` is its name."""
+    policies: Mapping[str, LoadedModel] = field(default_factory=dict)
+    """The models of the run's players that have their own."""
 
     @property
     def who(self) -> str:
@@ -146,6 +148,11 @@ def play_part(part: Part, player: LoadedModel, plan: Plan, name: str) -> None:
             engine_for(player) as engine,
         ):
             options = components.episode_options(config, closing)
+            engines = {
+                name: closing.enter_context(engine_for(model))
+                for name, model in plan.policies.items()
+            }
+            options = dataclasses.replace(options, engines=engines)
             if plan.is_greedy:
                 options = dataclasses.replace(options, sampling=GREEDY)
             source = components.episode_source(config, closing)

@@ -67,6 +67,9 @@ def export(
     ],
     checkpoint: opt.CheckpointOption = "last",
     model: opt.ModelOption = None,
+    policy: Annotated[
+        str, typer.Option(metavar="PLAYER", help="A player of the run's policies: its model.")
+    ] = "",
     episodes: Annotated[
         int,
         typer.Option(min=0, max=500, help="Number of whole conversations in a page."),
@@ -104,7 +107,7 @@ def export(
 
         saved = find_checkpoint(source, which_checkpoint(checkpoint))
         loaded, config = load_trained_model(
-            saved.path, trust_remote_code=trust_remote_code, model=model
+            saved.path, trust_remote_code=trust_remote_code, model=model, policy=policy
         )
     if not loaded.tokenizer.chat_template:  # the run used this one
         loaded.tokenizer.chat_template = TEMPLATES["plain"]

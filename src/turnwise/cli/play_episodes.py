@@ -89,7 +89,7 @@ def play_episodes(
             return
         env.close()
     with working(f"loading {player}"):
-        from turnwise.cli.agents import agent_by_name, engine_for, load_player
+        from turnwise.cli.agents import agent_by_name, engine_for, load_player, load_policies
         from turnwise.episode import Episode, EpisodeCollector
         from turnwise.episode.player_engine import player_episode
         from turnwise.episode.types import EpisodeTask
@@ -100,6 +100,7 @@ def play_episodes(
         is_function = run is None and ".py:" in player
         name = None if player in WITHOUT_MODEL or is_function else player
         loaded = load_player(name, run, checkpoint, config, model, trust_remote_code)
+        policies = load_policies(run, checkpoint, config, trust_remote_code)
         agent = agent_by_name(player) if name is None and player != "human" else None
         components = UserComponents().filled_from(config)
         factory = components.factory(config)
@@ -107,6 +108,10 @@ def play_episodes(
     with contextlib.ExitStack() as closing:
         engine = closing.enter_context(engine_for(loaded))
         options = components.episode_options(config, closing)
+        engines = {
+            name: closing.enter_context(engine_for(model)) for name, model in policies.items()
+        }
+        options = dataclasses.replace(options, engines=engines)
         if is_greedy:
             options = dataclasses.replace(options, sampling=GREEDY)
         collector = EpisodeCollector(engine, factory, options)

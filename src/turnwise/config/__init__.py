@@ -12,6 +12,7 @@ A misspelt name is an error when it is set, not a setting that silently does not
 from turnwise.config.environment import (
     EnvironmentConfig,
     EnvironmentItem,
+    PolicyItem,
     RewardItem,
     part_names,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "LoggingConfig",
     "LossAggregation",
     "ModelConfig",
+    "PolicyItem",
     "Positive",
     "Probability",
     "RayConfig",

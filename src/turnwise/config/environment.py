@@ -100,6 +100,14 @@ class EnvironmentItem(Section):
     system_prompt: str | None = setting(None, "Its system prompt; null: the run's.")
 
 
+@dataclass
+class PolicyItem(Section):
+    """The model of one player of an environment with several."""
+
+    model: str | None = setting(None, "A name, folder or Hugging Face id; null: the run's model.")
+    trains: bool = setting(True, "Whether it learns; otherwise it plays as it is.")
+
+
 def part_names(items: Sequence[EnvironmentItem]) -> list[str]:
     """Return the name of each environment of a mix: `Maze` for `games.py:Maze`, then `Maze-2`.
 
@@ -153,3 +161,14 @@ def check_mix(
     names = [item.name for item in items]
     if twice := next((name for name in names if names.count(name) > 1), None):
         refuse(f"environments: two parts have the name {twice!r}. Give each one of its own.")
+
+
+def check_policies(policies: Mapping[str, PolicyItem], source: str) -> None:
+    """Refuse names of players that metrics and files cannot have."""
+    for name in policies:
+        if not _PART_NAME.fullmatch(name) or name in _METRICS_OF_RUNS:
+            raise ConfigError(
+                f"{source}: policies: the name {name!r} cannot stand in the metrics, which have "
+                "names such as 'black/reward'. Name the environment's player with letters, digits, "
+                "dots and dashes."
+            )

@@ -14,8 +14,10 @@ from typing import Any, Self
 from turnwise.config.environment import (
     EnvironmentConfig,
     EnvironmentItem,
+    PolicyItem,
     RewardItem,
     check_mix,
+    check_policies,
     part_names,
 )
 from turnwise.config.fields import Section, SettingTypes, setting, setting_types_of
@@ -54,6 +56,11 @@ class ConfigStore(Section):
         None,
         "A mix, instead of `environment`: a list of {environment, weight, name, max_steps, params, "
         "dataset, eval_dataset, reward, tools, system_prompt}.",
+    )
+    policies: dict[str, PolicyItem] = setting(
+        {},
+        "Models of an environment's players: {player: {model, trains}}; the run's own model plays "
+        "the others.",
     )
     agent: str | None = setting(
         None,
@@ -247,6 +254,7 @@ def _read(
     if store.environments is not None:
         datasets = {"dataset": store.dataset, "eval_dataset": store.eval_dataset}
         check_mix(store.environments, datasets, full, source)
+    check_policies(store.policies, source)
     default = ConfigStore()
     for name in ("environment", "environments", "tools", "system_prompt"):
         if store.agent is not None and getattr(store, name) != getattr(default, name):
@@ -272,6 +280,8 @@ def _plain(value: Any) -> Any:
             for field in dataclasses.fields(value)
             if getattr(value, field.name) != getattr(default, field.name)
         }
-    if isinstance(value, RewardItem):
+    if isinstance(value, RewardItem | PolicyItem):
         return dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value

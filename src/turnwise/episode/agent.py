@@ -112,13 +112,13 @@ class Agent:
             session=self._session,
             branch_of=self._branch_of,
         )
-        in_thought = setup.begins_in_thought(request.prompt_ids)
+        in_thought = setup.chat.begins_in_thought(request.prompt_ids)
         result = await sample_turn(setup, request)
         if self._branch_of is not None:
             setup.engine.end_session(self._branch_of[0])
             self._branch_of = None
         stream.add_turn(result.ids, result.log_probs, result.inserted)
-        text = setup.chat.decode(result.ids, (*keep, *setup.thought_marks))
+        text = setup.chat.decode(result.ids, (*keep, *setup.chat.thought_marks))
         self.record.messages.append({"role": "assistant", "content": text})
         turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
         turn.in_thought, turn.later_versions = in_thought, result.later_versions
@@ -236,8 +236,8 @@ class SubAgents:
                 self.failure = error
                 raise
             undo.pop_all()
-        text = setup.chat.decode(result.ids, setup.thought_marks)
-        in_thought = setup.begins_in_thought(prompt.ids)
+        text = setup.chat.decode(result.ids, setup.chat.thought_marks)
+        in_thought = setup.chat.begins_in_thought(prompt.ids)
         answer = answer_of(text, in_thought=in_thought)
         reply = {"role": "assistant", "content": answer}
         turn = self._tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)

@@ -176,12 +176,18 @@ class Episode:
             history = session.history  # it belongs to the first agent
         # The group too: two groups may have the same seed, and must be sampled differently.
         seeds = (self.result.seed, self.result.group, self.result.member)
-        agent = self._agents[name] = Agent(self._setup, name, seeds)
+        setup = self._setup.for_player(name)
+        agent = self._agents[name] = Agent(setup, name, seeds)
         agent.record.trajectory.prompts = [prefix, self.observation]
         agent.record.trajectory.seed = self.result.seed
-        system = "\n\n".join(filter(None, [self._setup.system_prompt, prefix]))
+        system = "\n\n".join(filter(None, [setup.system_prompt, prefix]))
         first = "\n\n".join(filter(None, [self._task.prompt, self.observation]))
-        messages = self._setup.messages.initial(
+        if self._actions.parser is not None and setup.chat.template != self._setup.chat.template:
+            raise ConfigError(
+                f"the model of player {name!r} has another chat template than the run's model, and "
+                "so another format of tool calls. Models that play with tools need the same one."
+            )
+        messages = setup.messages.initial(
             system,
             [*history, {"role": "user", "content": first}],
             self._actions.definitions,
@@ -227,7 +233,8 @@ class Episode:
 
     def _fits(self, agent: Agent, messages: Sequence[Message]) -> bool:
         """Ends the episode if messages are far too long: encoding them would take gigabytes."""
-        if not self._setup.chat.is_longer_than(agent.max_tokens, messages):
+        chat = self._setup.for_player(agent.record.name).chat
+        if not chat.is_longer_than(agent.max_tokens, messages):
             return True
         number = sum(len(str(message["content"])) for message in messages)
         why = f"no tokens left: {number} characters do not fit into {agent.max_tokens} tokens"

@@ -6,9 +6,8 @@ import copy
 import dataclasses
 import logging
 import typing
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from turnwise.chat import ChatFormat
@@ -23,12 +22,6 @@ from turnwise.inference.base import BaseInferenceEngine
 from turnwise.reward import Reward, RewardFn
 from turnwise.reward.function import RewardFunction, RewardLimit, step_rewards
 from turnwise.tools import ActionParser, Tool, ToolRegistry
-from turnwise.tools.thoughts import (
-    THOUGHT_ENDS,
-    THOUGHT_MARKS,
-    may_open_thought,
-    opens_thought,
-)
 from turnwise.types import Trajectory
 
 ParserChoice: TypeAlias = ActionParser | str
@@ -44,9 +37,6 @@ failure if it fails each time), leave out its whole group, or stop."""
 
 _TURNS_WITHOUT_LIMIT = 64
 """Turns of an episode that no environment limits: an agent's, and one with tools."""
-
-# More tokens than the tag that starts a thought and the space after it can have.
-_NUM_TAG_TOKENS = 12
 
 SUMMARY_PROMPT = (
     "The conversation has become too long to continue. Write a summary with which you can go on: "
@@ -153,6 +143,8 @@ class EpisodeOptions:
     summary_prompt: str = SUMMARY_PROMPT
     """The message that asks for a summary, see `EpisodeLimits.max_context_tokens`."""
     environment_calls: EnvironmentCalls = "auto"
+    engines: Mapping[str, BaseInferenceEngine] = field(default_factory=dict)
+    """The engines of an environment's players, by name; other players have the collector's."""
 
     def __post_init__(self) -> None:
         _check_choice("environment_calls", self.environment_calls, EnvironmentCalls)
@@ -234,38 +226,25 @@ class EpisodeSetup:
         self.summary_prompt = options.summary_prompt
         self.thoughts = options.thoughts
         self.waits = Waits(EngineSilence(engine))
+        self._players = {
+            name: (one, _format_for(one, options.enable_thinking))
+            for name, one in options.engines.items()
+        }
+        """Engine and chat format of the players that have their own."""
         if self.thoughts != "keep" and "<|channel|>" in self.chat.template:
             raise ConfigError(
                 f"thoughts got {self.thoughts!r}, and this chat template has channels (harmony), "
                 "whose messages cannot be written again. Set thoughts to 'keep'."
             )
 
-    @cached_property
-    def thought_marks(self) -> tuple[str, ...]:
-        """The tags of thoughts that this tokenizer would drop as special tokens."""
-        encode, decode = self.chat.tokenizer.encode, self.chat.decode
-        return tuple(
-            mark for mark in THOUGHT_MARKS if not decode(encode(mark, add_special_tokens=False))
-        )
-
-    @cached_property
-    def may_open_thought(self) -> bool:
-        """Whether a turn may begin inside a thought, because the chat template starts one."""
-        return may_open_thought(self.chat.template)
-
-    def begins_in_thought(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a turn after these tokens begins inside a thought, which the template started."""
-        return self.may_open_thought and opens_thought(self._last_text(prompt_ids))
-
-    def may_think(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a turn after these tokens may have a thought: the template has not ended one."""
-        if not self.may_open_thought:
-            return False
-        return not self._last_text(prompt_ids).rstrip().endswith(THOUGHT_ENDS)
-
-    def _last_text(self, prompt_ids: Sequence[int]) -> str:
-        last = list(prompt_ids[max(0, len(prompt_ids) - _NUM_TAG_TOKENS) :])
-        return str(self.chat.tokenizer.decode(last, skip_special_tokens=False))
+    def for_player(self, name: str) -> EpisodeSetup:
+        """Returns the setup of a player, which may have an engine of its own."""
+        if name not in self._players:
+            return self
+        other = copy.copy(self)
+        other.engine, other.chat = self._players[name]
+        other.messages = MessageBuilder(other.chat)
+        return other
 
     def with_limits(self, limits: EpisodeLimits) -> EpisodeSetup:
         """Returns a copy with other limits."""

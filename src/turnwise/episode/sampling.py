@@ -60,7 +60,7 @@ async def sample_turn(
     started = setup.waits.silence.clock()
     first: GenerationResult | None = None
     inserted = opening
-    if not opening or setup.may_think(request.prompt_ids):
+    if not opening or setup.chat.may_think(request.prompt_ids):
         budget = setup.limits.max_thinking_tokens
         most = request.max_tokens if budget is None else min(budget, request.max_tokens)
         stops = (*request.stop_strings, *(THOUGHT_ENDS if opening else ()))
@@ -86,9 +86,9 @@ def _end_of_thought(
     setup: EpisodeSetup, request: GenerationRequest, first: GenerationResult, has_opening: bool
 ) -> str | None:
     """Returns what ends the thought, "" if none is open; None if the turn is already over."""
-    text = setup.chat.decode(first.ids, setup.thought_marks)
+    text = setup.chat.decode(first.ids, setup.chat.thought_marks)
     if first.finish_reason is FinishReason.LENGTH:
-        return close_of(text, in_thought=setup.begins_in_thought(request.prompt_ids)) or ""
+        return close_of(text, in_thought=setup.chat.begins_in_thought(request.prompt_ids)) or ""
     is_stopped = has_opening and text.endswith(THOUGHT_ENDS)
     return "\n\n" if is_stopped and first.ids[-1] not in request.stop_ids else None
 

@@ -1,6 +1,7 @@
 """Builds the components of a run from the settings and the user's components."""
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,7 +21,8 @@ from turnwise.models.probing import rope_types, rotary_limit
 from turnwise.models.weight_files import read_wide
 from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import EpisodeKind, UserComponents
-from turnwise.trainer.learning import Advantages, RunComponents
+from turnwise.trainer.learning import Advantages, Policy, RunComponents
+from turnwise.trainer.state import load_configured_model, use_model
 from turnwise.user_code import require_model_code
 
 Collector = TypeVar("Collector", bound=EpisodeCollector)
@@ -31,30 +33,53 @@ def assemble(
 ) -> RunComponents:
     """Build everything that a run needs in this process, in the order of the dependencies."""
     check_run(config, user)
-    algorithm = user.algorithm(config)
     closing = contextlib.ExitStack()
     source = user.episode_source(config, closing)
     model, tokenizer = user.model_and_tokenizer(config)
+    policy = assemble_policy(config, user, model, tokenizer, total_steps)
+    engines, others = {}, {}
+    for player, item in config.policies.items():
+        settings = dataclasses.replace(config, model=copy.copy(config.model))
+        if item.model is not None:
+            use_model(settings, item.model)
+            loaded = load_configured_model(settings)
+            other, tokens = loaded.model, loaded.tokenizer
+        elif user.model is not None:
+            other, tokens = copy.deepcopy(user.model), tokenizer
+        else:
+            other, tokens = user.model_and_tokenizer(config)
+        if item.trains:
+            others[player] = assemble_policy(settings, user, other, tokens, total_steps)
+            engines[player] = others[player].engine
+        else:
+            engines[player] = make_engine(settings, other, tokens)
+        closing.callback(engines[player].close)
+    options = dataclasses.replace(user.episode_options(config, closing), engines=engines)
+    kinds = user.mix_kinds(options, closing)
+    collector = make_collector(EpisodeCollector, policy.engine, source, options, kinds)
+    components = RunComponents(**vars(policy), collector=collector, others=others, closing=closing)
+    if begins_with_other_weights(config, user, model):
+        components.publish_weights()
+    return components
+
+
+def assemble_policy(
+    config: ConfigStore, user: UserComponents, model: Any, tokenizer: Any, total_steps: int | None
+) -> Policy:
+    """Return a model with what samples from it and what it learns by."""
+    algorithm = user.algorithm(config)
     # The learner first: it may add adapters to the modules that the engine samples from.
     learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
     learner.options = dataclasses.replace(learner.options, horizon=user.horizon(config))
     engine = make_engine(config, model, tokenizer)
     learner.on_low_memory = engine.free_memory
     learner.model.merges_adapters = engine.merges_adapters
-    options = user.episode_options(config, closing)
-    kinds = user.mix_kinds(options, closing)
-    collector = make_collector(EpisodeCollector, engine, source, options, kinds)
     is_exact = samples_exactly(config, learner)
     advantages = Advantages(
         config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
     )
     shares = engine_class(config.inference.backend).shares_model
-    components = RunComponents(
-        tokenizer, learner, engine, collector, advantages, shares, closing=closing
-    )
-    if begins_with_other_weights(config, user, model):
-        components.publish_weights()
-    return components
+    return Policy(tokenizer, learner, engine, advantages, shares)
 
 
 def begins_with_other_weights(config: ConfigStore, user: UserComponents, model: Any) -> bool:

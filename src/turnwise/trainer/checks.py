@@ -113,6 +113,22 @@ def check_settings(config: ConfigStore) -> None:
             "to learn from. Set it to 1.0.",
         ),
         (
+            bool(config.policies) and (config.ray.use_ray or not is_shared),
+            "policies got models of players, which only engines in this process play. Set "
+            "ray.use_ray to false and inference.backend to local or transformers.",
+        ),
+        (
+            bool(config.policies) and (training.max_staleness > 0 or config.agent is not None),
+            "policies got models of players, which take turns in an environment and learn step by "
+            "step. Set training.max_staleness to 0, and an environment, not an agent.",
+        ),
+        (
+            any(item.trains for item in config.policies.values())
+            and training.warm_start is not None,
+            "policies got players that learn, and training.warm_start imitates with the run's own "
+            "model alone. Set one of them to null.",
+        ),
+        (
             training.kl_target is not None and not training.use_kl_in_reward,
             f"training.kl_target got {training.kl_target}, and there is no KL penalty whose weight "
             "it would adapt. Set training.use_kl_in_reward to true, or kl_target to null.",

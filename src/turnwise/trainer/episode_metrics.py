@@ -224,14 +224,14 @@ def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
     return metrics
 
 
-def staleness(collection: Collection, weight_version: int) -> Metrics:
-    """Return by how many updates the sampling weights were behind, if they were.
+def staleness(agents: Iterable[AgentRecord], weight_version: int) -> Metrics:
+    """Return by how many updates the weights that agents were sampled from were behind, if any.
 
     `weights_behind` is that of the oldest token; `staleness/N` is the share of tokens that were N
     updates behind.
     """
     num_tokens: Counter[int] = Counter()
-    for turn in (turn for result in collection for agent in result.agents for turn in agent.turns):
+    for turn in (turn for agent in agents for turn in agent.turns):
         for version, number in turn.tokens_by_version.items():
             num_tokens[weight_version - version] += number
     oldest, total = max(num_tokens, default=0), num_tokens.total()

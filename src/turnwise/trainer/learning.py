@@ -35,27 +35,35 @@ _MAX_MEAN_GAP = 0.5
 
 
 @dataclass
-class RunComponents:
-    """The model, learner, engine and collector of a run; on Ray, proxies of those in the workers.
-
-    The trainer owns them and closes them in `cleanup`.
-    """
+class Policy:
+    """A model that plays and learns; on Ray, proxies of its parts in the workers."""
 
     tokenizer: Any
     learner: BaseLearner
     engine: BaseInferenceEngine
-    collector: EpisodeCollector
     advantages: Advantages
     shares_weights: bool
     """Whether the engine samples from the learner's modules, so that no weights are copied."""
-    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
-    watch: Callable[[Callable[[str], object]], object] | None = None
-    """Calls a function with the reason when what the workers run on is lost."""
 
     def publish_weights(self) -> None:
         """Make the engine sample from the learner's current weights."""
         self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
+
+
+@dataclass
+class RunComponents(Policy):
+    """The run's own policy, and what plays the episodes.
+
+    The trainer owns them and closes them in `cleanup`.
+    """
+
+    collector: EpisodeCollector
+    others: Mapping[str, Policy] = field(default_factory=dict)
+    """The policies of players that learn too, by the player's name."""
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
+    watch: Callable[[Callable[[str], object]], object] | None = None
+    """Calls a function with the reason when what the workers run on is lost."""
 
     @contextlib.contextmanager
     def updates_in_flight(self, stale_kv: StaleCache) -> Iterator[None]:
@@ -101,34 +109,50 @@ class PlayedStep:
 def learn_from(
     step: PlayedStep, components: RunComponents, config: ConfigStore, clock: Stopwatch
 ) -> tuple[Metrics, Mapping[str, torch.Tensor]]:
-    """Compute advantages, update the model and publish its weights.
+    """Compute advantages, update the policies and publish their weights.
 
-    Returns the metrics, and what was computed for each token (`token_columns`).
+    Returns the metrics, and what was computed for each token (`token_columns`). Those of a player's
+    own policy begin with its name.
     """
     episodes, metrics = step.episodes, dict(step.metrics)
-    metrics |= staleness(episodes, components.engine.weight_version)
+    others = config.policies  # frozen ones are nobody's
+    agents = [a for result in episodes for a in result.agents if a.name not in others]
+    metrics |= staleness(agents, components.engine.weight_version)
     rows = trained_rows(episodes, step.baselines)
     if step.baselines is not None:
         left_out = {row.group for row in trained_rows(episodes)} - step.baselines.keys()
         metrics["num_groups_without_baseline"] = len(left_out)
-    if not rows:
-        return metrics, {}
-    batch = make_batch(rows)
-    if components.engine.in_flight is None:
-        components.engine.sleep()  # until its weights are published below
-    with clock.timing("log_probs"):
-        metrics |= components.advantages.fill(batch, rows, step.baselines)
-    with clock.timing("update"):
-        metrics |= components.learner.update(batch)
-        components.publish_weights()
-    check_gap(
-        config.training.max_log_prob_gap,
-        metrics,
-        components.collector.setup.sampling,
-        is_exact=components.advantages.sampler_is_exact,
-    )
-    log_probs = components.learner.log_probs_before_update
-    return metrics, token_columns([*episodes, *episodes.dropped], rows, batch, log_probs)
+    columns: dict[str, torch.Tensor] = {}
+    learning: dict[str, Policy] = {"": components, **components.others}
+    for player, policy in learning.items():
+        played = [
+            row for row in rows if (row.agent.name if row.agent.name in others else "") == player
+        ]
+        if not played:
+            continue
+        batch, learned = make_batch(played), dict[str, float]()
+        if policy.engine.in_flight is None:
+            policy.engine.sleep()  # until its weights are published below
+        with clock.timing("log_probs"):
+            learned |= policy.advantages.fill(batch, played, step.baselines)
+        with clock.timing("update"):
+            learned |= policy.learner.update(batch)
+            policy.publish_weights()
+        check_gap(
+            config.training.max_log_prob_gap,
+            learned,
+            components.collector.setup.sampling,
+            is_exact=policy.advantages.sampler_is_exact,
+        )
+        if player:
+            learned["reward"] = sum(row.reward.total for row in played) / len(played)
+            learned = {f"{player}/{name}": value for name, value in learned.items()}
+        metrics |= learned
+        log_probs = policy.learner.log_probs_before_update
+        computed = token_columns([*episodes, *episodes.dropped], played, batch, log_probs)
+        for name, column in computed.items():  # zeros where another policy played
+            columns[name] = columns[name] + column if name in columns else column
+    return metrics, columns
 
 
 @dataclass(frozen=True)
@@ -374,7 +398,9 @@ class Stopwatch:
         peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         if uses_gpu():
             peak_memory = torch.cuda.max_memory_allocated()
-        seconds = {phase: end - start for phase, start, end in self.phases}
+        seconds: dict[str, float] = {}
+        for phase, start, end in self.phases:  # one of each for each policy
+            seconds[phase] = seconds.get(phase, 0.0) + end - start
         return {
             "time/step": total,
             **split_seconds(played, seconds.pop("play", 0.0)),

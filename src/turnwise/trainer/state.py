@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from turnwise.config import ConfigStore
+from turnwise.config import ConfigStore, PolicyItem
 from turnwise.episode.seeds import derive_seed
-from turnwise.errors import CheckpointError, ConfigError, EngineStalled
+from turnwise.errors import CheckpointError, ConfigError, EngineStalled, did_you_mean
 from turnwise.learner import PolicyValueModel, add_configured_lora, merge_lora
 from turnwise.learner.base import BaseLearner, LearnerState, placed_weights, trained_parameters
 from turnwise.learner.tensor_file import LazyTensors, TensorFile, TensorFileWriter, layout_of
@@ -39,11 +39,22 @@ def write_state(
     folder: Path, learner: BaseLearner, config: ConfigStore, progress: Mapping[str, Any]
 ) -> None:
     """Write the state of a run to a folder; raise if its weights are not finite."""
-    layout, generators = learner.state_layout(), _random_tensors()
+    write_learner(folder, learner, _random_tensors())
+    state = {"progress": dict(progress), "random": _random_state()}
+    (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
+    config.save(folder / _CONFIG)
+
+
+def write_learner(
+    folder: Path, learner: BaseLearner, generators: Mapping[str, torch.Tensor], player: str = ""
+) -> None:
+    """Write weights and optimiser of the run's policy, or of a player's own."""
+    layout = learner.state_layout()
     broken: dict[str, None] = {}
+    weights_file, rest_file = policy_file(_WEIGHTS, player), policy_file(_LEARNER, player)
     with (
-        TensorFileWriter(folder / _WEIGHTS, layout.weights) as weights,
-        TensorFileWriter(folder / _LEARNER, {**layout.rest, **layout_of(generators)}) as rest,
+        TensorFileWriter(folder / weights_file, layout.weights) as weights,
+        TensorFileWriter(folder / rest_file, {**layout.rest, **layout_of(generators)}) as rest,
     ):
         for shard in learner.state_shards():
             for name, tensor in shard.weights.items():
@@ -59,14 +70,29 @@ def write_state(
             f"the weights are not finite ({next(iter(broken))} and {len(broken) - 1} more): not "
             "saved. The previous checkpoint is intact; resume from it with a lower learning rate."
         )
-    state = {"progress": dict(progress), "random": _random_state()}
-    (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
-    config.save(folder / _CONFIG)
+
+
+def policy_file(name: str, player: str = "") -> str:
+    """Return the name of a file of the run's policy, or of a player's own."""
+    return f"{player}.{name}" if player else name
 
 
 def read_state(checkpoint: Checkpoint, learner: BaseLearner) -> dict[str, Any]:
     """Restore the learner and the random generators from a checkpoint; return its `progress`."""
-    weights, rest = (TensorFile(checkpoint.file(name)) for name in (_WEIGHTS, _LEARNER))
+    generators = read_learner(checkpoint, learner)
+    state = json.loads(checkpoint.file(_STATE).read_text())
+    _set_random_state(state["random"], generators)
+    progress: dict[str, Any] = state["progress"]
+    return progress
+
+
+def read_learner(
+    checkpoint: Checkpoint, learner: BaseLearner, player: str = ""
+) -> dict[str, torch.Tensor]:
+    """Restore what `write_learner` wrote; return the random generators."""
+    weights, rest = (
+        TensorFile(checkpoint.file(policy_file(name, player))) for name in (_WEIGHTS, _LEARNER)
+    )
     _check_belongs(weights.shapes, learner.model, checkpoint)
     generators = [name for name in rest.shapes if name.startswith("random.")]
 
@@ -77,10 +103,7 @@ def read_state(checkpoint: Checkpoint, learner: BaseLearner) -> dict[str, Any]:
         return LearnerState(weights.shard(rank, number), rest_of_shard)
 
     learner.load_state_shards(read)
-    state = json.loads(checkpoint.file(_STATE).read_text())
-    _set_random_state(state["random"], {name: rest.read(name) for name in generators})
-    progress: dict[str, Any] = state["progress"]
-    return progress
+    return {name: rest.read(name) for name in generators}
 
 
 def checkpoint_settings(checkpoint: Checkpoint) -> ConfigStore:
@@ -112,11 +135,12 @@ def load_trained_model(
     *,
     trust_remote_code: bool = False,
     model: str | None = None,
+    policy: str = "",
 ) -> tuple[LoadedModel, ConfigStore]:
     """Return the model that a run trained, with merged adapters, and the run's settings.
 
     `model` names the model that the weights belong to, where the settings cannot: a script passed
-    an object to the trainer.
+    an object to the trainer. `policy` is a player of `policies`, whose model is returned.
 
     Python code that comes with the model is run if `trust_remote_code` is set, or if you have
     trained with the same model and `model.trust_remote_code` yourself. The settings in the folder
@@ -125,15 +149,22 @@ def load_trained_model(
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)
     find_models(config, places_of(checkpoint.path))
-    if model is not None:
-        use_model(config, model)
+    if policy and policy not in config.policies:
+        raise ConfigError(
+            f"the run has no policy {policy!r}. {did_you_mean(policy, config.policies)}"
+        )
+    item = config.policies[policy] if policy else PolicyItem()
+    if model is not None or item.model is not None:
+        use_model(config, model or str(item.model))
     with settings_from(checkpoint.path, is_trusted=trust_remote_code):
         if not allows_model_code(config.model.local_path or config.model.model_name):
             config.model.trust_remote_code = False
         config.model.load_in_4bit = False  # adapters are merged into the weights as they were
         loaded = load_configured_model(config)
+    if not item.trains:
+        return loaded, config
     add_configured_lora(loaded.model, config.training)
-    weights = TensorFile(checkpoint.file(_WEIGHTS))
+    weights = TensorFile(checkpoint.file(policy_file(_WEIGHTS, policy)))
     shapes = {k: shape for k, shape in weights.shapes.items() if k.startswith("policy.")}
     model_alone = PolicyValueModel(loaded.model, None)
     _check_belongs(shapes, model_alone, checkpoint)

@@ -59,10 +59,12 @@ from turnwise.trainer.rollout import (
 )
 from turnwise.trainer.state import (
     checkpoint_settings,
+    read_learner,
     read_state,
     restore_generators_if_interrupted,
     seed_generators,
     uses_gpu,
+    write_learner,
     write_state,
 )
 from turnwise.trainer.stopping import Interrupted, StopRequest, exit_now
@@ -272,11 +274,12 @@ class Trainer:
             self._rollout(plan) as rollout,
         ):
             stop.can_save = True
-            learner = self.components.learner
             records.keep_tokenizer(self.components.tokenizer)
             is_start = self.step == 0 and not self._num_imitated
             records.add_facts(model_facts(self.components, self.config, is_start=is_start))
-            learner.options = dataclasses.replace(learner.options, total_steps=plan.num_steps)
+            for policy in (self.components, *self.components.others.values()):
+                learner = policy.learner
+                learner.options = dataclasses.replace(learner.options, total_steps=plan.num_steps)
             self._warm_start(rollout, records, stop)
             while not (stop.is_requested or self._is_over(plan)):
                 why_stop, evaluated = None, {}
@@ -757,7 +760,8 @@ class Trainer:
         self._restore(checkpoint)
         changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
         if any(change.name == "training.kl_coef" for change in changes):
-            self.components.advantages.kl_controller.value = self.config.training.kl_coef
+            for policy in (self.components, *self.components.others.values()):
+                policy.advantages.kl_controller.value = self.config.training.kl_coef
         self.metrics_history, num_lost = records.rewind(self.step)
         records.report_missing(
             self.metrics_history, self.step - (self._pending_metrics is not None)
@@ -782,6 +786,12 @@ class Trainer:
         for prefix, curriculum in self._curricula():
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
         config = self._recorded or recorded(self.config, self._given)
+        for player, policy in self.components.others.items():
+            write_learner(folder, policy.learner, {}, player)
+            progress[f"policy/{player}"] = {
+                "weight_version": policy.engine.weight_version,
+                "kl_controller": policy.advantages.kl_controller.state_dict(),
+            }
         write_state(folder, self.components.learner, config, progress)
 
     def _unplayed_state(self) -> Mapping[str, Any] | None:
@@ -793,10 +803,15 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         components = self.components
         progress = read_state(checkpoint, components.learner)
-        components.publish_weights()
-        components.engine.weight_version = int(progress["weight_version"])
+        for player, policy in components.others.items():
+            read_learner(checkpoint, policy.learner, player)
+        policies = {"": components, **components.others}
+        for player, policy in policies.items():
+            saved = progress[f"policy/{player}"] if player else progress
+            policy.publish_weights()
+            policy.engine.weight_version = int(saved["weight_version"])
+            policy.advantages.kl_controller.load_state_dict(saved["kl_controller"])
         self.step = int(progress["step"])
-        components.advantages.kl_controller.load_state_dict(progress["kl_controller"])
         self._num_broken_steps = int(progress["num_broken_steps"])
         self._num_imitated = int(progress["num_imitated"])
         self._pending_metrics = progress["unwritten"]

@@ -99,9 +99,9 @@ def assemble(
             tokenizer,
             learner,
             engine,
-            collector,
             advantages,
             shares_weights=True,
+            collector=collector,
             closing=closing,
             watch=cluster.watch,
         )

@@ -68,7 +68,8 @@ COPIED: dict[str, str] = {
 """Settings whose values VERL takes as they are, and where they go."""
 
 UNSUPPORTED = frozenset((
-    "expert", "model.load_in_4bit", "model.reference", "checkpoint.best_metric", "ray.max_failures",
+    "expert", "policies", "model.load_in_4bit", "model.reference", "checkpoint.best_metric",
+    "ray.max_failures",
     "ray.context_parallel_size", "ray.min_actors",
     "inference.enable_thinking", "inference.options", "inference.stale_kv",
     "inference.stall_timeout", "inference.start_timeout", "inference.summary_prompt",
