@@ -1,7 +1,6 @@
 """Agents' episodes: functions and commands, their rewards, and what they do wrong."""
 
 import json
-import pickle
 import sys
 import time
 import urllib.error
@@ -12,7 +11,7 @@ import pytest
 from agents.serving import QUESTION, TOOL, policy
 from chat.families import make_format
 from turnwise import ConfigError
-from turnwise.agents import AgentEpisodes, Gateway
+from turnwise.agents import AgentEpisodes
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeLimits
 from turnwise.episode.types import EpisodeTask
@@ -156,14 +155,6 @@ def test_a_command_reads_the_usual_variables_and_writes_its_reward(tmp_path):
     assert result.trajectory.result.output == "It is 42.\n"
     assert result.reward.parts == {"found": 1.5}
     assert result.messages[0]["content"] == "the result 42; rm 'x'"
-
-
-def test_a_copy_in_another_process_has_its_own_gateway():
-    source = AgentEpisodes("echo {task}")
-    with Gateway() as source._gateway:
-        copied = pickle.loads(pickle.dumps(source))
-    assert copied.agent == source.agent
-    assert copied._gateway is None
 
 
 def test_nothing_that_is_no_agent_is_taken():

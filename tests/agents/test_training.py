@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import socket
 import sys
 import threading
 
@@ -182,12 +181,3 @@ def test_a_missing_extra_names_its_install_line(monkeypatch):
         Trainer(agent=chatty, reporter=None)
     monkeypatch.undo()
     importlib.import_module("turnwise.agents")
-
-
-def test_an_agent_may_listen_on_its_own_and_leaves_the_trainer_alone(tmp_path):
-    def serves(task, llm):
-        with socket.create_server(("127.0.0.1", 0)):
-            return {"success": len(say(llm, "x")) > 0}
-
-    _, history, _ = trained(settings(tmp_path), agent=serves, dataset=ROWS)
-    assert history[-1]["success"] == history[-1]["reward"]

@@ -32,7 +32,7 @@ from turnwise import (
 from turnwise.errors import RewardError
 from turnwise.reward import RewardBatch, batch_type
 from turnwise.scale.verl.rewards import function_scorer, score_batch
-from turnwise.scale.verl.running import VerlArguments, find_role, resource_pools, role_workers
+from turnwise.scale.verl.running import VerlArguments, find_role, resource_pools
 
 SCRIPT = Path(__file__).parent / "brought_parts.py"
 
@@ -78,22 +78,6 @@ def test_roles_by_themselves_and_by_name() -> None:
     assert find_role(Role.Critic) is find_role("CriticValue") is Role.Critic
     with pytest.raises(ConfigError, match=r"got the role 'Kritic'.*Critic"):
         find_role("Kritic")
-
-
-def test_workers_that_were_given_stand_in_for_verls() -> None:
-    class Own:
-        pass
-
-    standard = {Role.ActorRolloutRef: "actor", Role.Critic: "critic"}
-    given = VerlArguments({"ActorRollout": Own, Role.RewardModel: Own})
-    workers, judge = role_workers(standard, given)
-    # The reference is played by the actor's worker here, under the name of both.
-    assert set(workers) == {Role.ActorRolloutRef, Role.Critic}
-    assert workers[Role.Critic] == "critic"
-    assert workers[Role.ActorRolloutRef] != "actor"
-    assert judge is not None
-    assert given.scores_batches
-    assert not VerlArguments({"Critic": Own}).scores_batches
 
 
 def test_every_role_needs_a_pool() -> None:

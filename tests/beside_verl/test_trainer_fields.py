@@ -200,7 +200,3 @@ def test_the_machine_brings_the_model_and_the_folder(tmp_path: Path) -> None:
     assert settings[f"{MODEL}.path"] == str(tmp_path / "copy")
     assert settings["trainer.default_local_dir"] == str(tmp_path / "two" / "verl")
     assert settings["trainer.experiment_name"] == "two"
-
-
-def test_what_is_refused_or_used_by_us_exists() -> None:
-    assert set(all_fields()) >= UNSUPPORTED | REFUSED_FIRST | ALWAYS | BY_MACHINE | BY_US

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import turnwise
 from turnwise import (
     BaseEnvironment,
     ConfigError,
@@ -31,7 +27,7 @@ from turnwise.errors import EngineError, TrainingStopped
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.models import load_tokenizer
 from turnwise.scale.verl.agent_loop import ServerEngine, leave_out
-from turnwise.scale.verl.components import EpisodeComponents, pack, unpack
+from turnwise.scale.verl.components import EpisodeComponents, pack
 
 
 class Echo(BaseEnvironment):
@@ -52,41 +48,6 @@ def parts_with(factory: Any, reward_fn: Any = None) -> EpisodeComponents:
 
 
 # ---- what travels to the workers ----
-
-
-def test_parts_of_a_users_file_arrive_where_the_file_is_not(tmp_path: Path) -> None:
-    (tmp_path / "my_world.py").write_text(
-        "from turnwise import BaseEnvironment\n"
-        "PRIZE = 7\n"
-        "class World(BaseEnvironment):\n"
-        "    def reset(self): return 'hello'\n"
-        "    def step(self, action): return 'bye', PRIZE, True, {}\n"
-        "    def get_state_description(self): return ''\n"
-    )
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from turnwise.env import environment_factory\n"
-        "from turnwise.episode import EpisodeLimits\n"
-        "from turnwise.scale.verl.components import EpisodeComponents, pack\n"
-        "from my_world import World\n"
-        "reward = lambda trajectory: 3 * trajectory.total_reward\n"
-        "parts = EpisodeComponents(environment_factory(World), reward, None, 'auto', None,\n"
-        "                     EpisodeLimits(), 'retry')\n"
-        "print(pack(parts))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(turnwise.__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    parts = unpack(done.stdout.strip())
-    assert "my_world" not in sys.modules
-    assert parts.factory().step("x")[1] == 7
-    assert parts.reward_fn is not None
-    assert parts.reward_fn(SimpleNamespace(total_reward=2)) == 6
 
 
 def test_what_cannot_travel_is_said_with_the_cure() -> None:

@@ -12,14 +12,6 @@ def rows(visitor):
     return visitor.at(".list .row")
 
 
-def test_the_list_and_the_first_conversation(visitor):
-    visitor.open("run/tools/episodes")
-    expect(visitor.at(".list-count")).to_contain_text("15 episodes")
-    expect(visitor.page).to_have_url(re.compile("episodes/train-3-0"))
-    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-0")
-    expect(visitor.at(".row.is-here")).to_have_attribute("data-id", "train-3-0")
-
-
 def test_a_conversation_has_calls_results_rewards_and_roles(visitor):
     visitor.open("run/tools/episodes/train-2-3")
     expect(visitor.at(".turn")).to_have_count(3)
@@ -32,21 +24,12 @@ def test_a_conversation_has_calls_results_rewards_and_roles(visitor):
     expect(visitor.at("[data-role=user] .role").first).to_have_text("environment")
 
 
-def test_what_failed_says_why(visitor):
-    visitor.open("run/tools/episodes/train-1-4")
-    expect(visitor.at(".problem")).to_contain_text("the lamp broke")
-    expect(visitor.at(".conversation-title .chip")).to_have_text("environment error")
-
-
 @pytest.mark.parametrize(
     ("asked", "number"),
     [
         ("status=truncated_by_turns", 3),
-        ("status=environment_error", 3),
         ("tool=take", 9),
-        ("min_reward=0.5", 5),
         ("max_reward=-0.1", 3),
-        ("step=2", 5),
         (f"seed={SEED}", 3),
         ("min_turns=3&max_step=2", 4),
         ("text=room 3 at step 2", 1),
@@ -119,20 +102,6 @@ def test_keys_go_through_the_list_and_back_goes_back(visitor):
     expect(title).to_have_text("train-3-2")
     visitor.press("Enter")
     expect(visitor.page).to_have_url(re.compile("tokens/train-3-2"))
-
-
-def test_the_same_seed_side_by_side(visitor):
-    visitor.open("run/tools/episodes/train-1-3")
-    visitor.at("[data-action=task]").click()
-    expect(visitor.page).to_have_url(re.compile(f"task/seed-{SEED}"))
-    expect(visitor.at(".conversation-title h1")).to_contain_text("Seed")
-    expect(visitor.at(".seed-top")).to_have_count(3)
-    expect(visitor.at(".seed-top strong")).to_have_text(["step 1", "step 2", "step 3"])
-    visitor.at(".seed-pick").nth(1).click()
-    expect(visitor.at(".seed-top strong")).to_have_text(["step 1", "step 3"])
-    visitor.page.reload()
-    expect(visitor.at(".seed-top strong")).to_have_text(["step 1", "step 3"])
-    expect(visitor.at(".seed-grid")).to_contain_text("You are in room 3 at step 3.")
 
 
 def test_one_episode_is_saved_as_a_file(visitor):

@@ -126,17 +126,3 @@ def test_one_task_and_the_menus_fit(visitor):
     visitor.press("?")
     expect(visitor.at("dialog.help")).to_be_visible()
     assert visitor.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def test_the_measure_sees_what_is_wrong(visitor):
-    visitor.open("run/sums/episodes/train-3-1")
-    expect(visitor.at(".conversation .turn")).to_be_visible()
-    visitor.page.evaluate("""() => {
-      const [one, other] = document.querySelectorAll(".conversation-actions .button");
-      one.style.cssText = "width: 10px; overflow: hidden; justify-content: start";
-      one.textContent = "Much too long";
-      other.style.cssText = "margin-left: -12px; position: relative";
-    }""")
-    found = "\n".join(visitor.page.evaluate(MEASURE))
-    assert "text cut" in found
-    assert "overlaps" in found

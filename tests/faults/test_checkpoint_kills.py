@@ -2,13 +2,9 @@
 
 import itertools
 import os
-import random
-import time
-
-import pytest
 
 from runs.saved_folders import check, die_at, fill, hidden, in_child
-from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
+from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint
 
 
 def killed_everywhere(tmp_path, prepare, work):
@@ -92,24 +88,6 @@ def test_a_step_that_is_saved_again(tmp_path):
     assert num_gaps == 1  # it was killed between the two renames, and came back
 
 
-def test_a_place_of_the_user_that_is_saved_again(tmp_path):
-    def prepare(folder):
-        save_checkpoint_to(folder / "mine", fill(1, "old"), {}, 1)
-
-    def save(folder):
-        save_checkpoint_to(folder / "mine", fill(2, "new"), {}, 2)
-
-    num_gaps = 0
-    for folder, killed in killed_everywhere(tmp_path, prepare, save):
-        num_gaps += not (folder / "mine").exists()
-        version = check(open_checkpoint(folder / "mine"), "old", "new")
-        assert killed or version == "new"
-        save_checkpoint_to(folder / "mine", fill(3), {}, 3)
-        check(open_checkpoint(folder / "mine"))
-        assert os.listdir(folder) == ["mine"]
-    assert num_gaps == 1
-
-
 def test_another_best(tmp_path):
     def prepare(folder):
         store = CheckpointStore(folder)
@@ -142,41 +120,3 @@ def test_a_removal(tmp_path):
         assert steps in ([[1, 2], [1]] if killed else [[1]])
         assert len(os.listdir(folder)) == len(steps)
         check(CheckpointStore(folder).newest())
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_run_that_is_killed_at_random_moments(tmp_path, seed):
-    moments = random.Random(seed)
-    store = CheckpointStore(tmp_path / "checkpoints")
-    ballast = random.Random(0).randbytes(300_000)
-
-    def run(report):
-        newest = store.newest()
-        report("begun")
-        for step in itertools.count(newest.step + 1 if newest else 1):
-
-            def write(folder, step=step):
-                fill(step)(folder)
-                (folder / "ballast").write_bytes(ballast)
-
-            store.save(step, write, {"step": step})
-            report(step)
-
-    reached = 0
-    for _ in range(6):
-        child = in_child(run)
-        child.hear("begun")
-        time.sleep(moments.uniform(0, 0.08))
-        child.kill()
-        said, _ = child.wait()
-        reached = max([reached, *map(int, said)])
-        newest = store.newest()
-        assert hidden(store.folder) == []
-        # One more than it said: killed after the save and before the word.
-        assert (newest.step if newest else 0) in (reached, reached + 1)
-        reached = newest.step if newest else 0
-        for checkpoint in store.list():
-            whole = open_checkpoint(checkpoint.path)
-            assert whole.file("ballast").read_bytes() == ballast
-            assert whole.meta == {"step": whole.step}
-        assert len(store.list()) >= min(reached, 3)

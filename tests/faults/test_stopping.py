@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import multiprocessing
-import random
 import re
 import signal
 import threading
@@ -221,29 +220,6 @@ def test_a_process_that_does_not_end_by_itself_is_ended(program, words):
         while True:
             said.append(ours.recv())
     assert words in said[-1]
-
-
-class TestKilled:
-    def test_at_any_moment(self, tmp_path, undisturbed):
-        """Three times at random, twice inside a save: `make test-faults` has many more."""
-        moments = random.Random(0)
-        folder = tmp_path / "0"
-        for number in range(5):
-            inside = (1, moments.randrange(1, 12)) if number % 2 else None
-            child = Child(folder, die_at_save=inside)
-            if inside is None:
-                child.hear(moments.choice(["begun", "warm start 1", "episodes", "evaluation"]))
-                time.sleep(moments.uniform(0, 0.1))
-                child.send(signal.SIGKILL)
-            code = child.end()
-            if inside is None and code == 0:  # it was quicker than the signal
-                assert_same_run(undisturbed, folder / "killed")
-                folder = tmp_path / str(number + 1)
-                continue
-            assert code == 128 + signal.SIGKILL, "\n".join(child.lines)
-            assert ("dies inside a save" in child.lines) == (inside is not None)
-        finish(folder)
-        assert_same_run(undisturbed, folder / "killed")
 
 
 class TestRequest:

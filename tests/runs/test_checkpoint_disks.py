@@ -196,21 +196,3 @@ class TestInTheWay:
     def test_a_name_that_is_too_long(self, tmp_path):
         with pytest.raises(CheckpointError, match="File name too long"):
             save_checkpoint_to(tmp_path / ("x" * 250), fill(1), {}, 1)
-
-
-def test_a_file_of_others_that_write_may_not_read_is_no_matter_of_the_disk(open_place):
-    secret = open_place / "secret"
-    secret.touch(mode=0)
-    folder = open_place / "checkpoints"
-    folder.mkdir()
-    os.chmod(folder, 0o777)
-
-    def save():
-        try:
-            CheckpointStore(folder).save(1, lambda _: secret.read_text() and None, {})
-        except PermissionError as error:
-            return error.filename
-        return "no error"
-
-    assert as_ordinary_user(save) == str(secret)
-    assert os.listdir(folder) == []

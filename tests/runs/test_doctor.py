@@ -205,13 +205,6 @@ def test_reward_without_success_is_suspect():
     assert [code for _, code in said] == ["reward-hacking"]
 
 
-def test_causes_stand_before_what_they_explain_and_all_are_known():
-    known = [check.code for check in CHECKS]
-    for check in CHECKS:
-        assert set(check.explains) <= set(known)
-        assert check.code not in check.explains
-
-
 def test_every_finding_is_tested():
     others = {"not-rising", "forgetting", "reward-hacking"}
     assert {check.code for check in CHECKS} == {code for _, code, _, _ in SICK} | others
@@ -249,11 +242,6 @@ def test_what_was_so_before_the_first_update_is_not_explained_by_updates():
     from_the_start = {"success": 0.0, "reward": 0.0, "reward_std": 0.0}
     run = healthy_run(12, **FLAT | from_the_start | EXPLODES)
     assert explained(run) == {"learning-rate-too-high": [], "constant-reward": []}
-
-
-def test_a_constant_reward_of_successful_episodes_is_the_rewards_own_fault():
-    run = healthy_run(25, **FLAT | {"cut_turns": 1.0, "reward": 0.0, "reward_std": 0.0})
-    assert explained(run) == {"cut-turns": [], "constant-reward": []}
 
 
 def test_a_gradient_that_follows_an_extreme_reward_is_no_learning_rate():

@@ -1,4 +1,4 @@
-"""The store of episodes: what goes in comes back, in few bytes, and never stops a run."""
+"""The store of episodes: what goes in comes back, and never stops a run."""
 
 import json
 import logging
@@ -14,28 +14,23 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet
 
-from episode.worlds import Counting, model, tokenizer
+from episode.worlds import model, tokenizer
 from runs.stored_examples import episodes
 from turnwise import (
     ConfigError,
     EpisodeLimits,
     EpisodeStatus,
     LocalEngine,
-    ScriptedEngine,
     collect,
-    run_episode,
-    tool,
 )
 from turnwise.chat import TokenStream
 from turnwise.episode import EpisodeResult
 from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.inference import FinishReason
-from turnwise.learner import PPOBatch
 from turnwise.reward import Reward
 from turnwise.runs.episode_store import EpisodeStore, read_table
 from turnwise.runs.episode_table import FORMAT_KEY, episodes_to_table
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 NO_LIMIT = 1e12
 SHORT = EpisodeLimits(max_turns=4, max_tokens_per_turn=16)
 
@@ -54,12 +49,6 @@ def random_columns(results, *names, seed=0):
     width = max((len(agent.stream) for agent in rows_of(results)), default=0)
     shape = (len(rows_of(results)), width)
     return {name: torch.randn(shape, generator=generator) for name in names}
-
-
-def answering(*answers):
-    """An engine that gives these answers in turn."""
-    left = iter(answers)
-    return ScriptedEngine(tokenizer(), lambda text: next(left))
 
 
 def assert_same(result, stored):
@@ -145,13 +134,6 @@ def single_turns(num_episodes=32, num_tokens=256):
     return sampled(said)
 
 
-def prose():
-    """Every token sampled, and the words are those of the docs."""
-    text = "".join(page.read_text() for page in sorted(DOCS.glob("*.md")))
-    tokens = re.findall(r" ?\w{1,6}|\s|[^\w\s]", text)
-    return sampled([tokens[start : start + 256] for start in range(0, len(tokens), 256)])
-
-
 def sampled(said):
     """Episodes of one turn that say these tokens, numbered as in a vocabulary of 50,000."""
     random = np.random.default_rng(1)
@@ -169,60 +151,6 @@ def sampled(said):
         agent = AgentRecord("agent", stream, messages, [turn], reward=Reward(1.0))
         results.append(EpisodeResult(seed, agents=[agent], seconds={"engine": random.random()}))
     return results
-
-
-def test_prose_with_every_column_takes_under_25_bytes_a_token(store):
-    results = prose()
-    sampler = PPOBatch.from_streams([result.stream for result in results]).sampler_log_probs
-    torch.manual_seed(0)
-    log_probs = sampler * (1 + 0.01 * torch.randn(sampler.shape))  # a sampler in bfloat16
-    columns = random_columns(results, "values", "advantages", "returns")
-    store.write(1, results, {"log_probs": log_probs, **columns})
-    assert bytes_a_token(store, results) < 25
-
-
-def bytes_a_token(store, results):
-    num_tokens = sum(len(agent.stream) for agent in rows_of(results))
-    assert num_tokens > 1000
-    return (store.folder / "step-000001.parquet").stat().st_size / num_tokens
-
-
-def test_tool_calls_and_what_came_of_them(store):
-    @tool(timeout=None)
-    def halve(number: int) -> int:
-        """Half of it."""
-        if number % 2:
-            raise ValueError("it is odd")
-        return number // 2
-
-    call = '{"tool": "halve", "arguments": {"number": NUMBER}}'
-    texts = [call.replace("NUMBER", number) for number in ("0", "3")]
-    engine = answering(*texts, '{"tool": ', "Done.")
-    result = run_episode(engine, None, prompt="Halve.", tools=[halve], parser="json")
-    store.write(1, [result])
-    (stored,) = store.read(1)
-    assert_same(result, stored)
-    (worked,), (failed,), *_ = [turn.calls for turn in stored.agent.turns]
-    assert (worked.name, worked.arguments, worked.result) == ("halve", {"number": 0}, 0)
-    assert (worked.success, worked.failure) == (True, None)
-    assert (failed.success, failed.failure) == (False, "raised")
-    assert "it is odd" in failed.result
-    assert stored.agent.turns[2].malformed is not None
-
-
-def test_an_episode_that_failed_before_its_first_token(store):
-    class NeverBegins(Counting):
-        def reset(self):
-            raise RuntimeError("no board")
-
-    result = run_episode(ScriptedEngine(tokenizer()), NeverBegins)
-    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
-    store.write(1, [result, *play(), result])
-    first, *_, last = store.read(1)
-    assert_same(result, first)
-    assert_same(result, last)
-    assert "no board" in first.error
-    assert first.agent.reward is None
 
 
 class Odd:
@@ -268,8 +196,6 @@ def test_infos_that_are_no_json_and_huge_ones(store):
     ("name", "shape", "message"),
     [
         ("values", (3, 4), r"'values' got shape \(3, 4\), expected \[2, 4\]"),
-        ("values", (2, 3), r"'values' got shape \(2, 3\)"),
-        ("values", (8,), r"'values' got shape \(8,\)"),
         ("odd", (2, 4), r"named 'odd', expected one of log_probs"),
     ],
 )
@@ -402,14 +328,6 @@ def test_pyarrow_alone_reads_a_file(store):
         said = [message["content"] for message in agent["messages"]]
         assert said == [message["content"] for message in result.messages]
         assert [turn["text"] for turn in agent["turns"]] == list(result.responses)
-
-
-def test_halves_of_surrogate_pairs_are_replaced(store):
-    (result,) = single_turns(1, 4)
-    result.messages[1]["content"] = result.turns[0].text = "a\ud800b"
-    store.write(1, [result])
-    (stored,) = store.read(1)
-    assert stored.agent.turns[0].text == stored.agent.messages[1]["content"] == "a\ufffdb"
 
 
 def test_a_message_has_all_of_its_keys(store):

@@ -33,11 +33,6 @@ def test_lines_are_json_in_the_order_given(log):
     assert second == '{"step": 2, "reward": 0.1, "errors": 3}'
 
 
-def test_what_is_no_finite_number_is_left_out(log):
-    log.append({"step": 1, "kl": math.nan, "loss": math.inf, "gap": -math.inf, "reward": 0.0})
-    assert log.read() == [{"step": 1, "reward": 0.0}]
-
-
 def test_what_is_no_metric_is_refused_by_name_and_nothing_is_written(log):
     with pytest.raises(ConfigError, match=r"'reward' got a list, expected a number"):
         log.append({"step": 1, "reward": [1.0]})

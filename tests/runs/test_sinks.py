@@ -77,11 +77,6 @@ def test_a_missing_package_is_told_at_the_start(tmp_path, monkeypatch, name):
         make_sinks([name], tmp_path, "run", {})
 
 
-def test_no_sinks_do_nothing(tmp_path):
-    run(tmp_path, [], range(3))
-    assert list(tmp_path.iterdir()) == []
-
-
 def read_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -93,21 +88,14 @@ def read_tensorboard(folder):
     }
 
 
-def test_tensorboard_has_the_numbers(tmp_path):
-    pytest.importorskip("tensorboard")
-    run(tmp_path, ["tensorboard"], [1, 2, 3])
-    assert read_tensorboard(tmp_path) == {
-        "reward": [(1, 0.5), (2, 1.0), (3, 1.5)],
-        "truncated/turns": [(1, 1.0), (2, 1.0), (3, 1.0)],
-    }
-
-
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
     pytest.importorskip("tensorboard")
     run(tmp_path, ["tensorboard"], [1, 2, 3, 4])
     run(tmp_path, ["tensorboard"], [3, 4, 5])
-    steps = [step for step, _ in read_tensorboard(tmp_path)["reward"]]
-    assert steps == [1, 2, 3, 4, 5]
+    assert read_tensorboard(tmp_path) == {
+        "reward": [(step, step / 2) for step in range(1, 6)],
+        "truncated/turns": [(step, 1.0) for step in range(1, 6)],
+    }
 
 
 def wandb_records(path):

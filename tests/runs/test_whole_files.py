@@ -3,13 +3,12 @@
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
 from runs.saved_folders import in_child
 from turnwise import ConfigStore, whole_files
-from turnwise.whole_files import honour_umask, is_draft, remove_abandoned, write_whole
+from turnwise.whole_files import is_draft, write_whole
 
 STEPS = ("open", "write", "fsync", "replace", "close")
 
@@ -78,16 +77,6 @@ def test_settings_that_were_killed_while_they_were_saved_leave_nothing(tmp_path)
     assert ConfigStore.load(path) == ConfigStore()
 
 
-def test_others_can_read_it_as_the_umask_says(tmp_path):
-    before = os.umask(0o022)
-    try:
-        write_whole(tmp_path / "a", b"x")
-        ConfigStore().save(tmp_path / "b")
-    finally:
-        os.umask(before)
-    assert {(tmp_path / name).stat().st_mode & 0o777 for name in "ab"} == {0o644}
-
-
 def test_many_writers_at_once(tmp_path):
     """Nobody removes what another still writes, and a reader always sees one whole content."""
     path = tmp_path / "run.json"
@@ -109,33 +98,3 @@ def test_many_writers_at_once(tmp_path):
             assert path.read_bytes() in contents
     assert failures == []
     assert os.listdir(tmp_path) == ["run.json"]
-
-
-def test_only_drafts_without_a_writer_are_removed(tmp_path):
-    names = [".run.json.saving-00000000", ".lock", "saving-1", ".config.yaml.saving-1"]
-    for name in names:
-        (tmp_path / name).touch()
-    remove_abandoned(tmp_path, "run.json")
-    assert set(os.listdir(tmp_path)) == {*names} - {names[0]}
-    remove_abandoned(tmp_path)
-    assert set(os.listdir(tmp_path)) == {".lock", "saving-1"}
-    remove_abandoned(Path(tmp_path, "none"))
-
-
-def test_a_folder_of_files_is_as_the_umask_says(tmp_path):
-    (tmp_path / "inner").mkdir()
-    for name in ("one", "inner/two"):
-        (tmp_path / name).write_text("")
-        (tmp_path / name).chmod(0o600)
-    outside = tmp_path.parent / f"{tmp_path.name}-outside"
-    outside.write_text("")
-    outside.chmod(0o600)
-    (tmp_path / "link").symlink_to(outside)
-    before = os.umask(0o027)
-    try:
-        honour_umask(tmp_path)
-    finally:
-        os.umask(before)
-    modes = {path.name: path.lstat().st_mode & 0o777 for path in tmp_path.rglob("*")}
-    assert modes == {"inner": modes["inner"], "one": 0o640, "two": 0o640, "link": modes["link"]}
-    assert outside.stat().st_mode & 0o777 == 0o600

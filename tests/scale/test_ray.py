@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from scale.rayed import (
     lay_fuses,
     train,
 )
-from trainer.runs import episodes, metrics_of
+from trainer.runs import Listener, episodes, metrics_of
 from trainer.worlds import Echo, Memory, small_model, small_trainer
 from turnwise import Levels, RewardBatch
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
@@ -214,28 +213,6 @@ def test_a_run_that_only_loses_workers_ends_and_says_why(tmp_path):
 
 
 def test_a_checkpoint_moves_between_numbers_of_learners_and_one_process(tmp_path):
-    class Stopping:
-        """Stops after a step."""
-
-        def __init__(self, step):
-            self.last = step
-
-        def begin(self, run):
-            self.first_step = run.first_step
-
-        def step(self, metrics):
-            if metrics["step"] == self.last:
-                signal.raise_signal(signal.SIGINT)
-
-        def say(self, text):
-            pass
-
-        def progress(self, what, done, total):
-            pass
-
-        def end(self, outcome):
-            self.outcome = outcome
-
     folder = saved_model(tmp_path)
     settings = (folder, "training.steps_per_epoch=4")
     options = {"model": None, "tokenizer": None}
@@ -243,12 +220,13 @@ def test_a_checkpoint_moves_between_numbers_of_learners_and_one_process(tmp_path
     split = (*ON_RAY, "ray.context_parallel_size=2")
     places = [ON_RAY, ("ray.use_ray=true",), (), split]  # one step in each
     for step, overrides in enumerate(places, 1):
-        stopping = Stopping(step if step < len(places) else 0)
+        last = ("step", step if step < len(places) else 0)
+        stopping = Listener(lambda *moment, last=last: moment == last)
         try:
             run = train(tmp_path, Memory, *settings, *overrides, reporter=stopping, **options)
         except KeyboardInterrupt:
-            assert stopping.outcome == "interrupted"
-        assert stopping.first_step == step - 1
+            assert stopping.outcomes == ["interrupted"]
+        assert stopping.run.first_step == step - 1
     assert_same_training(run, expected)
 
 

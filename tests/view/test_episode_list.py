@@ -30,12 +30,6 @@ def store_of(run):
 
 
 class TestChanges:
-    def test_a_new_file_is_seen(self, run):
-        store_of(run).write(3, [said("gamma")])
-        refresh(run)
-        assert ids(run, step="3") == {"train-3-0"}
-        assert run.indexed() == {"files": 3, "of": 3}
-
     def test_a_file_that_is_rewritten_replaces_what_it_said(self, run):
         store_of(run).write(2, [said("delta")])
         refresh(run)
@@ -48,14 +42,6 @@ class TestChanges:
         refresh(run)
         assert ids(run) == {f"train-1-{n}" for n in range(5)}
         assert ids(run, text="beta") == set()
-
-    def test_a_file_that_is_no_file_of_episodes_harms_nobody(self, run):
-        (run.files.folder.episodes / "step-000004.parquet").write_bytes(b"no such file")
-        refresh(run)
-        assert ids(run, step="4") == set()
-        assert ids(run, step="2") == {"train-2-0", "train-2-1"}
-        assert run.indexed() == {"files": 3, "of": 3}
-        assert "step-000004.parquet is no whole Parquet file" in run.summary()["problems"][0]
 
     def test_episodes_of_a_run_that_nobody_opened_are_counted(self, run):
         library = Library([run.files.path])
@@ -125,14 +111,3 @@ def test_metrics_that_are_rewound(tmp_path):
         file.write(b'{"step": 3, "rew')  # half a line, as a crash leaves it
     run.refresh()
     assert run.metrics.columns()["series"]["reward"] == [0.1, 0.75]
-
-
-def test_what_the_doctor_said_stands_at_its_step(tmp_path):
-    sick = {"reward": 0.0, "reward_std": 0.0, "success": 0.0}
-    folder = write_run(tmp_path / "run", dict.fromkeys(range(1, 9), ()), metrics=sick)
-    run = open_library(folder).get("run")
-    run.refresh(60.0)  # a request would wait for only 0.1 s
-    (finding,) = run.detail()["findings"]
-    assert (finding["name"], finding["step"]) == ("constant-reward", 5)
-    assert "earned exactly 0" in finding["text"]
-    assert finding["fix"]

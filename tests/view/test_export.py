@@ -113,14 +113,6 @@ def test_every_token_says_what_is_known_of_it(client):
             assert f"advantage {tokens['columns']['advantages'][place]:.5g}" in title
 
 
-def test_an_episode_that_failed_before_its_first_word(tmp_path):
-    from turnwise.types import EpisodeStatus
-
-    html = exported(tmp_path, status=EpisodeStatus.ENVIRONMENT_ERROR, error="it broke")
-    assert "it broke" in html
-    assert Page(html.replace("<!doctype html>", "")).open == []
-
-
 def test_an_episode_that_is_not_there(client):
     assert client.error("/export/real/train-2-99.html", 404)
     assert client.error("/export/none/train-2-1.html", 404)
