@@ -7,7 +7,6 @@ import pytest
 from contention import peak_megabytes
 from turnwise import ConfigError
 from turnwise.chat import ChatFormat
-from turnwise.chat.sandbox import TooLarge, compile_template, render
 from turnwise.models.tiny import make_tiny_tokenizer
 
 DOUBLE = "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = [] %}{% endfor %}"
@@ -60,6 +59,7 @@ BOMBS = {
     "zfill": "{{ 'x'.zfill(10**10) }}",
     "expandtabs": "{{ ('\\t' * 1000).expandtabs(10**8) }}",
     "replace method": BIG + "{{ big.replace('x', big) }}",
+    "join by name": "{{ (['a'] * 300) | join(d='x' * 1000000) }}",
     "join method": BIG + "{{ big.join(['a'] * 100000) }}",
     "format method": "{{ '{:>9999999999}'.format(1) }}",
     "format method, computed": "{{ '{:>{}}'.format(1, 9999999999) }}",
@@ -136,37 +136,25 @@ def test_operators_of_ordinary_size_compute_as_ever():
         "{{ [3, 1, 2] | sort | map('string') | join(', ') | center(11) }}"
         "{{ {'a': (1, 2)}['a'] | sum }}"
         "{% for i in range(6) if i is even %}{{ loop.index0 }}{% endfor %}"
+        "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}{{ ['a', 'b'] | join(d='-') }}"
         "{{ messages | map(attribute='role') | unique | list }}{{ 'a,b'.split(',')[::-1] }}"
     )
     tokenizer = make_tiny_tokenizer()
     chat = ChatFormat(tokenizer, made + "{{ messages[0].content }}")
-    expected = "-" * 20 + "08" + "   7" + "  1, 2, 3  3012['user']['b', 'a']q"
+    expected = (
+        "-" * 20 + "08" + "   7" + "  1, 2, 3  3012{\"a\": 2, \"b\": 1}a-b['user']['b', 'a']q"
+    )
     assert tokenizer.decode(chat.prompt_ids([{"role": "user", "content": "q"}])) == expected
 
 
-def test_a_long_text_is_no_bomb():
-    template = "{% for m in messages %}{{ (m.content | trim).split('</think>')[-1] }}{% endfor %}"
+def test_long_texts_and_many_messages_are_no_bombs():
+    template = (
+        "{% for m in messages %}{{ (m.content | trim).split('</think>')[-1] }}"
+        "{% for n in messages[loop.index:] %}{{ n.role[:1] }}{% endfor %}{% endfor %}"
+    )
     chat = ChatFormat(make_tiny_tokenizer(), template)
     text = "hello " * 200_000
     messages = [{"role": "user", "content": text}] * 5
-    assert chat.render(messages) == text.strip() * 5
-
-
-def test_arguments_by_name_are_those_of_jinja():
-    template = compile_template(
-        "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }} {{ [{'n': 2}] | sum(attribute='n') }} "
-        "{{ ['a', 'b'] | join(d='-') }}"
-    )
-    assert render(template, [], None, {}) == '{"a": 2, "b": 1} 2 a-b'
-
-
-def test_a_separator_by_name_is_counted():
-    template = compile_template("{{ (['a'] * 300) | join(d='x' * 1000000) }}")
-    with pytest.raises(TooLarge):
-        render(template, [], None, {})
-
-
-def test_a_template_may_look_ahead_from_each_of_many_messages():
-    text = "{% for m in messages %}{% for n in messages[loop.index:] %}{{ n.x }}{% endfor %}"
-    template = compile_template(text + "{% endfor %}")
-    assert len(render(template, [{"x": "y"}] * 1000, None, {})) == 499_500
+    expected = "".join(text.strip() + "u" * number for number in (4, 3, 2, 1, 0))
+    assert chat.render(messages) == expected
+    assert len(chat.render([{"role": "user", "content": ""}] * 1000)) == 499_500

@@ -82,44 +82,6 @@ def test_a_turn_cut_by_length_is_closed_without_being_trained_on(name):
     assert sum(cut.stream.mask) == len(letter_by_letter(chat_format, "up"))
 
 
-@pytest.mark.parametrize("name", ["chatml", "llama-3", "mistral", "zephyr", "reasoning"])
-def test_several_tool_results_follow_one_turn(name):
-    chat_format = make_format(name)
-    conversation = Conversation(chat_format, OPENING)
-    say(conversation, "look_up")
-    start = len(conversation.stream)
-    conversation.add(
-        [{"role": "tool", "content": "price 3"}, {"role": "tool", "content": "stock 9"}]
-    )
-    text = chat_format.tokenizer.decode(conversation.stream.ids[start:], skip_special_tokens=False)
-    assert text.index("price 3") < text.index("stock 9")
-    assert conversation.stream.mask[-1] is False
-
-
-@pytest.mark.parametrize("name", [name for name, f in FAMILIES.items() if f.takes_tools])
-def test_tool_schemas_stand_in_the_prompt(name):
-    chat_format = make_format(name)
-    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
-    ids = chat_format.prompt_ids(OPENING, tools=[tool])
-    text = chat_format.tokenizer.decode(ids, skip_special_tokens=False)
-    assert text.count("look_up") == 1
-    assert ids[: len(ids)] != chat_format.prompt_ids(OPENING)
-    # They stand in the opening, which is never rendered again: nothing of them in an increment.
-    increment = chat_format.increment_ids([{"role": "tool", "content": "price 3"}], [])
-    assert "look_up" not in chat_format.tokenizer.decode(increment, skip_special_tokens=False)
-
-
-def test_a_difference_is_told_once_for_a_format(caplog):
-    chat_format = ChatFormat(make_format("reasoning").tokenizer)
-    for _ in range(2):
-        conversation = Conversation(chat_format, OPENING)
-        say(conversation, "<think>abc</think>up")
-        conversation.add([{"role": "user", "content": "lower"}])
-        say(conversation, "down")
-        conversation.warn_of_difference()
-    assert caplog.text.count("not append-only") == 1
-
-
 def test_a_turn_that_ends_with_the_next_role_does_not_get_it_twice():
     chat_format = make_format("glm")
     user, observation = chat_format.tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
@@ -152,15 +114,3 @@ def test_messages_that_the_template_refuses_are_a_clear_error():
 def test_a_turn_needs_a_log_prob_for_each_token():
     with pytest.raises(ConfigError, match="2 tokens and 1 log-probs"):
         TokenStream().add_turn([1, 2], [-0.5])
-
-
-def test_a_parser_keeps_the_special_tokens_that_it_looks_for():
-    chat_format = make_format("mistral-tools")
-    tokenizer = chat_format.tokenizer
-    ids = [
-        *tokenizer.encode('[TOOL_CALLS] [{"name"', add_special_tokens=False),
-        tokenizer.eos_token_id,
-    ]
-    assert chat_format.decode(ids).strip() == '[{"name"'
-    assert chat_format.decode(ids, keep=["[TOOL_CALLS]"]) == '[TOOL_CALLS] [{"name"'
-    assert "[AVAILABLE_TOOLS]" in chat_format.template

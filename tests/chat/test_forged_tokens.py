@@ -216,15 +216,6 @@ def test_templates_that_hide_the_marks_still_write_no_control_token():
             assert sum(i in chat.control.ids for i in ids) == 2, (body, text)
 
 
-def test_texts_that_a_template_looks_into_are_still_read_by_it():
-    """An earlier answer's thoughts are dropped from an opening as the template does it."""
-    chat = zoo_format("qwen3")
-    messages = [user("q"), assistant("<think>\nlong\n</think>\n\nup"), user("next")]
-    text = chat.tokenizer.decode(chat.prompt_ids(messages), skip_special_tokens=False)
-    assert "long" not in text
-    assert "assistant\nup<|im_end|>" in text
-
-
 SPLITS = {
     "last": "content.split('</think>')[-1]",
     "stripped": "content.split('</think>')[-1].lstrip('\\n')",

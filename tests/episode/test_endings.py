@@ -11,13 +11,12 @@ from episode.worlds import Broken, Counting, InThreads, Recording, tokenizer
 from turnwise import (
     ChatFormat,
     ConfigError,
-    Episode,
     EpisodeLimits,
     EpisodeStatus,
     ScriptedEngine,
     run_episode,
 )
-from turnwise.episode import make_setup, run_episode_async
+from turnwise.episode import run_episode_async
 from virtual_time import Clock, run_in_virtual_time
 
 LONG = type("Long", (Counting,), {"length": 1000})
@@ -255,29 +254,6 @@ def test_a_template_that_cannot_write_the_messages_is_the_users_mistake():
     chat = ChatFormat(tokenizer(), "{{ raise_exception('roles must take turns') }}")
     with pytest.raises(ConfigError, match="does not take"):
         run_episode(ScriptedEngine(tokenizer(), str), Counting, chat_format=chat)
-
-
-@pytest.mark.parametrize("world", [Counting, InThreads])
-def test_a_cancelled_episode_cleans_up(world):
-    engine = Broken("hangs")
-    closed = threading.Event()
-
-    class Watched(world):
-        def close(self):
-            closed.set()
-
-    async def main():
-        task = asyncio.create_task(Episode(make_setup(engine), Watched).run())
-        while len(engine.asked) < 2:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
-    assert closed.is_set()
-    assert len(engine.ended) == 1
 
 
 @pytest.mark.parametrize(

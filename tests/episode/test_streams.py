@@ -3,14 +3,12 @@
 import pytest
 
 from chat.families import FAMILIES, make_format
-from episode.worlds import Awaited, Counting, InThreads, Recording, model, tokenizer
+from episode.worlds import Awaited, Counting, InThreads, Recording, tokenizer
 from turnwise import (
     ChatFormat,
     Conversation,
     EpisodeLimits,
     EpisodeStatus,
-    LocalEngine,
-    SamplingParams,
     ScriptedEngine,
     run_episode,
 )
@@ -115,22 +113,6 @@ def test_rewards_sit_on_the_last_sampled_token_of_their_turn():
     assert all(result.stream.mask[position] for position in placed)
     scored = run_episode(Recording(), Counting, reward_fn=lambda trajectory: 7.0)
     assert scored.agent.turn_rewards == [0.0, 0.0, 7.0]
-
-
-def test_the_local_engine_keeps_its_log_probs_and_continues_its_sessions():
-    with LocalEngine(model(), tokenizer()) as engine:
-        limits = EpisodeLimits(max_tokens_per_turn=10)
-        result = run_episode(engine, Counting, limits=limits, sampling=SamplingParams(1.0))
-        assert result.status is EpisodeStatus.DONE
-        stream = result.stream
-        for start, end in stream.turns:
-            import asyncio
-
-            scores = asyncio.run(engine.score(list(stream.ids[:end]), start))
-            assert scores == pytest.approx(list(stream.log_probs[start:end]), abs=1e-4)
-        run_episode(engine, Counting, limits=limits)  # a step in which ended sessions are dropped
-        engine.generate("x", max_tokens=1)
-        assert engine._runner.kv_cache.num_allocated == 0
 
 
 def test_the_session_is_ended_and_the_environment_closed():

@@ -63,50 +63,24 @@ def test_the_environment_has_its_row_before_reset_and_the_trajectory_keeps_it(wo
     assert [r.trajectory.task for r in collection] == [row for row in ROWS for _ in range(2)]
 
 
-def test_a_reward_function_compares_with_the_row():
-    def exact(trajectory):
-        return 1.0 if trajectory.actions[-1] == trajectory.task["answer"] else 0.0
-
-    engine = Recording(lambda text: "2")
-    collection = play(asking(Counting), tasks(ROWS), engine=engine, reward_fn=exact)
-    assert [r.reward.total for r in collection] == [0.0, 1.0, 0.0]
-
-
 def test_what_an_environment_does_to_its_row_is_seen_by_no_other():
+    answers = []
+
     class Careless(Counting):
         length = 1
 
         def reset(self):
-            answer = self.task.pop("answer")
-            return f"{super().reset()} {answer}"
-
-    row = dict(ROWS[0])
-    collection = play(Careless, tasks([row], group_size=3))
-    assert [r.status for r in collection] == [EpisodeStatus.DONE] * 3
-    assert row == ROWS[0]
-    assert all(r.trajectory.task == ROWS[0] for r in collection)
-
-
-def test_each_try_has_the_row_again():
-    seen = []
-
-    class Failing(Counting):
-        def reset(self):
-            seen.append((id(self), self.task["answer"]))
-            if len(seen) < 3:
+            answers.append(self.task.pop("answer"))
+            if len(answers) == 1:
                 raise ConnectionError("not yet")
             return super().reset()
 
-    kept = []  # alive, so that no two have one id
-
-    def make():
-        kept.append(Failing())
-        return kept[-1]
-
-    (result,) = play(make, tasks(ROWS[1:2]), num_retries=2)
-    assert (result.status, result.attempt) == (EpisodeStatus.DONE, 3)
-    assert [answer for _, answer in seen] == ["2", "2", "2"]
-    assert len({number for number, _ in seen}) == 3
+    row = dict(ROWS[0])
+    collection = play(Careless, tasks([row], group_size=3), num_retries=1)
+    assert [r.status for r in collection] == [EpisodeStatus.DONE] * 3
+    assert answers == ["0"] * 4  # also a second try has it whole
+    assert row == ROWS[0]
+    assert all(r.trajectory.task == ROWS[0] for r in collection)
 
 
 EARLIER = [

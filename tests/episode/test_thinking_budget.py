@@ -66,19 +66,6 @@ def test_the_turn_goes_on_with_the_answer(name, thought, close):
     assert all(math.isnan(stream.log_probs[i]) for i in masked)
 
 
-def test_a_turn_without_an_open_thought_is_not_changed():
-    chat = thinking_format("qwen3")
-    text = "hello " * 20
-    results = [
-        run_episode(
-            ScriptedEngine(chat.tokenizer, text), Counting(), chat_format=chat, limits=limits
-        )
-        for limits in (LIMITS, EpisodeLimits(max_turns=4, max_tokens_per_turn=24))
-    ]
-    assert all(results[0].stream.mask[a:b] == [True] * (b - a) for a, b in results[0].stream.turns)
-    assert len(results[0].turns[0].text) < len(results[1].turns[0].text) * 2
-
-
 def test_a_stop_string_is_seen_across_the_end_of_the_budget():
     loaded = load_model("tiny")
     greedy = SamplingParams(temperature=0.0)

@@ -5,11 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.models.llama import LlamaConfig
 
 from chat.families import make_format
-from inference.tiny_models import CONFIGS, SHAPE, VOCABULARY, make_model, plain_log_probs, run_all
+from inference.tiny_models import CONFIGS, VOCABULARY, make_model, plain_log_probs, run_all
 from turnwise import ConfigError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams, ScriptedEngine
 from turnwise.inference.local import LocalEngine
@@ -98,21 +96,6 @@ def test_a_stop_token_ends_the_turn_and_is_part_of_it(make_engine):
 
 
 @each_engine
-def test_a_stop_string_ends_the_turn(make_engine):
-    tokenizer = make_format("plain").tokenizer
-    torch.manual_seed(0)
-    config = LlamaConfig(**{**SHAPE, "vocab_size": len(tokenizer)})
-    model = AutoModelForCausalLM.from_config(config)
-    (free,) = run_all(make_engine(model), [GenerationRequest([5, 6], 30, seed=2)])
-    stop = tokenizer.decode(free.ids[8:10])
-    request = GenerationRequest([5, 6], 30, seed=2, stop_strings=(stop,))
-    (result,) = run_all(make_engine(model, tokenizer), [request])
-    assert result.finish_reason is FinishReason.STOP
-    assert stop in tokenizer.decode(result.ids)
-    assert stop not in tokenizer.decode(result.ids[:-1])
-
-
-@each_engine
 def test_a_full_context_ends_the_turn_with_its_own_reason(make_engine):
     (result,) = run_all(make_engine(make_model()), [GenerationRequest([1] * 120, 50)])
     assert result.finish_reason is FinishReason.CONTEXT
@@ -176,18 +159,6 @@ def test_closing_ends_every_request_under_way_or_waiting(make_engine):
     assert results[-1].finish_reason is FinishReason.ABORTED
     with pytest.raises(RuntimeError, match="closed"):
         asyncio.run(engine.sample(GenerationRequest([1], 1)))
-
-
-def test_a_script_answers_with_what_its_function_says():
-    tokenizer = make_format("chatml").tokenizer
-    engine = ScriptedEngine(tokenizer, lambda prompt: "hello" if "there" in prompt else "up")
-    prompt = tokenizer.encode("there", add_special_tokens=False)
-    end = frozenset({tokenizer.eos_token_id})
-    (result,) = run_all(engine, [GenerationRequest(prompt, 20, stop_ids=end)])
-    assert tokenizer.decode(result.ids, skip_special_tokens=True) == "hello"
-    assert result.finish_reason is FinishReason.STOP
-    (cut,) = run_all(engine, [GenerationRequest(prompt, 1, stop_ids=end)])
-    assert cut.finish_reason is FinishReason.LENGTH
 
 
 def test_chance_is_repeatable_and_knows_its_log_probs():

@@ -64,23 +64,6 @@ def test_any_filter_leaves_a_distribution_with_the_best_token_in_it(
         assert int(log_probs.isfinite().sum()) <= max(top_k, 1)
 
 
-@pytest.mark.parametrize("params", SETTINGS)
-def test_draws_follow_the_distribution(params):
-    """Chi-square on 20,000 draws; the bound is passed by chance once in 100,000 times."""
-    num_draws = 20_000
-    uniforms = torch.rand(num_draws, generator=torch.Generator().manual_seed(1)).tolist()
-    log_probs = sampling_log_probs(LOGITS, [params]).expand(num_draws, -1)
-    ids, chosen = choose_tokens(log_probs, [params] * num_draws, uniforms)
-    counts = torch.bincount(ids, minlength=LOGITS.shape[1]).double()
-    expected = log_probs[0].double().exp() * num_draws
-    assert counts[expected == 0].sum() == 0
-    possible = expected > 0
-    chi_square = ((counts - expected).square() / expected)[possible].sum().item()
-    degrees = int(possible.sum()) - 1
-    assert chi_square < degrees + 5 * math.sqrt(2 * degrees) + 10
-    torch.testing.assert_close(chosen, log_probs[0][ids])
-
-
 @pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
 def test_filters_on_a_vocabulary_too_large_to_sort(spread):
     """Looking at the likely few first gives what sorting everything gives."""
@@ -98,10 +81,10 @@ def test_filters_on_a_vocabulary_too_large_to_sort(spread):
         assert torch.equal(got > 0, expected > 0)
 
 
-@pytest.mark.parametrize("width", [16_385, 20_000, 49_152])
+@pytest.mark.parametrize("width", [8, 16_385, 49_152])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.3)])
-def test_draws_from_a_large_vocabulary_invert_the_cumulated_mass(width, params):
-    """Block by block gives the token that adding up every one in float64 gives."""
+def test_draws_invert_the_cumulated_mass(width, params):
+    """Also block by block, as in a large vocabulary: as adding up every one in float64 does."""
     rng = torch.Generator().manual_seed(width)
     logits = 4 * torch.randn(1, width, generator=rng)
     log_probs = sampling_log_probs(logits, [params]).expand(500, -1)

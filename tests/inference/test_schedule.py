@@ -71,17 +71,6 @@ def test_a_branch_computes_only_what_is_new(monkeypatch, deterministic):
     assert turn.ids == sampled_alone(turn.request, 3)
 
 
-def test_a_beginning_computed_with_old_weights_is_not_copied(monkeypatch):
-    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=False)
-    common = prompt_of(100, 1)
-    engine.waiting.append(make_turn([*common, 1], 50, 0, "old"))
-    engine.step()
-    engine._schedule.renew(keeps_cache=True)
-    engine._schedule.admit(deque([make_turn([*common, 2], 3, 0, "new")]))
-    assert [session.num_cached for session in engine._schedule.running] == [101, 0]
-    engine.finish()
-
-
 class Traffic(RuleBasedStateMachine):
     """Turns of many conversations over a small cache, aborted, overdue, ended and updated."""
 

@@ -134,6 +134,7 @@ def test_a_stop_string_as_text_or_several(engine):
         output = engine.generate("Hello", max_tokens=40, stop=stop)
         assert output.finish_reasons == [FinishReason.STOP]
         assert letters[0] in output[0]
+        assert letters[0] not in engine.tokenizer.decode(output.token_ids[0][:-1])
         assert free[0].startswith(output[0])
 
 

@@ -9,12 +9,8 @@ from turnwise.inference import FinishReason, GenerationRequest, worker
 from turnwise.inference.worker import WorkerEngine
 
 
-class Crowd(WorkerEngine):
-    """Ends each turn at once, and notes how many it found waiting."""
-
-    def __init__(self):
-        super().__init__()
-        self.crowds = []
+class Idle(WorkerEngine):
+    """Has no turns of its own."""
 
     @property
     def context_length(self):
@@ -24,11 +20,7 @@ class Crowd(WorkerEngine):
         return []
 
     def _advance(self, *, may_admit):
-        if self._waiting:
-            self.crowds.append(len(self._waiting))
-        while self._waiting:
-            turn = self._waiting.popleft()
-            turn.deliver(turn.result(FinishReason.LENGTH, 0))
+        raise NotImplementedError
 
     async def score(self, ids, start):
         raise NotImplementedError
@@ -37,32 +29,8 @@ class Crowd(WorkerEngine):
         raise NotImplementedError
 
 
-async def ask(engine, number):
-    results = await asyncio.gather(
-        *(engine.sample(GenerationRequest([i], 5)) for i in range(1, number + 1))
-    )
-    assert len(results) == number
-
-
-def test_several_loops_ask_one_engine():
-    engine = Crowd()
-
-    def work():
-        for _ in range(20):
-            asyncio.run(ask(engine, 20))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    engine.close()
-    assert sum(engine.crowds) == 4 * 20 * 20
-
-
 def test_an_engine_that_breaks_down_tells_everybody():
-    class Broken(Crowd):
+    class Broken(Idle):
         def _advance(self, *, may_admit):
             raise AttributeError("no such thing")
 
@@ -79,26 +47,11 @@ def test_an_engine_that_breaks_down_tells_everybody():
     engine.close()
 
 
-def test_who_asked_just_before_the_end_is_told():
-    engine = Crowd()
-
-    async def ask_and_close():
-        turn = asyncio.ensure_future(engine.sample(GenerationRequest([1], 5)))
-        await asyncio.sleep(0)  # asked, perhaps not yet taken
-        engine.close()
-        reason = (await asyncio.wait_for(turn, 60)).finish_reason
-        assert reason in (FinishReason.LENGTH, FinishReason.ABORTED)
-        with pytest.raises(RuntimeError, match="closed"):
-            await engine.sample(GenerationRequest([1], 5))
-
-    asyncio.run(ask_and_close())
-
-
 def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
     monkeypatch.setattr(worker, "_CLOSING_SECONDS", 0.05)
     is_stuck, release = threading.Event(), threading.Event()
 
-    class Stuck(Crowd):
+    class Stuck(Idle):
         def _advance(self, *, may_admit):
             is_stuck.set()
             release.wait(120)

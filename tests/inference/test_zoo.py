@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, 
         LocalEngine(model)
     assert refused.value.__notes__ == ["Use backend='transformers'."]
     with caplog.at_level(logging.WARNING, "turnwise"):
-        engine = create_inference_engine(model, "local")
+        engine = create_inference_engine(model, "local", {"cache_tokens": 1000})
     assert isinstance(engine, TransformersEngine)
     instead = r"The transformers engine is used instead, which is slower\."
     said = [record.getMessage() for record in caplog.records if record.name.startswith("turnwise")]
