@@ -117,7 +117,6 @@ class Family:
     eos: str
     others: tuple[str, ...] = ()
     takes_tools: bool = False
-    takes_tool_messages: bool = True
 
 
 FAMILIES = {

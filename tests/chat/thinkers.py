@@ -92,15 +92,13 @@ class Thinker:
     """Whether the template knows `enable_thinking`, by this or another name."""
     opens: bool = False
     """Whether the prompt opens the thought."""
-    keeps_in_tool_loop: bool = False
-    """Whether thoughts before tool results stay until the user's next message."""
 
 
 THINKERS = {
-    "qwen3": Thinker("qwen3", QWEN_3, has_switch=True, keeps_in_tool_loop=True),
+    "qwen3": Thinker("qwen3", QWEN_3, has_switch=True),
     "deepseek-r1": Thinker("deepseek-r1", None, has_switch=False, opens=True),
     "deepseek-v3.1": Thinker("deepseek-r1", DEEPSEEK_V31, has_switch=True),
-    "glm-4.5": Thinker("glm-4", GLM_45, has_switch=True, keeps_in_tool_loop=True),
+    "glm-4.5": Thinker("glm-4", GLM_45, has_switch=True),
     "kimi-k2-thinking": Thinker("kimi-k2", KIMI_THINKING, has_switch=False),
     "gpt-oss": Thinker("harmony", None, has_switch=False),
 }

@@ -80,14 +80,6 @@ LLAMA_2 = """\
 {%- else -%}{{ raise_exception('only user and assistant') }}
 {%- endif -%}
 {%- endfor -%}"""
-LLAMA_3 = """\
-{%- for m in messages -%}
-{%- set text = '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim -%}
-{{ (bos_token if loop.first else '') + text + '<|eot_id|>' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif -%}"""
 MISTRAL_01 = """\
 {{- bos_token -}}
 {%- for m in messages -%}
@@ -260,11 +252,6 @@ FALCON = """\
    + m.content.replace('\\r\\n', '\\n').replace('\\n\\n', '\\n') }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '\\n\\nAssistant:' }}{%- endif -%}"""
-FALCON_3 = """\
-{%- for m in messages -%}
-{{ '<|' + m.role + '|>\\n' + m.content + (eos_token if m.role == 'assistant' else '') + '\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}"""
 OLMO_2 = """\
 {{- bos_token -}}
 {%- for m in messages -%}
@@ -356,10 +343,6 @@ ZOO = {
         stops=("<|im_end|>",),
     ),
     "llama-2": Layout(LLAMA_2, "</s>", "<s>", kind="legacy", stops=("</s>",)),
-    "llama-3": Layout(
-        LLAMA_3, "<|eot_id|>", "<|begin_of_text|>", ("<|end_of_text|>", *HEADERS),
-        ends=("<|end_of_text|>", "<|eot_id|>"), stops=("<|end_of_text|>", "<|eot_id|>"),
-    ),
     "llama-3.1": Layout(
         LLAMA_31, "<|eot_id|>", "<|begin_of_text|>", ("<|end_of_text|>", *HEADERS),
         ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
@@ -374,7 +357,6 @@ ZOO = {
     "zephyr": Layout(ZEPHYR, "</s>", "<s>", kind="legacy", stops=("</s>",)),
     "zephyr-metaspace": Layout(ZEPHYR, "</s>", "<s>", kind="sentencepiece", stops=("</s>",)),
     "vicuna": Layout(VICUNA, "</s>", "<s>", kind="legacy", stops=("</s>",)),
-    "vicuna-metaspace": Layout(VICUNA, "</s>", "<s>", kind="sentencepiece", stops=("</s>",)),
     "phi-3.5": Layout(
         PHI_35, "<|endoftext|>", "<s>", PHI_ROLES[:4], kind="sentencepiece", flags=("rstrip",),
         ends=("<|end|>", "<|assistant|>", "<|endoftext|>"), stops=("<|end|>", "<|endoftext|>"),
@@ -433,7 +415,6 @@ ZOO = {
         stops=("<|END_OF_TURN_TOKEN|>",),
     ),
     "falcon": Layout(FALCON, "<|endoftext|>", None, (">>TITLE<<", ">>ANSWER<<"), spoken=" "),
-    "falcon3": Layout(FALCON_3, "<|endoftext|>", None, (">>TITLE<<",), stops=("<|endoftext|>",)),
     "olmo-2": Layout(
         OLMO_2, "<|endoftext|>", "<|endoftext|>", text=("  ", "    ", "|||EMAIL_ADDRESS|||"),
         stops=("<|endoftext|>",),

@@ -121,11 +121,6 @@ def test_the_same_seed_gives_the_same_answers_and_another_seed_others(engine):
     assert twice.token_ids[0] != twice.token_ids[1]
 
 
-def test_both_names_of_the_limit(engine):
-    assert engine.generate("Hello", max_tokens=3, temperature=0).tokens.shape == (1, 3)
-    assert engine.generate("Hello", max_new_tokens=3, temperature=0).tokens.shape == (1, 3)
-
-
 def test_a_stop_string_as_text_or_several(engine):
     free = engine.generate("Hello", max_tokens=40)
     letters = [c for c in free[0][5:] if c.isascii() and c.isprintable()]
