@@ -11,7 +11,6 @@ from algo.reference import reference_of
 from algo.reference_losses import clip_cov_candidates
 from turnwise.algo import (
     POLICY_LOSSES as LOSSES_BY_NAME,
-    BatchTotals,
     compute_clip_cov_loss,
     compute_kl_cov_loss,
     compute_policy_loss,
@@ -25,9 +24,6 @@ from turnwise.errors import ConfigError
 SMALL_MASK = torch.tensor(
     [[1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1]]
 ).bool()
-
-# What is picked over the whole batch cannot be picked part by part.
-SUM_OF_PARTS = [case for case in WITH_OPTIONS if "_cov_" not in case.function]
 
 
 @each(WITH_OPTIONS)
@@ -59,25 +55,6 @@ def test_gradient_of_every_aggregation_equals_the_references_differences(case: C
     batch = make_batch(seed=5, mask=SMALL_MASK, dtype=torch.float64)
     for variant in every_mode(case):
         assert_close(variant.gradient(batch), by_differences(variant, batch), 1e-7)
-
-
-@each(SUM_OF_PARTS)
-def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
-    batch = make_batch(seed=7)
-    mask = batch["response_mask"]
-    totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
-    parts = [
-        {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
-        for rows in (slice(0, 2), slice(2, 3), slice(3, 9))
-    ]
-    for whole in every_mode(case):
-        of_part = Case(
-            whole.function, whole.takes, {**whole.options, "totals": totals}, "log_probs"
-        )
-        losses = [of_part.run(part)[0] for part in parts]
-        assert_close(sum(losses), whole.run(batch)[0].item(), 1e-5)
-        gradients = torch.cat([of_part.gradient(part) for part in parts])
-        assert_close(gradients, whole.gradient(batch), 1e-6)
 
 
 @pytest.mark.parametrize("name", LOSSES_BY_NAME)

@@ -13,7 +13,17 @@ from algo.batches import (
     copied,
     make_batch,
 )
-from algo.cases import ADVANTAGES, ALL, TURN_ADVANTAGES, Case, each
+from algo.cases import (
+    ADVANTAGES,
+    ALL,
+    ENTROPIES,
+    TURN_ADVANTAGES,
+    VALUE_LOSSES,
+    WITH_OPTIONS,
+    Case,
+    each,
+    every_mode,
+)
 from every_case import named
 from turnwise.algo import BatchTotals
 
@@ -21,6 +31,13 @@ from turnwise.algo import BatchTotals
 DISTINCT = [case for case in ALL if case.options.get("gamma") not in (0.0, 0.3, 0.99)]
 WITH_GRADIENT = [case for case in DISTINCT if case.variable]
 GROUPED = [case for case in DISTINCT if "index" in case.takes]
+
+# What is picked over the whole batch cannot be picked part by part.
+SUM_OF_PARTS = [
+    *(way for case in WITH_OPTIONS if "_cov_" not in case.function for way in every_mode(case)),
+    *VALUE_LOSSES,
+    *ENTROPIES,
+]
 
 # The penalty hands the rewards of masked tokens back as they came.
 PASSES_THROUGH = ("apply_kl_penalty",)
@@ -97,6 +114,23 @@ def test_equals_the_reference(case: Case) -> None:
     for kind in MASKS:
         batch = make_batch(kind, seed=1)
         assert_close(case.run(batch), case.expected(batch), 1e-5)
+
+
+@each(SUM_OF_PARTS)
+def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
+    batch = make_batch(seed=7)
+    mask = batch["response_mask"]
+    totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
+    of_part = Case(case.function, case.takes, {**case.options, "totals": totals}, case.variable)
+    parts = [
+        {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
+        for rows in (slice(0, 2), slice(2, 3), slice(3, 9))
+    ]
+    whole, results = case.run(batch), [of_part.run(part) for part in parts]
+    if isinstance(whole, tuple):
+        whole, results = whole[0], [result[0] for result in results]
+    assert_close(sum(results), whole.item(), 1e-5)
+    assert_close(torch.cat([of_part.gradient(part) for part in parts]), case.gradient(batch), 1e-6)
 
 
 @each(DISTINCT)

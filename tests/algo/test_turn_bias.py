@@ -27,21 +27,6 @@ def paid_at_the_end(episode: tuple[bool, ...]) -> list[float]:
     return [0.0] * (len(episode) - 1) + [1.0]
 
 
-def paid_at_once(episode: tuple[bool, ...]) -> list[float]:
-    """Every episode earns 1 in all, in its first turn."""
-    return [1.0] + [0.0] * (len(episode) - 1)
-
-
-def liked_now_billed_later(episode: tuple[bool, ...], bill: float = 0.5) -> list[float]:
-    """Going on pleases at once, the next turn's work is billed; if the two are equal, 1 in all."""
-    return [(k == 0) + 0.5 * (k + 1 < len(episode)) - bill * (k > 0) for k in range(len(episode))]
-
-
-def turns_cost(episode: tuple[bool, ...]) -> list[float]:
-    """The bill is the higher of the two: stopping is best."""
-    return liked_now_billed_later(episode, bill=0.55)
-
-
 def mixed(episode: tuple[bool, ...]) -> list[float]:
     """Pays along the way, and differently for the last action."""
     return [0.7 - 0.9 * k + 0.35 * went_on * (k + 1) ** 2 for k, went_on in enumerate(episode)]
@@ -97,8 +82,6 @@ def ours(rewards: list[list[float]]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("group_size", [2, 3])
-@pytest.mark.parametrize(
-    "payments", [paid_at_the_end, paid_at_once, liked_now_billed_later, turns_cost, mixed]
-)
+@pytest.mark.parametrize("payments", [paid_at_the_end, mixed])
 def test_our_expected_push_is_the_true_gradient(payments: Payments, group_size: int) -> None:
     assert expected_push(payments, group_size) == pytest.approx(true_gradient(payments), abs=1e-6)

@@ -9,7 +9,6 @@ from algo.batches import as_lists, assert_close, make_batch
 from algo.cases import ENTROPIES, VALUE_LOSSES, Case, each
 from algo.reference import reference_of
 from turnwise.algo import (
-    BatchTotals,
     entropy_from_logits,
     explained_variance,
 )
@@ -35,23 +34,6 @@ def test_gradient_equals_the_references_differences(case: Case) -> None:
         there = tuple(place)
         slopes[there] = (loss(there, step) - loss(there, -step)) / (2 * step)
     assert_close(case.gradient(batch), slopes, 1e-7)
-
-
-@each([*VALUE_LOSSES, *ENTROPIES])
-def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
-    batch = make_batch(seed=4)
-    mask = batch["response_mask"]
-    totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
-    of_part = Case(case.function, case.takes, {**case.options, "totals": totals}, case.variable)
-    parts = [
-        {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
-        for rows in (slice(0, 1), slice(1, 6), slice(6, 9))
-    ]
-    whole, results = case.run(batch), [of_part.run(part) for part in parts]
-    if isinstance(whole, tuple):
-        whole, results = whole[0], [result[0] for result in results]
-    assert_close(sum(results), whole.item(), 2e-5 if "token-sum" in case.label else 5e-6)
-    assert_close(torch.cat([of_part.gradient(part) for part in parts]), case.gradient(batch), 1e-6)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 10, 33, 100])

@@ -91,12 +91,6 @@ def test_adapters_of_gated_mlps_have_the_same_gradients():
     assert_same_with(fused, model, torch.arange(14, device=DEVICE).view(2, 7) % 50)
 
 
-def test_an_mlp_of_other_layers_is_left_alone():
-    model = make_model("llama").to(DEVICE)
-    model.model.layers[0].mlp.down_proj = torch.nn.Sequential(model.model.layers[0].mlp.down_proj)
-    assert len(gated_mlps(model.modules())) == model.config.num_hidden_layers - 1
-
-
 def test_rows_and_heads_that_the_kernel_cannot_rotate_are_left_to_transformers(
     kernels, monkeypatch
 ):

@@ -51,18 +51,6 @@ def test_every_token_is_packed_once_in_its_order(both, budget):
     assert sorted(trained) == names[sampled].tolist()
 
 
-@settings(deadline=None)
-@given(masks(), st.integers(1, 20))
-def test_what_is_spread_stands_where_it_came_from(both, budget):
-    present, sampled = both
-    values = torch.arange(1.0, present.numel() + 1).view(present.shape)
-    for pack in make_packs(present, sampled, torch.arange(len(present)), budget):
-        grid = pack.scatter_to_rows(pack.take(values)[pack.targets], present.shape[1])
-        assert torch.equal(grid, torch.where(sampled, values, 0.0)[pack.rows])
-        # What predicts a token is the one before it, of the same episode.
-        assert torch.equal(pack.row_of[pack.sources], pack.row_of[pack.targets])
-
-
 def test_a_first_token_that_was_sampled_is_refused():
     present = torch.ones(1, 3, dtype=torch.bool)
     with pytest.raises(ConfigError, match="begins with a token"):

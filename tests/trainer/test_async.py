@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.runs import Listener, episodes, fit_to_the_end, metrics_of
-from trainer.worlds import Echo, Memory, Several, small_trainer
+from trainer.worlds import Echo, Several, Uneven, small_trainer
 from turnwise import ConfigError, EpisodeFailed, RewardBatch
 from turnwise.trainer import Levels
 
@@ -21,14 +21,6 @@ SMALL = (
     "training.group_size=2",
 )
 AHEAD = (*SMALL, "training.max_staleness=2")
-
-
-class Uneven(Memory):
-    """Memory whose steps take a varying time."""
-
-    async def step(self, action):
-        await asyncio.sleep(self.rng.choice([0.0, 0.001, 0.02]))
-        return super().step(action)
 
 
 def trained(folder):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trainer.worlds import Echo, Memory, small_model, small_trainer
+from trainer.worlds import QUICK, Echo, Memory, small_model, small_trainer
 from turnwise import (
     ConfigError,
     EnvironmentRewardWrapper,
@@ -17,13 +17,7 @@ from turnwise import (
     ScriptedEngine,
 )
 
-QUICK = (
-    "training.batch_size=4",
-    "training.num_epochs=1",
-    "training.steps_per_epoch=2",
-    "training.warm_start=null",
-    "inference.max_tokens=2",
-)
+ONE_EPOCH = (*QUICK, "training.num_epochs=1", "training.steps_per_epoch=2")
 
 
 def collect(environment, reward_fn, num=5, **options):
@@ -113,7 +107,7 @@ def test_the_columns_of_a_dataset_stand_beside_the_responses(tmp_path):
             return torch.tensor([float(state) for state in data.batch["state"]])
 
     rows = [{"prompt": f"Say {n}.", "state": n, "input_ids": [n]} for n in range(4)]
-    trainer = small_trainer(tmp_path, None, *QUICK, reward_fn=Judge(), dataset=rows)
+    trainer = small_trainer(tmp_path, None, *ONE_EPOCH, reward_fn=Judge(), dataset=rows)
     with trainer:
         history = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
     assert [metrics["reward"] for metrics in history] == [1.5, 1.5]
@@ -126,7 +120,7 @@ def test_a_wrapper_and_a_manager_score_the_episodes_of_a_trainer(tmp_path):
     for number, reward in enumerate(
         [EnvironmentRewardWrapper(Echo, lambda trajectory: 3.0), RewardManager(Echo())]
     ):
-        with small_trainer(tmp_path / str(number), Echo, *QUICK, reward_fn=reward) as trainer:
+        with small_trainer(tmp_path / str(number), Echo, *ONE_EPOCH, reward_fn=reward) as trainer:
             played = trainer.rollout()
         expected = [reward(trajectory).total for trajectory in played.trajectories]
         assert [result.reward.total for result in played] == expected
@@ -137,7 +131,7 @@ def test_a_wrapper_and_a_manager_score_the_episodes_of_a_trainer(tmp_path):
 
 @pytest.mark.parametrize("estimator", ["gae", "remax"])
 def test_steps_by_hand_are_those_of_a_run(tmp_path, estimator):
-    settings = (*QUICK, f"training.adv_estimator={estimator}")
+    settings = (*ONE_EPOCH, f"training.adv_estimator={estimator}")
     with small_trainer(tmp_path / "run", Memory, *settings) as trainer:
         expected = trainer.fit()
     with small_trainer(tmp_path / "hand", Memory, *settings) as trainer:
@@ -155,9 +149,9 @@ def test_steps_by_hand_are_those_of_a_run(tmp_path, estimator):
 
 
 def test_a_run_goes_on_from_steps_by_hand_and_not_from_the_folder(tmp_path):
-    with small_trainer(tmp_path, Echo, *QUICK) as trainer:
+    with small_trainer(tmp_path, Echo, *ONE_EPOCH) as trainer:
         trainer.fit()
-    with small_trainer(tmp_path, Echo, *QUICK) as trainer:
+    with small_trainer(tmp_path, Echo, *ONE_EPOCH) as trainer:
         trainer.train_step()
         trainer.save_checkpoint(tmp_path / "by-hand")
         history = trainer.fit()
@@ -165,10 +159,10 @@ def test_a_run_goes_on_from_steps_by_hand_and_not_from_the_folder(tmp_path):
 
 
 def test_any_episodes_can_be_learned_from_unless_their_estimator_needs_more(tmp_path):
-    with small_trainer(tmp_path / "a", Echo, *QUICK) as trainer:
+    with small_trainer(tmp_path / "a", Echo, *ONE_EPOCH) as trainer:
         episodes = trainer.components.collector.collect_sync(6)
         assert trainer.train_step(episodes)["num_episodes"] == 6
-    with small_trainer(tmp_path / "b", Echo, *QUICK, "training.adv_estimator=remax") as trainer:
+    with small_trainer(tmp_path / "b", Echo, *ONE_EPOCH, "training.adv_estimator=remax") as trainer:
         episodes = trainer.components.collector.collect_sync(6)
         with pytest.raises(ConfigError, match=r"what the last rollout\(\) gave"):
             trainer.train_step(episodes)

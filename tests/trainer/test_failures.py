@@ -5,19 +5,10 @@ import json
 import pytest
 
 from trainer.runs import Listener, metrics_of
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import QUICK, Echo, small_trainer
 from turnwise import tool
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.runs.episode_store import EpisodeStore
-
-QUICK = (
-    "training.batch_size=4",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
-    "training.on_error=retry",
-    "inference.max_tokens=2",
-)
 
 
 class Divides(Echo):
@@ -118,10 +109,7 @@ def test_one_environment_of_a_mix_that_fails_later_on_stops_the_run_too(tmp_path
     with pytest.raises(TrainingStopped) as caught:
         fitted(tmp_path, None, settings, environments=mix)
     why, kind, *lines = str(caught.value).splitlines()
-    assert why == (
-        "every episode of later failed in the same way in 5 steps in a row, so there is nothing "
-        "more to learn from."
-    )
+    assert why.startswith("every episode of later failed in the same way in 5 steps in a row")
     assert kind == "environment error: OSError: the server is gone"
     assert lines[-1].strip() == 'raise OSError("the server is gone")'
     steps = metrics_of(newest_run(tmp_path))
@@ -139,13 +127,10 @@ class Unpaid(Echo):
 
 
 def test_a_constant_reward_and_success_that_is_not_reported_are_named_at_once(tmp_path):
-    assert [text for text in fitted(tmp_path, Unpaid).said if not text.startswith("doctor")] == [
-        "no episode reported success, so none is shown. To have it measured, return it in the info "
-        'of step, or from an agent: {"success": True} or {"success": False}.',
-        "the reward was 0 in each of the 8 episodes of the first 2 steps: as long as all earn the "
-        "same, nothing is learned. Read some episodes (turnwise view) and look at what the reward "
-        "depends on; if the task is too hard, begin with an easier one.",
-    ]
+    said = [text for text in fitted(tmp_path, Unpaid).said if not text.startswith("doctor")]
+    assert len(said) == 2
+    assert said[0].startswith("no episode reported success")
+    assert said[1].startswith("the reward was 0 in each of the 8 episodes of the first 2 steps")
 
 
 def test_what_the_doctor_said_a_moment_ago_is_not_said_again_at_the_end(tmp_path):
@@ -182,10 +167,9 @@ class Asks(Echo):
 
 def test_an_expert_whose_tool_fails_on_every_call_is_not_imitated(tmp_path):
     settings = [*QUICK, "training.warm_start=expert", "inference.max_turns=2"]
-    with pytest.raises(ConfigError) as caught, small_trainer(tmp_path, Asks, *settings) as trainer:
+    failed = r"each of the 8 tool calls .* failed.*look_up failed with FileNotFoundError: words.txt"
+    with (
+        small_trainer(tmp_path, Asks, *settings) as trainer,
+        pytest.raises(ConfigError, match=failed),
+    ):
         trainer.fit()
-    assert str(caught.value) == (
-        "each of the 8 tool calls of the expert player failed, as the first one: look_up "
-        "failed with FileNotFoundError: words.txt. Expected calls that work. Try one by hand, "
-        "ToolRegistry([...]).execute_tool(name, ...), or let the player act without tools."
-    )

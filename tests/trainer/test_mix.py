@@ -1,13 +1,11 @@
 """Several environments in one run: unmixed groups, metrics and evaluation of each, exact resume."""
 
-import contextlib
 import json
 import random
-import shutil
 
 import pytest
 
-from trainer.runs import Listener, assert_same_run, episodes, fit_to_the_end
+from trainer.runs import assert_same_run, episodes, fit_to_the_end
 from trainer.worlds import LETTERS, Echo, Memory, small_trainer
 from turnwise import ConfigError, ConfigStore, Levels
 from turnwise.trainer.episode_metrics import weighted_mean
@@ -128,19 +126,6 @@ def test_the_folder_has_the_mix_and_its_settings_make_it_again(run):
     ]
 
 
-def test_a_part_whose_code_changed_is_named(run, tmp_path, caplog):
-    before = shutil.copytree(run[0], tmp_path / run[0].name)
-    record = json.loads((before / "run.json").read_text())
-    record["status"] = "interrupted"
-    record["identity"]["environment of Asked"] = "another"
-    (before / "run.json").write_text(json.dumps(record))
-    at_once = Listener(lambda what, number: what == "warm start")
-    with make(tmp_path)(at_once) as trainer, contextlib.suppress(KeyboardInterrupt):
-        trainer.fit()
-    assert trainer.run_folder == tmp_path / f"{run[0].name}-2"
-    assert "the environment of Asked changed since the run in" in caplog.text
-
-
 def test_each_part_may_have_a_curriculum(tmp_path):
     levels = Levels([{"letter": "a"}, {"letter": "b"}], up=0.01, down=0.0)
     environments = {"asked": {"environment": Asked, "curriculum": levels}, "echo": (Echo, 2)}
@@ -157,20 +142,6 @@ def test_each_part_may_have_a_curriculum(tmp_path):
         levels.load_state_dict(state)
         trainer.load_checkpoint(tmp_path / "saved")
         assert levels.level == 1
-
-
-def test_the_baselines_of_remax_are_of_the_same_part(tmp_path):
-    with small_trainer(
-        tmp_path,
-        None,
-        *SETTINGS,
-        "training.adv_estimator=remax",
-        "training.warm_start=null",
-        environments=[Memory, Asked],
-    ) as trainer:
-        metrics = trainer.train_step()
-        assert metrics["Asked/reward"] == 0  # its letter is none
-        assert metrics["num_groups"] == 4
 
 
 def test_python_takes_what_yaml_takes(tmp_path):

@@ -4,17 +4,11 @@ called."""
 import pytest
 import yaml
 
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import QUICK, Echo, small_trainer
 from turnwise import AdvantageEstimator, ConfigError, PolicyLoss
 from turnwise.algo import aggregate_loss, compute_policy_loss
 
-QUICK = (
-    "training.batch_size=2",
-    "training.num_epochs=1",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
-    "inference.max_tokens=2",
-)
+ONE_STEP = (*QUICK, "training.batch_size=2", "training.num_epochs=1")
 SEEN = {}
 
 
@@ -50,7 +44,7 @@ CLIPPED = PolicyLoss(clipped, has_clip_range=True)
 
 def fit(folder, *settings, **given):
     SEEN.clear()
-    with small_trainer(folder, Echo, *QUICK, *settings, **given) as trainer:
+    with small_trainer(folder, Echo, *ONE_STEP, *settings, **given) as trainer:
         (metrics,) = trainer.fit()
         has_critic = trainer.components.learner.model.has_critic
     recorded = yaml.safe_load((trainer.run_folder / "config.yaml").read_text())["training"]

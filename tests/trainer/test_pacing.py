@@ -129,20 +129,3 @@ def test_an_interrupted_run_plays_again_what_was_not_trained_on(machine, stops, 
     assert max(machine.staleness) <= pacer.max_staleness
     found = Counter(draw for batch in trained for draw in batch)
     assert found == Counter(drawn(pacer.num_updates, pacer.batch_size))
-
-
-def test_more_staleness_is_never_slower():
-    seconds = []
-    for k in (0, 1, 4):
-        rng = random.Random(7)
-        durations = {draw: rng.lognormvariate(-2.3, 1.68) for draw in drawn(60, 8)}
-        machine = Machine(Pacer(8, k, num_updates=60), 64, durations.get, lambda: 0.05)
-        seconds.append(machine.run().now)
-    assert seconds[0] > 1.5 * seconds[2]
-    assert seconds[0] > seconds[1] > seconds[2]
-
-
-def test_fast_groups_do_not_become_older_than_they_must():
-    machine = Machine(Pacer(4, 5, num_updates=50), 64, lambda _: 0.1, lambda: 1.0).run()
-    late = machine.staleness[-25 * 4 :]
-    assert sum(late) < 1.5 * len(late)  # the learner is the bottleneck

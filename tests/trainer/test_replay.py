@@ -1,13 +1,12 @@
 """A replay learns from the recorded episodes of a run, and comes to the same weights."""
 
-import asyncio
 import json
 import shutil
 
 import pytest
 
 from trainer.runs import Listener, fit_to_the_end, newest_files
-from trainer.worlds import Memory, small_model, small_trainer
+from trainer.worlds import Uneven, small_model, small_trainer
 from turnwise import ConfigError
 from turnwise.config import ConfigStore
 from turnwise.errors import TrainingStopped
@@ -23,15 +22,6 @@ AHEAD = (
     "training.max_staleness=2",
     "checkpoint.run_name=run",
 )
-
-
-class Uneven(Memory):
-    """Steps take a varying time, and whatever is said earns something, so that weights change."""
-
-    async def step(self, action):
-        await asyncio.sleep(self.rng.choice([0.0, 0.001, 0.02]))
-        observation, _, done, info = super().step(action)
-        return observation, sum(action.encode()) % 7 / 6, done, info
 
 
 def replayed(run, *overrides, reporter=None):

@@ -6,19 +6,10 @@ import numpy as np
 import pytest
 
 from trainer.runs import Listener, episodes
-from trainer.worlds import LETTERS, Echo, small_trainer
+from trainer.worlds import LETTERS, QUICK, Echo, small_trainer
 from turnwise import ConfigError, CustomEnvDataset
 from turnwise.trainer import Levels
-from turnwise.trainer.rollout import Rollout
-from turnwise.trainer.stopping import StopRequest
 
-QUICK = (
-    "training.batch_size=4",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
-    "inference.max_tokens=2",
-)
 ROWS = [{"prompt": f"Say {letter}.", "answer": letter} for letter in LETTERS]
 
 
@@ -74,24 +65,6 @@ class TestGroups:
                 seeds = {e["seed"] for e in stored if e["group"] == group}
                 assert len(seeds) == 1
 
-    def test_a_baseline_starts_where_its_group_started(self, tmp_path):
-        settings = (
-            *QUICK,
-            "training.adv_estimator=remax",
-            "training.group_size=2",
-            "training.resample=8",
-        )
-        with small_trainer(tmp_path, Coin, *settings) as trainer:
-            rollout = Rollout(trainer.components.collector, trainer.config)
-            stop = StopRequest(lambda text: None)
-            played = rollout.play(0, stop)
-            assert rollout.num_resampled > 0
-            letters = {r.group: r.trajectory.prompts[1] for r in played}
-            baselines = rollout.baselines(stop)
-        assert set(letters.values()) <= {"a", "b"}
-        assert set(baselines) == {f"{group}/agent" for group in letters}
-        assert all(value != 1.0 for value in baselines.values())
-
     REMAX = (*QUICK, "training.adv_estimator=remax", "training.on_error=drop_group")
 
     def test_a_group_without_a_baseline_is_left_out(self, tmp_path):
@@ -116,9 +89,9 @@ class TestGroups:
         stored = episodes(trainer.run_folder)["train", 1]
         assert [advantages(episode["agents"][0]) for episode in stored] == [{0.0}] * 4
 
-    def test_each_agent_has_its_own_baseline(self, tmp_path):
+    def test_each_agent_has_its_own_baseline_which_starts_where_its_group_started(self, tmp_path):
         class Two(Echo):
-            """The second player earns more than the first one."""
+            """The second player earns more than the first one; the start decides what."""
 
             players = ("x", "o")
 
@@ -129,13 +102,16 @@ class TestGroups:
             def step(self, action):
                 self.step_count += 1
                 self._done = self.step_count == 2
-                return "", 0.0, self._done, {"rewards": {"x": 1.0, "o": 5.0} if self._done else {}}
+                earned = ord(self.letter)
+                rewards = {"x": earned, "o": 5.0 + earned} if self._done else {}
+                return "", 0.0, self._done, {"rewards": rewards}
 
         with small_trainer(tmp_path, Two, *self.REMAX) as trainer:
             history = trainer.fit(1)
         assert history[0]["num_groups_without_baseline"] == 0
         for episode in episodes(trainer.run_folder)["train", 1]:
-            assert [agent["reward"]["total"] for agent in episode["agents"]] == [1.0, 5.0]
+            x, o = (agent["reward"]["total"] for agent in episode["agents"])
+            assert o == x + 5.0
             for agent in episode["agents"]:
                 assert advantages(agent) == {0.0}
 

@@ -9,22 +9,11 @@ import types
 import pytest
 
 from trainer.runs import Listener, metrics_of
-from trainer.worlds import Echo, Memory, small_config, small_trainer
+from trainer.worlds import QUICK, Echo, Memory, small_config, small_trainer
 from turnwise import ConfigError, ConfigStore
-from turnwise.config import RewardItem
 from turnwise.errors import CheckpointError
 from turnwise.runs.choose_folder import choose_run_folder
-from turnwise.runs.resume_settings import changes_between
 from turnwise.runs.run_folder import RunFolder
-
-QUICK = (
-    "training.batch_size=2",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
-    "inference.max_tokens=2",
-    "logging.episodes_gb=0",
-)
 
 
 def finished(folder, *overrides, environment=Echo, **options):
@@ -33,10 +22,10 @@ def finished(folder, *overrides, environment=Echo, **options):
     return trainer.run_folder
 
 
-def stopped(folder, *overrides):
+def stopped(folder, *overrides, **options):
     """A run that was interrupted after its first step."""
     listener = Listener(lambda what, number: (what, number) == ("step", 1))
-    trainer = small_trainer(folder, Echo, *QUICK, *overrides, reporter=listener)
+    trainer = small_trainer(folder, Echo, *QUICK, *overrides, reporter=listener, **options)
     with pytest.raises(KeyboardInterrupt):
         trainer.fit()
     return trainer.run_folder
@@ -266,16 +255,7 @@ def twos(trajectory):
 
 
 def test_a_changed_reward_begins_a_new_run_unless_the_old_one_is_asked_for(tmp_path, caplog):
-    def stopped_with(reward, *overrides):
-        listener = Listener(lambda what, number: (what, number) == ("step", 1))
-        trainer = small_trainer(
-            tmp_path, Echo, *QUICK, *overrides, reporter=listener, reward_fn=reward
-        )
-        with pytest.raises(KeyboardInterrupt):
-            trainer.fit()
-        return trainer.run_folder
-
-    old = stopped_with(ones)
+    old = stopped(tmp_path, reward_fn=ones)
     # A script keeps the name of its function while the code behind it changes.
     other = types.FunctionType(twos.__code__, twos.__globals__, "ones")
     other.__qualname__, other.__module__ = ones.__qualname__, ones.__module__
@@ -295,19 +275,6 @@ def test_a_changed_reward_begins_a_new_run_unless_the_old_one_is_asked_for(tmp_p
         choose_run_folder(config, "Echo", identity=changed)
     assert finished(tmp_path, reward_fn=ones) == old
     assert finished(tmp_path, reward_fn=other) != old
-
-
-def test_the_same_file_from_another_folder_is_the_same_setting():
-    here, there = ConfigStore(), ConfigStore()
-    here.environment.name, there.environment.name = "maze.py:Maze", "/home/me/maze.py:Maze"
-    here.reward = [RewardItem("r.py:f")]
-    there.reward = [RewardItem("../r.py:f")]
-    here.tools = [{"tool": "t.py:search"}]
-    there.tools = [{"tool": "a/t.py:search"}]
-    here.dataset.path, there.dataset.path = "rows.jsonl", "data/rows.jsonl"
-    assert changes_between(here, there) == []
-    there.environment.name = "maze.py:Other"
-    assert [change.name for change in changes_between(here, there)] == ["environment.name"]
 
 
 class TestDeletedLock:

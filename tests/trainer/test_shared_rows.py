@@ -1,15 +1,12 @@
 """Rows of the evaluation dataset that are trained on are named, when a run begins and later."""
 
 import json
-import random
 
 from typer.testing import CliRunner
 
 from trainer.runs import Listener
 from trainer.worlds import Echo, small_trainer
-from turnwise import PromptDataset
 from turnwise.cli import app
-from turnwise.data.held_out import SharedRows, shared_rows
 
 QUICK = (
     "training.warm_start=null",
@@ -38,19 +35,3 @@ def test_a_run_says_it_when_it_begins_and_so_does_the_doctor(tmp_path):
     found = {finding["code"]: finding for finding in json.loads(shown.stdout)["now"]}
     assert found["shared-rows"]["text"] == text
     assert "training.eval_fraction" in found["shared-rows"]["fix"]
-
-
-class Fresh(PromptDataset):
-    """Other items each time that they are read."""
-
-    def __getitem__(self, index):
-        return {"prompt": str(random.random())}
-
-
-def test_rows_are_compared_by_all_that_is_in_them():
-    assert shared_rows(ROWS, ROWS) == SharedRows(2, 2)
-    assert shared_rows(ROWS, [{**row, "number": 1} for row in ROWS]) == SharedRows(0, 2)
-    # An object that has no JSON may be another one each time: such rows are not compared.
-    assert shared_rows([{"image": object()}], [{"image": object()}]) == SharedRows(0, 0)
-    fresh = Fresh(size=3)
-    assert shared_rows(fresh, fresh) == SharedRows(0, 0)

@@ -7,20 +7,12 @@ import pytest
 import torch
 
 from trainer.runs import Listener, assert_same_run, metrics_of, newest_files
-from trainer.worlds import Echo, Memory, Several, small_model, small_trainer
+from trainer.worlds import QUICK, Echo, Memory, Several, small_model, small_trainer
 from turnwise import CheckpointError, ConfigError, Trainer, whole_files
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from turnwise.errors import TrainingStopped
 from turnwise.runs.checkpoints import CheckpointStore
 
-QUICK = (
-    "training.batch_size=4",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
-    "inference.max_tokens=2",
-    "logging.episodes_gb=0",
-)
 LONG = (*QUICK, "training.num_epochs=9")
 
 
@@ -103,31 +95,21 @@ class TestNotFinite:
         assert newest_files(trainer.run_folder) == good
 
 
-def flip_a_byte(file, place=100):
-    data = bytearray(file.read_bytes())
-    data[place] ^= 1
-    file.write_bytes(data)
-
-
 class TestDamage:
-    def stopped(self, folder, **options):
-        """A run that was stopped after its second step."""
-        stop = Listener(lambda what, number: (what, number) == ("step", 2))
-        settings = (*QUICK, "training.num_epochs=3")
-        trainer = small_trainer(folder, Several, *settings, reporter=stop, **options)
-        with pytest.raises(KeyboardInterrupt):
-            trainer.fit()
-        return trainer.run_folder
-
-    def again(self, folder):
-        return small_trainer(folder, Several, *QUICK, "training.num_epochs=3")
-
     def test_the_one_before_is_taken(self, tmp_path, caplog):
-        whole = small_trainer(tmp_path / "whole", Several, *QUICK, "training.num_epochs=3")
+        settings = (*QUICK, "training.num_epochs=3")
+        whole = small_trainer(tmp_path / "whole", Several, *settings)
         whole.fit()
-        run = self.stopped(tmp_path)
-        flip_a_byte(run / "checkpoints/step-00000002/weights.safetensors", -100)
-        trainer = self.again(tmp_path)
+        stop = Listener(lambda what, number: (what, number) == ("step", 2))
+        stopped = small_trainer(tmp_path, Several, *settings, reporter=stop)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.fit()
+        run = stopped.run_folder
+        weights_file = run / "checkpoints/step-00000002/weights.safetensors"
+        data = bytearray(weights_file.read_bytes())
+        data[-100] ^= 1
+        weights_file.write_bytes(data)
+        trainer = small_trainer(tmp_path, Several, *settings)
         trainer.fit()
         assert trainer.run_folder == run
         (warning,) = [r.message for r in caplog.records if "instead" in r.message]

@@ -1,6 +1,5 @@
 """Each token's label names the weights that sampled it: their log-probs are the recorded ones."""
 
-import asyncio
 import copy
 import time
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from trainer.runs import Listener
-from trainer.worlds import Memory, small_model, small_trainer
+from trainer.worlds import Uneven, small_model, small_trainer
 from turnwise.episode import sampling as episode_sampling
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
@@ -27,14 +26,6 @@ SETTINGS = (
 ONE_STEP = ()
 MINIBATCHES = ("training.mini_batch_size=3",)
 TWO_EPOCHS = ("training.mini_batch_size=4", "training.update_epochs=2")
-
-
-class Waits(Memory):
-    """Memory whose steps take a varying time, so that updates meet turns at all stages."""
-
-    async def step(self, action):
-        await asyncio.sleep(self.rng.choice([0.0, 0.005, 0.03]))
-        return super().step(action)
 
 
 def num_vowels(trajectory):
@@ -72,7 +63,7 @@ def train(folder, *overrides):
     listener = KeepsWeights(model)
     given = {"model": model, "tokenizer": tokenizer, "reporter": listener}
     given["reward_fn"] = num_vowels
-    with small_trainer(folder, Waits, *SETTINGS, *overrides, **given) as trainer:
+    with small_trainer(folder, Uneven, *SETTINGS, *overrides, **given) as trainer:
         learner = trainer.components.learner
         learner.update = Slow(learner.update)
         history = trainer.fit()
@@ -133,7 +124,7 @@ def test_time_in_which_an_update_pauses_the_engine_is_on_no_deadline(tmp_path, m
     limits = ("limits.generation_timeout=2", "limits.max_seconds=3", "inference.stall_timeout=2")
     monkeypatch.setattr(episode_sampling, "_GRACE_SECONDS", 0.5)  # beyond the engine's own
     steps = ("training.steps_per_epoch=3", "training.learning_rate=1e-4")
-    with small_trainer(tmp_path, Waits, *SETTINGS, *limits, *steps) as trainer:
+    with small_trainer(tmp_path, Uneven, *SETTINGS, *limits, *steps) as trainer:
         learner = trainer.components.learner
         learner.update = Slow(learner.update, seconds=4.0)
         history = trainer.fit()

@@ -14,7 +14,7 @@ import time
 import torch
 
 from forked import fork_server
-from trainer.worlds import Memory, small_trainer
+from trainer.worlds import Memory, Uneven, small_trainer
 from turnwise import whole_files
 from turnwise.runs import checkpoints
 from turnwise.trainer import stopping
@@ -107,15 +107,6 @@ class InExecutor(Memory):
             say("blocked")
             await asyncio.to_thread(time.sleep, BLOCKED_SECONDS)
         return super().step(action)
-
-
-class Uneven(Memory):
-    """Its steps take a varying time, and whatever is said earns something."""
-
-    async def step(self, action):
-        await asyncio.sleep(self.rng.choice([0.0, 0.001, 0.02]))
-        observation, _, done, info = super().step(action)
-        return observation, sum(action.encode()) % 7 / 6, done, info
 
 
 WORLDS = {

@@ -1,5 +1,6 @@
 """Small worlds and a small model, for training that takes a second or two."""
 
+import asyncio
 import random
 
 import torch
@@ -9,6 +10,14 @@ from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.models.tiny import make_tiny_tokenizer
 
 LETTERS = "abcd"
+QUICK = (
+    "training.batch_size=4",
+    "training.num_epochs=2",
+    "training.steps_per_epoch=1",
+    "training.warm_start=null",
+    "inference.max_tokens=2",
+)
+"""Settings of a run of two steps."""
 
 
 class Echo(BaseEnvironment):
@@ -48,6 +57,15 @@ class Memory(Echo):
         self._done = True
         right = action == self.letter
         return "", float(right), True, {"success": right}
+
+
+class Uneven(Memory):
+    """Its steps take a varying time, and whatever is said earns something."""
+
+    async def step(self, action):
+        await asyncio.sleep(self.rng.choice([0.0, 0.001, 0.02]))
+        observation, _, done, info = super().step(action)
+        return observation, sum(action.encode()) % 7 / 6, done, info
 
 
 class Several(Echo):
