@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 
 import pytest
 
@@ -132,6 +133,15 @@ def test_a_type_error_inside_the_function_is_not_taken_for_a_wrong_signature():
     with pytest.raises(RewardError, match="'broken': raised TypeError: object of type 'int'"):
         compute_reward(EPISODE, ENVIRONMENT, broken)
     assert calls == [1]
+
+
+def test_a_plain_call_without_a_deadline_stays_in_the_thread_of_its_loop():
+    here = threading.current_thread()
+    same = compute_reward(EPISODE, reward_fn=lambda t: threading.current_thread() is here)
+    other = compute_reward(
+        EPISODE, reward_fn=lambda t: threading.current_thread() is here, timeout=60.0
+    )
+    assert (same.total, other.total) == (1.0, 0.0)
 
 
 def no_arguments():
