@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs.tutorial import BLOCK, make_script
-from turnwise import ConfigStore, check_env, expert_player, play_episode, random_player
+from turnwise import check_env, expert_player, play_episode, random_player
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
@@ -35,9 +35,3 @@ def test_its_environment_is_fit_and_its_players_earn_what_the_page_says():
     assert play_episode(greenhouse(), expert_player, 1).total_reward == pytest.approx(1.0)
     chance = [play_episode(greenhouse(), random_player(s), s).total_reward for s in range(200)]
     assert 0.1 < sum(chance) / 200 < 0.3
-
-
-def test_its_settings_are_settings(tmp_path):
-    (tmp_path / "greenhouse.yaml").write_text(files()["greenhouse.yaml"])
-    config = ConfigStore.load(tmp_path / "greenhouse.yaml")
-    assert config.environment.name == "greenhouse.py:Greenhouse"

@@ -115,22 +115,22 @@ def wandb_records(path):
 
 
 def read_wandb(folder):
-    """What the offline files hold, oldest first, and the runs' ids."""
+    """What the offline files hold, oldest first, and the runs by their ids."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    logged, ids = [], set()
+    logged, runs = [], {}
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime):
         for data in wandb_records(path):
             record = Record.FromString(data)
             if record.HasField("run"):
-                ids.add(record.run.run_id)
+                runs[record.run.run_id] = record.run
             if record.HasField("history"):
                 items = {
                     item.key or ".".join(item.nested_key): json.loads(item.value_json)
                     for item in record.history.item
                 }
                 logged.append((int(items["_step"]), items["reward"]))
-    return logged, ids
+    return logged, runs
 
 
 def test_wandb_is_offline_without_a_login_and_goes_on_after_a_resume(tmp_path):
@@ -140,28 +140,18 @@ def test_wandb_is_offline_without_a_login_and_goes_on_after_a_resume(tmp_path):
     deadline = time.monotonic() + 60
     while len(read_wandb(tmp_path)[0]) < 4 and time.monotonic() < deadline:
         time.sleep(0.05)  # a process of its own writes the files, and may not be done yet
-    logged, ids = read_wandb(tmp_path)
+    logged, runs = read_wandb(tmp_path)
     assert logged == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
-    assert len(ids) == 1
+    assert len(runs) == 1
 
 
 def test_wandb_gets_the_project_the_name_and_the_tags_of_the_settings(tmp_path):
     pytest.importorskip("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
-
     chosen = {"project": "maze", "name": "first", "tags": ["grpo", "small"]}
     run(tmp_path, ["wandb"], [1], wandb=chosen)
-
-    def sent():
-        for path in tmp_path.glob("wandb/offline-run-*/*.wandb"):
-            for data in wandb_records(path):
-                record = Record.FromString(data)
-                if record.HasField("run"):
-                    return record.run
-        return None
-
-    wait_until(lambda: sent() is not None)
-    assert (sent().project, sent().display_name, list(sent().tags)) == tuple(chosen.values())
+    wait_until(lambda: read_wandb(tmp_path)[1])
+    (sent,) = read_wandb(tmp_path)[1].values()
+    assert (sent.project, sent.display_name, list(sent.tags)) == tuple(chosen.values())
 
 
 def test_an_unknown_option_of_wandb_is_refused():
