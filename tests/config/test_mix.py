@@ -99,8 +99,3 @@ def test_one_environment_of_a_mix_is_overridden_by_its_number(tmp_path):
     for wrong in ("environments.3.weight=1", "environments.maze.weight=1", "environments.0=a"):
         with pytest.raises(ConfigError, match="the file has 3 environments"):
             loaded(tmp_path, MIX, [wrong])
-
-
-def test_an_override_of_the_one_environment_is_refused_too(tmp_path):
-    with pytest.raises(ConfigError, match="environment and environments are both given"):
-        loaded(tmp_path, "environments: [guess-number]", ["environment.max_steps=3"])

@@ -68,15 +68,6 @@ def test_what_is_rendered_is_read_back_exactly(
 
 
 @every_parser
-def test_every_fragment_may_stand_anywhere(name: str) -> None:
-    parser = get_parser(name)
-    for fragment in FRAGMENTS:
-        for text in (fragment, f"a{fragment}b", fragment * 2):
-            call = ToolCall(text, {text: text, "a": [text], "b": {text: None}})
-            assert parser.parse(parser.render(call)).calls == [call], text
-
-
-@every_parser
 @settings(deadline=None, max_examples=10)
 @given(several=st.lists(calls, max_size=4), between=prose)
 def test_several_calls_keep_their_order(name: str, several: list[ToolCall], between: str) -> None:
