@@ -41,6 +41,7 @@ FIXED: Mapping[str, str] = {
     "environment.max_steps": _TASK,
     "environment.params": _TASK,
     "environments": _TASK,
+    "policies": "each player has the weights of its own model in the checkpoint",
     "agent": _TASK,
     "reward": _TASK,
     "tools": _TASK,
