@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from turnwise.errors import CheckpointError
 
 PATIENCE_S = 60.0
@@ -274,6 +272,8 @@ def disk_reason(path: Path, number: int) -> str:
     blocks = [part for part in (path, *path.parents) if part.exists() and not part.is_dir()]
     if number in (errno.ENOSPC, errno.EDQUOT):
         disk = os.statvfs(next(folder for folder in path.parents if folder.is_dir()))
+        from rich.filesize import decimal  # `write_whole` needs only the standard library
+
         left = decimal(disk.f_bavail * disk.f_frsize)
         reason = (
             f"the disk is full, of bytes or of files ({error}): {left} are left in {parent}. Free "

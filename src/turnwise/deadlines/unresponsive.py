@@ -161,7 +161,7 @@ def _end(process: int, silent: float, received: int | None, dumps: int, run_fold
     text += ". The process was ended"
     if run_folder:
         text += "; the same command resumes the run from its newest checkpoint"
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # whatever is wrong, the process must end
             _record(run_folder, status, f"{text}.\n{threads}\n")
     os.kill(process, signal.SIGKILL)
     show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a live display has hidden it
@@ -173,7 +173,7 @@ def _record(run_folder: str, status: str, text: str) -> None:
     with open(os.path.join(run_folder, "log.txt"), "a", encoding="utf-8") as log:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} ERROR {text}")
     sys.path.insert(0, os.path.dirname(_PACKAGE))
-    from turnwise.whole_files import write_whole
+    from turnwise.whole_files import write_whole  # this process has no other packages
 
     file = Path(run_folder, "run.json")
     content = {**json.loads(file.read_bytes()), "status": status}
