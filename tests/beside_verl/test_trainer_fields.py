@@ -10,7 +10,7 @@ import pytest
 
 from beside_verl.mapping import MODEL, ROOMY, mapped
 from turnwise import ConfigError, ConfigStore
-from turnwise.config import EnvironmentItem
+from turnwise.config import EnvironmentItem, PolicyItem
 from turnwise.models import model_folder
 from turnwise.scale.verl.settings import UNSUPPORTED, find_resources, to_verl_config
 
@@ -110,6 +110,7 @@ OTHER_VALUES: dict[str, Any] = {
     "environments": [EnvironmentItem("grid-world")],
     "agent": "agents.py:mine",
     "expert": "agents.py:expert",
+    "policies": {"black": PolicyItem()},
     "ray.use_ray": True,
     "ray.num_actors": 4,
     "ray.min_actors": 2,

@@ -24,7 +24,7 @@ LINES = {
     "models": 1497,
     "progress": 735,
     "reward": 1249,
-    "runs": 4292,
+    "runs": 4293,
     "scale": 3364,
     "tools": 4480,
     "trainer": 5386,
