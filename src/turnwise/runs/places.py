@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, RewardItem
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, PolicyItem, RewardItem
 from turnwise.env.catalog import ADAPTERS
 from turnwise.runs.run_folder import RunFolder
 from turnwise.user_code import module_file, names_code
@@ -36,6 +36,7 @@ NAMES: dict[str, Kind] = {
     "model.model_name": "model",
     "model.local_path": "model",
     "model.reference": "model",
+    "policies": "model",
     "logging.sinks": "code",
     "training.adv_estimator": "code",
     "training.policy_loss": "code",
@@ -99,6 +100,9 @@ def rewritten(setting: str, value: Any, rewrite: Rewrite, kind: Kind | None = No
     if isinstance(value, list):
         items = enumerate(value)
         return [rewritten(f"{setting}.{index}", item, rewrite, kind) for index, item in items]
+    if setting == "policies":
+        items = value.items()
+        return {name: rewritten(f"{setting}.{name}", item, rewrite, kind) for name, item in items}
     if isinstance(value, dict):  # a tool with options: code, a server, or Python with packages
         changed = dict(value)
         if "mcp" in value:  # the working directory of a server; empty: that of the run
@@ -114,6 +118,8 @@ def rewritten(setting: str, value: Any, rewrite: Rewrite, kind: Kind | None = No
     fields: dict[str, Kind] = {}
     if isinstance(value, RewardItem):
         fields = {"function": "code"}
+    elif isinstance(value, PolicyItem):
+        fields = {"model": "model"}
     elif isinstance(value, DatasetConfig):
         fields = {"path": "rows"}
     elif isinstance(value, EnvironmentItem):  # an environment of a mix

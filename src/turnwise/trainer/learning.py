@@ -140,7 +140,7 @@ def learn_from(
             policy.publish_weights()
         check_gap(
             config.training.max_log_prob_gap,
-            learned,
+            metrics | learned,  # stale weights explain a gap
             components.collector.setup.sampling,
             is_exact=policy.advantages.sampler_is_exact,
         )
