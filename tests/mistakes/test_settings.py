@@ -65,9 +65,12 @@ def test_a_boolean_is_no_number(tmp_path, name):
         ("training: {lr: 1}", "'training.lr'. Here it is training.learning_rate."),
         ("lr: 1", "'lr'. Here it is training.learning_rate."),
         ("training: {beta: 0.1}", "Here it is training.kl_loss_coef"),
+        ("training: {num_generations: 8}", "Here it is training.group_size."),
         ("training: {per_device_train_batch_size: 8}", "training.batch_size"),
         ("training: {max_completion_length: 8}", "Here it is inference.max_tokens"),
+        ("training: {rollout_n: 8}", "Here it is training.group_size."),
         ("actor_rollout_ref: {rollout: {n: 8}}", "--engine verl"),
+        ("algorithm: {kl_loss_coef: 1}", "--engine verl"),
         ("inference: {kl_loss_coef: 1}", "Did you mean 'training.kl_loss_coef'?"),
     ],
 )
@@ -88,6 +91,7 @@ def test_a_setting_of_another_library_in_python_and_as_override():
     ("setting", "name", "answer"),
     [
         ("adv_estimator", "ppo", "PPO is adv_estimator: gae with policy_loss: ppo."),
+        ("adv_estimator", "PPO", "PPO is adv_estimator: gae with policy_loss: ppo."),
         ("adv_estimator", "dapo", "DAPO is adv_estimator: grpo with clip_ratio_high: 0.28"),
         ("adv_estimator", "gspo", "policy_loss: gspo with adv_estimator: grpo."),
         ("policy_loss", "grpo", "adv_estimator: grpo with policy_loss: ppo."),
