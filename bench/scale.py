@@ -139,9 +139,25 @@ class Players:
             learner = make_learner(self.config, self.loaded.model)
             weights = Weights(1, (ray.put(to_arrays(policy_weights(learner))),))
             sampling = Sampling(SamplingParams(), 0, weights)
-            run_sync(pool.play(tasks[: 4 * num_workers], sampling))  # weights, threads, first calls
+
+            def play(tasks: Sequence[EpisodeTask]) -> list[EpisodeResult]:
+                waiting, played = iter(tasks), list[EpisodeResult]()
+
+                async def next_task() -> tuple[None, EpisodeTask] | None:
+                    task = next(waiting, None)
+                    return None if task is None else (None, task)
+
+                def keep(_: None, result: EpisodeResult) -> None:
+                    played.append(result)
+
+                run_sync(
+                    pool.play_from(next_task, keep, len(tasks), lambda: sampling, in_shares=True)
+                )
+                return played
+
+            play(tasks[: 4 * num_workers])  # weights, threads, first calls
             started = time.perf_counter()
-            played = run_sync(pool.play(tasks, sampling))
+            played = play(tasks)
             return time.perf_counter() - started, played
         finally:
             cluster.close()

@@ -3,13 +3,16 @@
 import asyncio
 import contextvars
 import functools
+import os
+import signal
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from turnwise.deadlines import call_with_deadline, run_sync
+from turnwise.deadlines import call_with_deadline, is_interrupt, run_sync
+from turnwise.deadlines.unresponsive import is_stopped
 from turnwise.errors import DeadlineExceeded
 from virtual_time import QuickClock, run_in_virtual_time
 
@@ -110,15 +113,45 @@ def test_threads_see_the_callers_context():
     assert call(request.get) == "seven"
 
 
-def test_an_abandoned_thread_does_not_keep_the_process_alive():
-    script = (
-        "import asyncio, time\n"
-        "from turnwise.deadlines import call_with_deadline\n"
-        "try:\n"
-        "    asyncio.run(call_with_deadline(time.sleep, 60, timeout=0.05, waiting_for='x'))\n"
-        "except TimeoutError:\n"
-        "    print('cut')\n"
-    )
+ABANDONED_THREAD = """
+import asyncio, time
+from turnwise.deadlines import call_with_deadline
+try:
+    asyncio.run(call_with_deadline(time.sleep, 60, timeout=0.05, waiting_for='x'))
+except TimeoutError:
+    print('cut')
+"""
+ABANDONED_TASKS = """
+import asyncio, logging
+from turnwise.deadlines import call_with_deadline, calls, run_sync
+logging.disable()
+calls.GRACE_SECONDS = 0.05
+async def stubborn():
+    while True:
+        try:
+            await asyncio.sleep(0.05)
+        except BaseException:
+            pass
+async def generate():
+    while True:
+        try:
+            yield
+        except BaseException:
+            await stubborn()
+async def main():
+    generator = generate()
+    await anext(generator)
+    left = asyncio.create_task(stubborn())
+    await call_with_deadline(stubborn, timeout=0.05, waiting_for='x')
+try:
+    run_sync(main())
+except TimeoutError:
+    print('cut')
+"""
+
+
+@pytest.mark.parametrize("script", [ABANDONED_THREAD, ABANDONED_TASKS])
+def test_what_is_abandoned_does_not_keep_the_process_alive(script):
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
@@ -129,6 +162,20 @@ def test_an_abandoned_thread_does_not_keep_the_process_alive():
     )
     assert done.stdout == "cut\n"
     assert done.stderr == ""
+
+
+def test_a_cancellation_is_judged_without_a_running_loop():
+    assert not is_interrupt(asyncio.CancelledError())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="it is read there")
+def test_a_process_that_is_stopped_is_known_as_such():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert is_stopped(process.pid)
+        process.kill()
 
 
 def test_run_sync_inside_a_running_loop():

@@ -190,7 +190,7 @@ def time_update(arguments: argparse.Namespace) -> None:
         if arguments.kernels:
             use_kernels(name.removeprefix("shared, "))
         learner = Learner(PolicyValueModel(model, None), options)
-        learner.model.merges_adapters = name != "shared, LoRA by peft"
+        learner.model.trunk.merges_adapters = name != "shared, LoRA by peft"
         seconds[name], gib = seconds_and_gib(learner, batch, arguments.repeats)
         mfu = per_token * num_tokens / seconds[name] / PEAK_FLOPS
         print(

@@ -1,4 +1,8 @@
-"""What type checkers see of `turnwise`: the names of `_names.py`, which a test compares."""
+"""The names of `turnwise`, for type checkers and for `__init__.py`, which reads them here.
+
+`__all__` is what most users need, by what they do; it is the first page of the reference. The
+others are public in their own modules and documented there.
+"""
 
 from turnwise import (
     algo as algo,
@@ -99,7 +103,6 @@ from turnwise.errors import (
 )
 from turnwise.inference import (
     BaseInferenceEngine as BaseInferenceEngine,
-    BatchError as BatchError,
     BatchInferenceManager as BatchInferenceManager,
     InferenceEngine as InferenceEngine,
     LocalEngine as LocalEngine,
@@ -168,51 +171,58 @@ from turnwise.trainer import (
 )
 
 __version__: str
-__all__ = [
-    "ActionParser",
-    "AdvantageEstimator",
-    "BaseEnvironment",
-    "ConfigError",
-    "ConfigStore",
-    "Curriculum",
+__all__ = [  # noqa: RUF022 - by what they do
+    # Write an environment
     "EnvironmentConfig",
-    "EpisodeCollector",
-    "EpisodeLimits",
-    "EpisodeResult",
-    "EpisodeStatus",
-    "LLMJudge",
-    "Levels",
-    "MCPTools",
-    "MissingExtraError",
-    "MultiTurnChatHarness",
-    "MultiTurnInferenceEngine",
-    "MultiTurnManager",
-    "PolicyLoss",
-    "PromptDataset",
-    "PythonCodeTool",
-    "Reporter",
-    "RewardManager",
-    "RewardWeights",
-    "SamplingParams",
-    "Tool",
-    "ToolContext",
-    "ToolError",
-    "ToolRegistry",
-    "Trainer",
-    "TrainingStopped",
+    "BaseEnvironment",
     "Trajectory",
-    "TurnwiseError",
-    "WeightedReward",
     "check_env",
-    "compute_reward",
-    "create_inference_engine",
-    "create_trainer",
     "expert_player",
-    "load_model",
-    "load_trained_model",
     "make_environment",
     "play_episode",
     "random_player",
-    "run_episode",
+    # Give it tools
+    "ToolError",
+    "ActionParser",
+    "MCPTools",
+    "PythonCodeTool",
+    "Tool",
+    "ToolContext",
+    "ToolRegistry",
     "tool",
+    # Score its episodes
+    "LLMJudge",
+    "RewardManager",
+    "RewardWeights",
+    "WeightedReward",
+    "compute_reward",
+    # Train
+    "AdvantageEstimator",
+    "PolicyLoss",
+    "ConfigStore",
+    "PromptDataset",
+    "EpisodeLimits",
+    "create_trainer",
+    "Curriculum",
+    "Levels",
+    "Reporter",
+    "Trainer",
+    # Evaluate and use a model
+    "EpisodeStatus",
+    "EpisodeCollector",
+    "EpisodeResult",
+    "run_episode",
+    "SamplingParams",
+    "create_inference_engine",
+    "load_model",
+    "load_trained_model",
+    # Run it as an agent
+    "MultiTurnChatHarness",
+    "MultiTurnInferenceEngine",
+    "MultiTurnManager",
+    # Handle errors
+    "ConfigError",
+    "MissingExtraError",
+    "TrainingStopped",
+    "TurnwiseError",
 ]

@@ -9,9 +9,6 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
-_MOST_KNOWN = 20
-"""Names that an error lists; of more, it lists the nearest."""
-
 
 class TurnwiseError(Exception):
     """Base of all errors that turnwise raises on purpose."""
@@ -77,27 +74,16 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"Did you mean {near[0]!r}?"
-    if len(known) > _MOST_KNOWN:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0)
-        return f"The nearest of {len(known)}: {', '.join(near)}."
     return f"Known: {', '.join(known)}." if known else "None exist."
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and message of an exception. Never raises, whatever the exception.
+    """Return the type and message of an exception.
 
     >>> describe_error(ValueError("no such move"))
     'ValueError: no such move'
     >>> describe_error(SystemExit())
     'SystemExit'
     """
-    message = error_message(error)
+    message = str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def error_message(error: BaseException) -> str:
-    """Return the message of an exception, whose `__str__` may itself raise."""
-    try:
-        return str(error)
-    except BaseException as broken:
-        return f"its message could not be read: __str__ raised {type(broken).__name__}"

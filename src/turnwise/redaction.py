@@ -51,14 +51,14 @@ def without_secrets(
     >>> without_secrets(["serve", "--api-key=abc", "--token", "def", "http://me:pw@host"])
     ['serve', '--api-key=<redacted>', '--token', '<redacted>', 'http://<redacted>@host']
     """
-    found: list[str] = []
+    cleaned: list[str] = []
     option = ""
     for word in words:
         follows = option and not word.startswith("-")
-        found.append(replacement(option) if follows else _cleaned(word, replacement, known))
+        cleaned.append(replacement(option) if follows else _cleaned(word, replacement, known))
         is_option = word.startswith("-") and "=" not in word and word not in known
         option = word if is_option and is_secret_name(word) else ""
-    return found
+    return cleaned
 
 
 def _cleaned(word: str, replacement: Replacement, known: Collection[str]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, TypedDict, overload
@@ -165,12 +164,6 @@ class Trajectory:
             return getattr(self, name)
         raise KeyError(f"a trajectory has no {name!r}. {did_you_mean(name, _TRAJECTORY_NAMES)}")
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self, name) if name in _TRAJECTORY_NAMES else default
-
-    def keys(self) -> tuple[str, ...]:
-        return _TRAJECTORY_NAMES
-
     def __contains__(self, name: object) -> bool:
         return name in _TRAJECTORY_NAMES
 
@@ -200,7 +193,7 @@ _TRAJECTORY_NAMES: tuple[str, ...] = (
 
 @dataclass
 class RolloutData(Sequence[Trajectory]):
-    """A batch of trajectories: a sequence of them, with metrics of the batch."""
+    """A batch of trajectories."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     """The episodes, in the order of the requests."""
@@ -216,20 +209,3 @@ class RolloutData(Sequence[Trajectory]):
 
     def __len__(self) -> int:
         return len(self.trajectories)
-
-    def __iter__(self) -> Iterator[Trajectory]:
-        return iter(self.trajectories)
-
-    @property
-    def total_rewards(self) -> list[float]:
-        """Each episode's sum of step rewards."""
-        return [trajectory.total_reward for trajectory in self.trajectories]
-
-    @property
-    def num_turns(self) -> int:
-        """Turns of all episodes together."""
-        return sum(trajectory.num_turns for trajectory in self.trajectories)
-
-    def count_statuses(self) -> dict[EpisodeStatus, int]:
-        """How many episodes ended in which way."""
-        return dict(Counter(trajectory.status for trajectory in self.trajectories))

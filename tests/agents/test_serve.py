@@ -45,7 +45,6 @@ def test_a_model_is_served_until_an_interrupt():
             status, refused = ask(doubled, path, {})
             assert status == 404
             assert "Invalid URL" in refused["error"]["message"]
-            assert "llm." not in refused["error"]["message"]
         root = LLM(llm.anthropic_url, llm.api_key, "tiny")
         assert ask(root, "/health", None, method="GET") == (200, {"status": "ok", "model": "tiny"})
         body = {"model": "tiny", "input": "Hello", "max_output_tokens": 5}

@@ -9,7 +9,8 @@ import torch
 
 from agents.serving import CALL, LOOK, QUESTION, ask, joined, make_session, serving
 from chat.thinkers import THINKERS, thinking_format
-from turnwise.agents.requests import ChatRequest, tool_choice
+from turnwise.agents import openai_chat
+from turnwise.agents.requests import ApiError, ChatRequest, tool_choice
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions
 from turnwise.episode.options import make_setup
@@ -102,9 +103,9 @@ def test_one_call_at_a_time(path):
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"name": "fly"}, "names the function 'fly', and tools has look, lock"),
-        ({"choice": "sometimes"}, "got 'sometimes', expected auto, none, required"),
-        ({"choice": "required", "tools": []}, "asks for a call, and the request has no tools"),
+        ({"name": "fly"}, "tools: look, lock"),
+        ({"choice": "sometimes"}, "expected auto, none, required"),
+        ({"choice": "required", "tools": []}, "it has none"),
     ],
 )
 def test_a_choice_that_cannot_be_met_is_refused(path, changed, problem):
@@ -168,6 +169,26 @@ def test_a_thinking_model_thinks_before_its_call(name, thinks):
         assert reply.thought == "Which x?"
         assert json.loads(reply.calls[0]["function"]["arguments"]) == {"key": "x"}
     assert sum(session.tree.stream().mask) == reply.num_sampled_tokens
+
+
+def test_a_request_may_turn_thoughts_off_where_a_model_is_served():
+    chat = thinking_format("qwen3")
+    prompts = []
+
+    def reply(prompt):
+        prompts.append(prompt)
+        return "42."
+
+    setup = make_setup(Stops(chat.tokenizer, reply), CollectorOptions(chat_format=chat))
+    body = {"model": "policy", "messages": QUESTION}
+    wants = {**body, "chat_template_kwargs": {"enable_thinking": False}}
+    served = AgentSession(setup, honours_sampling=True)
+    for data in (body, {**body, "chat_template_kwargs": None}, wants):
+        asyncio.run(served.complete(openai_chat.parse(data, {})[1]))
+    closed = [prompt.endswith("<think>\n\n</think>\n\n") for prompt in prompts]
+    assert closed == [False, False, True]
+    with pytest.raises(ApiError, match="enable_thinking"):
+        asyncio.run(AgentSession(setup).complete(openai_chat.parse(wants, {})[1]))
 
 
 def test_the_learner_computes_the_log_probs_of_an_opened_call():

@@ -157,8 +157,8 @@ def of_batches(data: RewardBatch): ...
             {"config": {"agent": "x:y", "environment": {"name": "grid-world"}}},
             "agent and environment",
         ),
-        ({"agent": 3}, "agent got int, expected a function of (task, llm)"),
-        ({"agent": "  "}, "agent got an empty text"),
+        ({"agent": 3}, "agent got 3, expected a function of (task, llm)"),
+        ({"agent": "  "}, "expected a function of (task, llm)"),
         ({"agent": "nowhere.py:agent"}, "there is no file nowhere.py"),
     ],
 )

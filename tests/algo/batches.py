@@ -104,7 +104,6 @@ def make_batch(
         "reward_baselines": normal(num_rows),
         "bootstrap_values": normal(num_rows),
         "reward_parts": normal(num_rows, 3) * torch.tensor([1.0, 30.0, 0.1]),
-        "logits": normal(num_rows, length, 5),
     }
     turn_ids = make_turn_ids(mask, random)
     labels = torch.randint(0, 3, (num_rows, length + 1), generator=random)

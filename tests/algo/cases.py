@@ -105,7 +105,6 @@ ADVANTAGES = [
     Case("compute_remax_advantage", SCORES + " reward_baselines"),
     Case("compute_optimal_token_baseline_advantage", TOKEN_BASELINE),
     Case("compute_optimal_token_baseline_advantage", TOKEN_BASELINE, {"handle_zero_tail": False}),
-    Case("compute_optimal_token_baseline_advantage", TOKEN_BASELINE + " importance_weights"),
 ]
 
 TURN_ADVANTAGES = [
@@ -197,10 +196,6 @@ VALUE_LOSSES = [
     for cliprange in (0.2, 0.05)
     for mode in AGGREGATIONS
 ]
-ENTROPIES = [
-    Case("compute_entropy_loss", "logits response_mask", {"loss_agg_mode": mode}, variable="logits")
-    for mode in AGGREGATIONS
-]
 EXPLAINED = [Case("explained_variance", "values returns response_mask")]
 
 PENALTIES = [
@@ -219,11 +214,10 @@ CORRECTIONS = [
         Case(
             "compute_importance_weights",
             SAMPLED,
-            {"level": level, "bounds": bounds, "normalize": normalize},
+            {"level": level, "bounds": bounds},
         )
         for level in ("token", "sequence")
         for bounds in (2.0, 1.1, (0.7, 1.4))
-        for normalize in (False, True)
     ),
     *(
         Case("compute_rejection_mask", SAMPLED, {"criteria": criteria})
@@ -263,7 +257,6 @@ ALL = [
     *POLICY_LOSSES,
     *WEIGHTED_LOSSES,
     *VALUE_LOSSES,
-    *ENTROPIES,
     *EXPLAINED,
     *PENALTIES,
     *CORRECTIONS,

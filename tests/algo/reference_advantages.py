@@ -215,7 +215,6 @@ def compute_optimal_token_baseline_advantage(
     index: list[Any],
     old_log_probs: Rows,
     sum_pi_squared: Rows,
-    importance_weights: Rows | None = None,
     handle_zero_tail: bool = True,
     epsilon: float = 1e-8,
 ) -> Pair:
@@ -225,9 +224,7 @@ def compute_optimal_token_baseline_advantage(
     def path_energy(i: int, k: int) -> float:
         """Up to the k-th policy token, that one included."""
         return math.fsum(
-            (1 - 2 * math.exp(old_log_probs[i][t]) + sum_pi_squared[i][t])
-            * (importance_weights[i][t] ** 2 if importance_weights else 1.0)
-            for t in places[i][: k + 1]
+            1 - 2 * math.exp(old_log_probs[i][t]) + sum_pi_squared[i][t] for t in places[i][: k + 1]
         )
 
     def baseline(i: int, k: int) -> float:

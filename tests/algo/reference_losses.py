@@ -1,4 +1,4 @@
-"""Slow references in plain Python: policy losses, the critic's loss and entropy.
+"""Slow references in plain Python: policy losses and the critic's loss.
 
 `held` stands for the log-probs inside a stop-gradient. They equal `log_probs` in value; finite
 differences move `log_probs` and leave `held` where it is.
@@ -338,24 +338,3 @@ def explained_variance(values: Rows, returns: Rows, response_mask: Mask) -> floa
     if not wanted or min(wanted) == max(wanted):
         return 0.0
     return 1 - variance(missed) / variance(wanted)
-
-
-def entropy_of(logits: list[float]) -> float:
-    """−Σ p log p, in which an impossible token adds nothing."""
-    top = max(logits)
-    total = math.fsum(math.exp(z - top) for z in logits)
-    shares = [math.exp(z - top) / total for z in logits]
-    return -math.fsum(p * math.log(p) for p in shares if p > 0)
-
-
-def entropy_from_logits(logits: list[Rows]) -> Rows:
-    return [[entropy_of(token) for token in row] for row in logits]
-
-
-def compute_entropy_loss(
-    logits: list[Rows],
-    response_mask: Mask,
-    loss_agg_mode: str = "token-mean",
-    totals: Any = None,
-) -> float:
-    return aggregate_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, totals)

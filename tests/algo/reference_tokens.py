@@ -141,7 +141,6 @@ def compute_importance_weights(
     response_mask: Mask,
     level: str = "token",
     bounds: Any = 2.0,
-    normalize: bool = False,
 ) -> tuple[Rows, dict[str, float]]:
     lower, upper = bounds if isinstance(bounds, tuple) else (None, bounds)
 
@@ -167,10 +166,7 @@ def compute_importance_weights(
         "is_truncated": mean([float(is_beyond(i, t)) for i, t in tokens]),
         "is_ess": math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 0.0,
     }
-    firsts = [(i, policy_tokens(row)[0]) for i, row in enumerate(response_mask) if any(row)]
-    average = mean([weight(i, t) for i, t in (tokens if level == "token" else firsts)])
-    scale = average if normalize and average > 0 else 1.0
-    return on_tokens(response_mask, lambda i, t: weight(i, t) / scale), metrics
+    return on_tokens(response_mask, weight), metrics
 
 
 def compute_rejection_mask(

@@ -1,10 +1,8 @@
 """Choosing an algorithm: by name, or as a function; and giving it what it asks for."""
 
-import functools
 from typing import Any
 
 import pytest
-import torch
 
 from algo.batches import assert_same, make_batch
 from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES
@@ -12,10 +10,7 @@ from algo.reference import reference_of
 from turnwise import algo
 from turnwise.algo import (
     ADVANTAGE_ESTIMATORS,
-    AdvantageEstimator,
-    PolicyLoss,
     compute_advantages,
-    compute_grpo_advantage,
     get_advantage_estimator,
     get_policy_loss,
 )
@@ -65,7 +60,6 @@ def test_everything_public_is_compared_with_a_reference() -> None:
     }
     without_mask = {
         "compute_kl_penalty",
-        "entropy_from_logits",
         "estimate_advantages",
         "estimate_kl",
     }
@@ -73,57 +67,6 @@ def test_everything_public_is_compared_with_a_reference() -> None:
         assert callable(reference_of(name))
     compared = {case.function for case in ALL}
     assert set(algo.__all__) == compared | without_mask | tested_otherwise
-
-
-def test_a_function_is_taken_as_it_is() -> None:
-    def mine(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> Any:
-        return token_level_rewards, response_mask
-
-    assert get_advantage_estimator(mine) == AdvantageEstimator(mine)
-    assert get_policy_loss(mine) == PolicyLoss(mine)
-    batch = full_batch()
-    rewards, mask = compute_advantages(mine, batch)
-    assert rewards is batch["token_level_rewards"]
-    assert mask is batch["response_mask"]
-
-
-def test_a_function_that_takes_anything_gets_everything() -> None:
-    seen = {}
-
-    def mine(response_mask: torch.Tensor, **rest: Any) -> Any:
-        seen.update(rest)
-        return response_mask, response_mask
-
-    batch = full_batch()
-    compute_advantages(mine, batch)
-    assert set(seen) == set(batch) - {"response_mask"}
-
-
-def test_options_of_an_estimator_come_from_the_batch_or_a_partial() -> None:
-    batch = full_batch()
-    arguments = (batch["token_level_rewards"], batch["response_mask"], batch["index"])
-    expected = compute_grpo_advantage(*arguments, norm_by_std=False)
-    assert_same(compute_advantages("grpo", batch | {"norm_by_std": False}), expected)
-    partial = functools.partial(compute_grpo_advantage, norm_by_std=False)
-    assert_same(compute_advantages(partial, batch), expected)
-
-
-def test_what_is_missing_is_named() -> None:
-    batch = full_batch()
-    short = {name: batch[name] for name in ("token_level_rewards", "response_mask", "gamma")}
-    message = (
-        "'gae' needs values, lam, which this batch does not have. It has: gamma, response_mask"
-    )
-    with pytest.raises(ConfigError, match=message):
-        compute_advantages("gae", short)
-
-    def my_estimator(strange_thing: torch.Tensor) -> Any:
-        return strange_thing, strange_thing
-
-    with pytest.raises(ConfigError, match="'my_estimator' needs strange_thing"):
-        compute_advantages(my_estimator, short)
-    with pytest.raises(ConfigError, match="needs strange_thing"):
-        compute_advantages(functools.partial(my_estimator), short)
 
 
 def test_an_unknown_name_says_the_nearest() -> None:

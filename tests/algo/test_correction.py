@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from algo.batches import as_lists, assert_close, make_batch
+from algo.batches import assert_close, make_batch
 from algo.cases import CORRECTIONS, SAMPLED, Case
-from algo.reference import reference_of
 from turnwise.algo import (
     compute_importance_weights,
     compute_rejection_mask,
@@ -47,14 +46,6 @@ def test_a_huge_ratio_stays_finite() -> None:
     assert torch.isfinite(measure_log_prob_gap(sampler, learner, mask)["gap_kl"])
     kept, _ = compute_rejection_mask(sampler, learner, mask, {"token_k3": 1.0})
     assert not torch.any(kept)
-
-
-def test_bounds_may_come_as_a_list_as_files_give_them() -> None:
-    batch = make_batch()
-    arguments = {name: batch[name] for name in SAMPLED.split()}
-    weights, _ = compute_importance_weights(**arguments, bounds=[0.7, 1.4])
-    expected = reference_of("compute_importance_weights")(**as_lists(arguments), bounds=(0.7, 1.4))
-    assert_close(weights, expected[0])
 
 
 @pytest.mark.parametrize("bounds", [0.0, -1.0, (2.0, 1.0), (0.0, 2.0), (-1.0, 2.0)])

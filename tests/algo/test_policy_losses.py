@@ -99,19 +99,6 @@ def test_metrics_carry_no_gradient_and_the_loss_does(name: str) -> None:
     assert_same(silent, loss.detach())
 
 
-def test_half_precision_log_probs_are_computed_in_float32() -> None:
-    batch = make_batch()
-    names = ("old_log_probs", "log_probs", "advantages")
-    halved = [batch[n].bfloat16() for n in names]
-    halved[1].requires_grad_()
-    loss, _ = compute_policy_loss(*halved, batch["response_mask"])
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert halved[1].grad.dtype == torch.bfloat16
-    widened = [x.detach().float() for x in halved]
-    assert_same(loss.detach(), compute_policy_loss(*widened, batch["response_mask"])[0])
-
-
 @each(POLICY_LOSSES)
 def test_one_impossible_token_leaves_loss_and_gradient_finite(case: Case) -> None:
     batch = copied(make_batch("all set"))

@@ -14,10 +14,7 @@ from algo.batches import (
     make_batch,
 )
 from algo.cases import (
-    ADVANTAGES,
     ALL,
-    ENTROPIES,
-    TURN_ADVANTAGES,
     VALUE_LOSSES,
     WITH_OPTIONS,
     Case,
@@ -36,7 +33,6 @@ GROUPED = [case for case in DISTINCT if "index" in case.takes]
 SUM_OF_PARTS = [
     *(way for case in WITH_OPTIONS if "_cov_" not in case.function for way in every_mode(case)),
     *VALUE_LOSSES,
-    *ENTROPIES,
 ]
 
 # The penalty hands the rewards of masked tokens back as they came.
@@ -57,7 +53,6 @@ def with_rubbish(batch: dict[str, Any], rubbish: float) -> dict[str, Any]:
     batch, mask = copied(batch), batch["response_mask"]
     for name in TOKEN_FIELDS:
         batch[name][~mask] = -12345 if name == "turn_ids" else rubbish
-    batch["logits"][~mask] = rubbish
     return batch
 
 
@@ -67,10 +62,6 @@ def results(case: Case, batch: dict[str, Any]) -> Any:
     if case.function in PASSES_THROUGH:
         return torch.where(batch["response_mask"], result[0], 0.0), result[1]
     return result
-
-
-def as_numbers(x: Any) -> Any:
-    return x if not isinstance(x, dict) else {name: float(y) for name, y in x.items()}
 
 
 @given(mask=masks(), seed=st.integers(0, 99), rubbish=st.sampled_from(RUBBISH))
@@ -134,70 +125,11 @@ def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
 
 
 @each(DISTINCT)
-def test_more_masked_columns_change_nothing(case: Case) -> None:
-    extra = 7
-    if case.options.get("loss_agg_mode", case.options.get("mode")) == "seq-mean-token-sum-norm":
-        totals = {"totals": BatchTotals(horizon=13)}
-        case = Case(case.function, case.takes, {**case.options, **totals}, case.variable)
-    batch = make_batch()
-    length = batch["response_mask"].shape[1]
-    padded = dict(batch)
-    for name in (*TOKEN_FIELDS, "response_mask"):
-        filling = torch.full((9, extra), 0 if name in ("response_mask", "turn_ids") else 7.0)
-        padded[name] = torch.cat([batch[name], filling.to(batch[name].dtype)], 1)
-    padded["logits"] = torch.cat([batch["logits"], torch.full((9, extra, 5), 7.0)], 1)
-    result, of_padded = results(case, batch), results(case, padded)
-
-    def cut(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(cut(y) for y in x)
-        if not isinstance(x, torch.Tensor) or x.dim() < 2:
-            return x
-        assert torch.all(x[:, length:] == 0)
-        return x[:, :length]
-
-    expected = result if isinstance(result, (tuple, dict)) else (result,)
-    actual = of_padded if isinstance(of_padded, (tuple, dict)) else (of_padded,)
-    assert_close(cut(actual), expected, 1e-5)
-
-
-@each(DISTINCT)
 def test_a_mask_may_be_bool_int_or_float(case: Case) -> None:
     batch = make_batch()
     expected = case.run(batch)
     for kind in (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64):
         assert_same(case.run(batch | {"response_mask": batch["response_mask"].to(kind)}), expected)
-
-
-@each(DISTINCT)
-def test_inputs_are_left_as_they_were(case: Case) -> None:
-    batch = make_batch()
-    before = copied(batch)
-    case.run(batch)
-    if case.variable:
-        case.gradient(batch)
-    for name, x in before.items():
-        if isinstance(x, torch.Tensor):
-            assert_same(batch[name], x)
-        else:
-            assert batch[name] == x
-
-
-@each(DISTINCT)
-def test_inputs_need_not_be_contiguous(case: Case) -> None:
-    batch = make_batch(seed=2)
-    strided = {
-        name: x.mT.contiguous().mT if isinstance(x, torch.Tensor) and x.dim() == 2 else x
-        for name, x in batch.items()
-    }
-    every_second = {
-        name: torch.stack([x, x], -1)[..., 0] if isinstance(x, torch.Tensor) else x
-        for name, x in batch.items()
-    }
-    for other in (strided, every_second):
-        assert_close(case.run(other), as_numbers(case.run(batch)), 1e-5)
-        if case.variable:
-            assert_close(case.gradient(other), case.gradient(batch), 1e-6)
 
 
 @each(WITH_GRADIENT)
@@ -215,30 +147,11 @@ def test_the_gradient_flows_to_one_argument_alone(case: Case) -> None:
     assert with_gradient == {case.variable}
 
 
-@each([*ADVANTAGES, *TURN_ADVANTAGES])
-def test_half_precision_is_computed_in_float32(case: Case) -> None:
-    def rounded(dtype: torch.dtype) -> dict[str, Any]:
-        return {
-            name: x.bfloat16().to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
-            for name, x in make_batch().items()
-        }
-
-    assert_same(case.run(rounded(torch.bfloat16)), case.run(rounded(torch.float32)))
-
-
 @each(GROUPED)
 def test_groups_may_be_named_by_anything(case: Case) -> None:
     batch = make_batch()
     numbers = {"a": 10, "b": 2, "c": 3}
     as_ints = [numbers[label] for label in batch["index"]]
     expected = case.run(batch)
-    for index in (
-        as_ints,
-        tuple(as_ints),
-        [str(n) for n in as_ints],
-        torch.tensor(as_ints),
-        torch.tensor(as_ints, dtype=torch.int32),
-        torch.tensor(as_ints).numpy(),
-        torch.tensor([batch["index"].index(label) for label in batch["index"]]),
-    ):
+    for index in (as_ints, [str(n) for n in as_ints], torch.tensor(as_ints)):
         assert_same(case.run(batch | {"index": index}), expected)

@@ -97,19 +97,6 @@ def test_a_perfect_critic_leaves_nothing_to_whiten() -> None:
         assert torch.all(advantages == 0)
 
 
-@pytest.mark.parametrize("name", WHITENING)
-@given(power=st.integers(-4, 70), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=15)
-def test_whitening_does_not_depend_on_the_unit_of_the_rewards(
-    name: str, power: int, seed: int
-) -> None:
-    scores = torch.randn(12, generator=torch.Generator().manual_seed(seed)) * 16
-    plain = advantages_of(name, make_batch(scores, 3))
-    scaled = advantages_of(name, make_batch(scores * 2.0**power, 3))
-    assert torch.allclose(plain, scaled, rtol=1e-4, atol=1e-4)
-    assert float(scaled.double().std()) == pytest.approx(1.0, abs=1e-3)
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
 @pytest.mark.parametrize("with_turn_ids", [False, True])
 def test_an_empty_batch_gives_an_empty_result(shape: tuple[int, int], with_turn_ids: bool) -> None:
@@ -129,4 +116,4 @@ def test_an_empty_batch_gives_an_empty_result(shape: tuple[int, int], with_turn_
     assert algo.estimate_advantages(x, x, x, 0.9, 0.9)[0].shape == shape
     assert float(algo.compute_value_loss(x, x, x, mask)[0]) == 0
     assert algo.compute_rejection_mask(x, x, mask, {"seq_max_k2": 1.0})[0].shape == shape
-    assert algo.compute_importance_weights(x, x, mask, normalize=True)[0].shape == shape
+    assert algo.compute_importance_weights(x, x, mask)[0].shape == shape

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from beside_agents.expert import NOTES
-from turnwise.agents import Gateway
+from turnwise.agents.gateway import Gateway
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions, EpisodeLimits
 from turnwise.episode.options import make_setup

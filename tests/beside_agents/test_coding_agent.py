@@ -13,7 +13,7 @@ from beside_agents.episodes import (
     check_tokens,
     keep_requests,
 )
-from turnwise.agents import AgentEpisodes
+from turnwise.agents.episode import AgentEpisodes
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeLimits
 from turnwise.episode.types import EpisodeTask

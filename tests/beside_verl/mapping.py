@@ -12,7 +12,6 @@ from turnwise.scale.verl.settings import Resources, to_verl_config
 
 GPU = Resources("/models/tiny", 4096, 4, Path("/runs/one"))
 HERE = dataclasses.replace(GPU, model_path=model_folder("tiny"))
-ROOMY = dataclasses.replace(GPU, context_length=32_768)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
 

@@ -1,7 +1,6 @@
 """Advantages beside VERL 0.9.1: the same numbers from the same random input, to 1e-5.
 
-Inputs are ragged: one turn or several with holes, and one row without any token. What differs on
-purpose is pinned in test_algo_differences.py.
+Inputs are ragged: one turn or several with holes, and one row without any token.
 """
 
 from __future__ import annotations
@@ -92,10 +91,7 @@ def _by_group(mine: Callable[..., Any], verls: Callable[..., Any]) -> tuple[Esti
 
 ESTIMATORS: dict[str, tuple[Estimator, Estimator]] = {
     "gae 1, 1": _gae(1.0, 1.0),
-    "gae 1, 0.95": _gae(1.0, 0.95),
     "gae 0.99, 0.95": _gae(0.99, 0.95),
-    "gae 0.9, 0.3": _gae(0.9, 0.3),
-    "gae 0.99, 0.1": _gae(0.99, 0.1),
     "gae 0.99, 0": _gae(0.99, 0.0),
     "grpo": _grpo(theirs.compute_grpo_outcome_advantage, True),
     "grpo without std": _grpo(theirs.compute_grpo_outcome_advantage, False),
@@ -105,7 +101,6 @@ ESTIMATORS: dict[str, tuple[Estimator, Estimator]] = {
     "grpo_passk without std": _passk(False),
     "gdpo": _by_group(ours.compute_gdpo_advantage, theirs.compute_gdpo_outcome_advantage),
     "gdpo of parts": _gdpo_of_parts(None, True),
-    "gdpo of weighted parts": _gdpo_of_parts([0.2, 1.0, 0.5], True),
     "gdpo of weighted parts without std": _gdpo_of_parts([0.2, 1.0, 0.5], False),
     "rloo": _by_group(ours.compute_rloo_advantage, theirs.compute_rloo_outcome_advantage),
     "rloo vectorized": _by_group(
@@ -138,18 +133,14 @@ def test_advantages(name: str, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("handle_zero_tail", [True, False], ids=["zero tail", "full tail"])
-@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "plain"])
-def test_optimal_token_baseline(weighted: bool, handle_zero_tail: bool, batch: Batch) -> None:
+def test_optimal_token_baseline(handle_zero_tail: bool, batch: Batch) -> None:
     inputs = (batch.rewards, batch.mask, batch.index, batch.old, batch.sum_pi_squared)
-    weights = batch.weights if weighted else None
-    mine = ours.compute_optimal_token_baseline_advantage(
-        *inputs, importance_weights=weights, handle_zero_tail=handle_zero_tail
-    )
+    mine = ours.compute_optimal_token_baseline_advantage(*inputs, handle_zero_tail=handle_zero_tail)
     verls = [theirs.compute_multi_turn_optimal_token_baseline_advantage]
     has_holes = bool((batch.mask[:, 1:] > batch.mask[:, :-1]).any())
     if not has_holes:
         verls.append(theirs.compute_optimal_token_baseline_advantage)
     for estimator in verls:
-        expected = estimator(*inputs, rollout_is_weights=weights, handle_zero_tail=handle_zero_tail)
+        expected = estimator(*inputs, handle_zero_tail=handle_zero_tail)
         assert_same(mine[0], expected[0], batch.mask)
         assert_same(mine[1], expected[1], batch.mask)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from verl.protocol import DataProto
-from verl.trainer.ppo.ray_trainer import ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 
 from beside_verl.script_runs import ON_CPU, process_environment
@@ -32,7 +31,7 @@ from turnwise import (
 from turnwise.errors import RewardError
 from turnwise.reward import RewardBatch, batch_type
 from turnwise.scale.verl.rewards import function_scorer, score_batch
-from turnwise.scale.verl.running import VerlArguments, find_role, resource_pools
+from turnwise.scale.verl.running import find_role
 
 SCRIPT = Path(__file__).parent / "brought_parts.py"
 
@@ -80,17 +79,6 @@ def test_roles_by_themselves_and_by_name() -> None:
         find_role("Kritic")
 
 
-def test_every_role_needs_a_pool() -> None:
-    runner = SimpleNamespace(mapping={Role.ActorRollout: "global_pool"})
-    runner.init_resource_pool_mgr = lambda config: dict(runner.mapping)
-    manager = ResourcePoolManager({"p": [1]}, {Role.ActorRollout: "p"})
-    assert resource_pools(runner, None, VerlArguments({}, manager)) is manager
-    with pytest.raises(ConfigError, match="no pool for: RewardModel"):
-        resource_pools(runner, None, VerlArguments({Role.RewardModel: object}, manager))
-    pools = resource_pools(runner, None, VerlArguments({Role.RewardModel: object}))
-    assert pools[Role.RewardModel] == "global_pool"
-
-
 def test_the_v1_trainer_takes_none_of_them(tmp_path: Path) -> None:
     config = ConfigStore.load(overrides=[f"checkpoint.output_dir={tmp_path}"])
     trainer = CustomRayPPOTrainer(
@@ -100,7 +88,7 @@ def test_the_v1_trainer_takes_none_of_them(tmp_path: Path) -> None:
         reward_fn=scores,
         verl_overrides=["trainer.use_v1=true"],
     )
-    with pytest.raises(ConfigError, match=r"V1 trainer .* collate_fn, a reward_fn of batches"):
+    with pytest.raises(ConfigError, match=r"does not take collate_fn, a reward_fn of batches"):
         trainer.dry_run()
 
 
@@ -133,7 +121,9 @@ def test_managers_score_the_responses_of_a_data_proto() -> None:
     texts = ["move north", "mumble now"]
     data = DataProto.from_dict({"responses": torch.tensor([tokenizer.encode(t) for t in texts])})
     game = CustomGameEnvironment({"max_steps": 5})
-    assert EnvironmentRewardWrapper(game)(data).tolist() == pytest.approx([0.1, -0.1])
+    assert EnvironmentRewardWrapper(game, tokenizer=tokenizer)(data).tolist() == pytest.approx(
+        [0.1, -0.1]
+    )
     assert RewardManager(game, tokenizer=tokenizer)(data).tolist() == pytest.approx([0.5, -0.2])
 
 

@@ -61,15 +61,14 @@ def test_kl_controllers() -> None:
         assert fixed.value == their_fixed.value
 
 
-@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("bounds", [2.0, 1.1, (0.8, 1.25)])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_importance_weights(level: Any, bounds: Any, normalize: bool, batch: Batch) -> None:
+def test_importance_weights(level: Any, bounds: Any, batch: Batch) -> None:
     weights, metrics = ours.compute_importance_weights(
-        batch.old, batch.new, batch.mask, level=level, bounds=bounds, normalize=normalize
+        batch.old, batch.new, batch.mask, level=level, bounds=bounds
     )
     expected, verls = their_correction.compute_rollout_correction_weights(
-        batch.new - batch.old, batch.mask, level, as_threshold(bounds), normalize
+        batch.new - batch.old, batch.mask, level, as_threshold(bounds), False
     )
     assert_same(weights, expected)
     assert_same(metrics["is_mean"], verls["rollout_is_mean"])
@@ -84,19 +83,12 @@ def as_threshold(bounds: float | tuple[float, float]) -> str:
 
 REJECTIONS: list[dict[str, Any]] = [
     {"token_k1": (0.7, 1.2)},
-    {"token_k1": 1.3},
-    {"token_k2": 0.02},
     {"token_k3": 0.02},
     {"seq_sum_k1": (0.2, 3.0)},
-    {"seq_sum_k2": 3.0},
     {"seq_sum_k3": 3.0},
     {"seq_mean_k1": (0.99, 1.01)},
-    {"seq_mean_k1": 1.01},
     {"seq_mean_k2": 0.04},
-    {"seq_mean_k3": 0.04},
-    {"seq_max_k2": 2.0},
     {"seq_max_k3": 1.0},
-    {"token_k1": (0.7, 1.4), "seq_max_k3": 2.0},
     {"token_k2": 0.5, "seq_mean_k1": 1.02, "seq_sum_k3": 8.0},
 ]
 
@@ -116,9 +108,3 @@ def test_rejection_mask(criteria: dict[str, Any], batch: Batch) -> None:
         assert_same(metrics[f"rejected_{name}"], rejected)
     assert_same(metrics["rejected"], verls["rollout_rs_masked_fraction"])
     assert 0 < metrics["rejected"] < 1, "the bounds must split this input"
-
-
-def test_log_prob_gap(batch: Batch) -> None:
-    gap = ours.measure_log_prob_gap(batch.old, batch.new, batch.mask)
-    expected = their_correction.compute_offpolicy_metrics(batch.new, batch.old, batch.mask)
-    assert_same(gap["gap_kl"], expected["k3_kl"])

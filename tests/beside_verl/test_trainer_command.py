@@ -52,19 +52,6 @@ def test_a_dry_run_prints_verls_config_and_starts_nothing(run: Any, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["my.yaml"]
 
 
-def test_the_config_that_is_printed_is_the_one_that_would_run(run: Any, tmp_path: Path) -> None:
-    from omegaconf import OmegaConf
-
-    from turnwise import ConfigStore, CustomRayPPOTrainer
-
-    _, out, _ = run("--engine", "verl", "--dry-run", "trainer.use_v1=true")
-    trainer = CustomRayPPOTrainer(
-        ConfigStore.load("my.yaml"), verl_overrides=["trainer.use_v1=true"]
-    )
-    meant = OmegaConf.to_container(trainer.verl_config(), resolve=True)
-    assert yaml.safe_load(out) == yaml.safe_load(yaml.safe_dump(meant))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -80,17 +67,6 @@ def test_what_verl_cannot_do_is_said_at_once(run: Any, words: list[str], message
     assert code == 2
     assert message in err
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(("words", "uses_ray"), [([], True), (["--engine", "local"], False)])
-def test_without_verl_a_dry_run_prints_our_own_settings(
-    run: Any, words: list[str], uses_ray: bool
-) -> None:
-    code, out, err = run("--dry-run", "training.seed=9", *words)
-    assert code == 0, err
-    settings = yaml.safe_load(out)
-    assert settings["training"]["seed"] == 9
-    assert settings["ray"]["use_ray"] is uses_ray
 
 
 def test_verls_settings_are_unknown_to_other_engines(run: Any) -> None:

@@ -62,11 +62,7 @@ def test_two_workers_share_the_model(first, second, monkeypatch):
 
 def test_options_reach_vllm(first):
     with VLLMInferenceEngine(
-        str(first.folder),
-        max_model_len=300,
-        max_num_seqs=17,
-        seed=5,
-        kv_cache_memory_bytes=2**27,
+        str(first.folder), max_model_len=300, max_num_seqs=17, seed=5, kv_cache_memory_bytes=2**27
     ) as engine:
         assert engine.context_length == 300
         given = {"max_num_seqs": 17, "seed": 5, "dtype": "float32"}

@@ -119,11 +119,6 @@ def train_asynchronously(folder, model, *settings):
     return version
 
 
-def test_asynchronous_training_through_vllm_in_this_process(tmp_path, first):
-    options = "inference.options={block_size: 32, kv_cache_memory_bytes: 268435456}"
-    assert train_asynchronously(tmp_path, first.folder, options) == NUM_STEPS
-
-
 def test_asynchronous_training_through_a_server(tmp_path, first, servers):
     """Its turns are long enough to be under way when weights arrive."""
     settings = (f"inference.url={servers[0].url}", "inference.max_tokens=60")

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-import torch
 
 from beside_vllm.cases import (
     CONTEXT,
@@ -15,7 +14,7 @@ from beside_vllm.cases import (
     tokenizer,
     until,
 )
-from turnwise import ConfigError, VLLMRolloutSPMD, create_inference_engine
+from turnwise import ConfigError, create_inference_engine
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 
 
@@ -70,18 +69,6 @@ def test_a_full_context_ends_the_turn_with_its_own_reason(engine):
     assert engine.context_length == CONTEXT
 
 
-def test_out_of_time_gives_what_there_is(engine, first):
-    request = GenerationRequest([5, 6, 7], CONTEXT - 3, seed=1, timeout=0.5)
-    result = sample(engine, request)
-    assert result.finish_reason is FinishReason.DEADLINE
-    assert len(result.ids) < CONTEXT - 3
-    if result.ids:  # a machine that stalls may have had no time for the first
-        assert first.gap(request, result) < TOLERANCE
-    assert len(engine._turns) == 0
-    late = sample(engine, GenerationRequest([5, 6, 7], 5, timeout=0.0))
-    assert late.finish_reason is FinishReason.DEADLINE
-
-
 def test_cancelling_aborts_in_vllm_and_leaves_the_others_alone(engine, first):
     long = GenerationRequest([5, 6, 7], CONTEXT - 3, seed=1)
     short = GenerationRequest([8, 9], 60, seed=2)
@@ -102,15 +89,6 @@ def test_cancelling_aborts_in_vllm_and_leaves_the_others_alone(engine, first):
     assert len(sample(engine, short).ids) == 60
 
 
-def test_tokens_outside_the_vocabulary_are_refused_before_vllm_sees_them(engine):
-    for token in (len(tokenizer()), -1):
-        with pytest.raises(ConfigError, match=f"token 1 of the prompt got id {token}, expected"):
-            sample(engine, GenerationRequest([1, token], 5))
-        with pytest.raises(ConfigError, match=f"got id {token}"):
-            asyncio.run(engine.score([1, token], 1))
-    assert len(free_turn(engine).ids) == 60
-
-
 def test_what_vllm_does_not_take_is_refused(engine):
     for heat in (0.001, 2.5):
         with pytest.raises(ConfigError, match=r"temperature got .* 0\.01 to 2"):
@@ -120,26 +98,12 @@ def test_what_vllm_does_not_take_is_refused(engine):
     for start in (0, 4):
         with pytest.raises(ConfigError, match=f"start={start}"):
             asyncio.run(engine.score([1, 2, 3], start))
-    with pytest.raises(ConfigError, match="more than the context"):
+    with pytest.raises(ConfigError, match="the context holds"):
         asyncio.run(engine.score([1] * (CONTEXT + 1), 1))
-    with pytest.raises(ConfigError, match="start=1 for 0 tokens"):
-        asyncio.run(engine.score([], 1))
     assert asyncio.run(engine.score([1, 2, 3], 3)) == []
 
 
 def test_a_second_engine_in_the_process_is_refused(engine, first):
-    with pytest.raises(ConfigError, match="has a vLLM engine already"):
+    with pytest.raises(ConfigError, match="another vLLM engine"):
         create_inference_engine(first.folder, backend="vllm")
     assert len(free_turn(engine).ids) == 60
-
-
-def test_a_rollout_of_verls_kind_on_a_real_vllm(engine):
-    prompts = [make_prompt(6, seed) for seed in range(3)]
-    rollout = VLLMRolloutSPMD(engine, max_tokens=7, seed=2)
-    found = rollout.generate_sequences({"input_ids": torch.tensor(prompts)})
-    assert found["responses"].shape == found["rollout_log_probs"].shape == (3, 7)
-    for row, ids in enumerate(found["input_ids"].tolist()):
-        scores = asyncio.run(engine.score(ids, 6))
-        assert found["rollout_log_probs"][row].tolist() == pytest.approx(scores, abs=TOLERANCE)
-    output = rollout.batch_generation(prompts)
-    assert output.tokens.tolist() == found["responses"].tolist()

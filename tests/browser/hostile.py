@@ -9,13 +9,9 @@ SCRIPTS = [
     '<img src=x onerror="window.owned = 1; alert(1)">',
     "<svg onload=window.owned=1><animate onbegin=alert(1) attributeName=x dur=1s>",
     '"><body onload=alert(1)>',
-    "'-alert(1)-'",
     "${window.owned=1}{{constructor.constructor('alert(1)')()}}",
-    "<iframe srcdoc='<script>parent.owned=1</script>'></iframe>",
     "<a href='javascript:window.owned=1'>click</a> javascript:alert(1)",
-    "<style>*{display:none}</style><link rel=stylesheet href=//evil.example/x.css>",
     "<base href=//evil.example/><form action=//evil.example><button>go</button></form>",
-    "<math><mtext></p><svg><style><!--</style><img src=x onerror=alert(1)>-->",
     "<img src=//evil.example/pixel.png><video src=http://evil.example/v.mp4 autoplay>",
     "&lt;b&gt; &#60;script&#62; \\u003cscript\\u003e",
 ]

@@ -73,21 +73,6 @@ def test_search_marks_what_was_found(visitor):
     expect(visitor.at(".conversation mark").first).to_have_text("north")
 
 
-def test_nothing_found_shows_nothing_else(visitor):
-    visitor.open("run/tools/episodes/train-2-3?text=no-such-word")
-    expect(visitor.at(".list .state")).to_have_text("No episodes match these filters.")
-    expect(visitor.at(".conversation-pane")).to_be_hidden()
-    expect(rows(visitor)).to_have_count(0)
-    visitor.press("Enter")  # which would show the tokens of an episode that is not shown
-    expect(visitor.page).to_have_url(re.compile("episodes/train-2-3"))
-    visitor.page.get_by_role("button", name="clear all").click()
-    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-0")
-    visitor.press("/")
-    visitor.page.keyboard.type("no-such-word")
-    expect(visitor.at(".list .state")).to_have_text("No episodes match these filters.")
-    expect(visitor.at(".conversation-pane")).to_be_hidden()
-
-
 def test_keys_go_through_the_list_and_back_goes_back(visitor):
     visitor.open("run/tools/episodes")
     title = visitor.at(".conversation-head h1")
@@ -110,15 +95,3 @@ def test_one_episode_is_saved_as_a_file(visitor):
         visitor.at("[data-action=export]").click()
     assert download.value.suggested_filename.endswith("train-2-3.html")
     assert "You are in room 3 at step 2." in download.value.path().read_text()
-
-
-def test_on_a_narrow_window_list_and_conversation_take_turns(visitor):
-    visitor.page.set_viewport_size({"width": 600, "height": 800})
-    visitor.open("run/tools/episodes")
-    expect(rows(visitor).first).to_be_visible()
-    expect(visitor.at(".conversation-pane")).to_be_hidden()
-    rows(visitor).nth(1).click()
-    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-1")
-    expect(visitor.at(".list-pane")).to_be_hidden()
-    visitor.press("Escape")
-    expect(rows(visitor).first).to_be_visible()

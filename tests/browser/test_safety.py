@@ -1,7 +1,5 @@
 """A model's words are only ever words, wherever the page shows them."""
 
-import re
-
 import pytest
 from playwright.sync_api import expect
 
@@ -73,16 +71,3 @@ def test_what_cannot_be_seen_is_shown_by_name(visitor):
     for place, names in boxes.items():
         visitor.open(f"run/hostile/episodes/train-1-{len(SCRIPTS) + place}")
         expect(visitor.at(".turn .words").first.locator(".odd")).to_have_text(names)
-
-
-def test_also_among_tokens(visitor):
-    visitor.open(f"run/hostile/tokens/train-1-{len(SCRIPTS)}")
-    sampled = visitor.at(".seg.is-sampled .odd")
-    expect(sampled).to_have_text(["ESC", "ESC", "ESC", "BEL", "ESC"])
-    visitor.at(".seg.is-sampled .tok").first.hover()
-    expect(visitor.at(".token-text .odd")).to_have_text("ESC")
-
-
-def test_the_list_turns_nothing_round(visitor):
-    visitor.open("run/hostile/episodes?text=dcba")
-    expect(visitor.at(".row .odd").first).to_have_text(re.compile("RLO|PDF"))

@@ -91,17 +91,6 @@ def test_the_colour_follows_the_column(visitor):
     expect(visitor.page).to_have_url(re.compile("color=advantages"))
 
 
-def test_sums_of_each_turn(visitor, stream):
-    visitor.open("run/real/tokens/train-2-0?color=sampler_log_probs")
-    rows = visitor.at(".sums tbody tr")
-    expect(rows).to_have_count(max(stream["turn"]) + 1)
-    values = stream["columns"]["sampler_log_probs"]
-    of_first = [v for v, turn in zip(values, stream["turn"], strict=True) if turn == 0]
-    shown = rows.first.locator("td").all_inner_texts()
-    assert int(shown[1]) == len(of_first)
-    assert float(shown[2].replace("−", "-")) == pytest.approx(sum(of_first), rel=1e-2)
-
-
 def test_ten_thousand_tokens(visitor):
     visitor.open("run/long/tokens/train-1-0")
     expect(visitor.at(".stream .tok.s")).to_have_count(NUM_LONG)
@@ -111,20 +100,3 @@ def test_ten_thousand_tokens(visitor):
     expect(visitor.at(".stream .tok.is-here")).to_be_in_viewport()
     visitor.at(".overview").click(position={"x": 500, "y": 15})
     expect(visitor.at(".stream .tok.is-here")).to_be_in_viewport()
-
-
-def test_what_was_put_in_can_be_folded(visitor):
-    visitor.open("run/tools/tokens/train-1-3")
-    prompt = visitor.at(".seg.is-prompt .flow").last
-    expect(prompt).to_be_visible()
-    visitor.press("f")
-    expect(prompt).to_be_hidden()
-    visitor.at(".fold-button").last.click()
-    expect(prompt).to_be_visible()
-
-
-def test_the_next_episode_keeps_the_colour(visitor):
-    visitor.open("run/real/tokens/train-2-0?color=gap")
-    expect(visitor.at(".tokens-head h1")).to_have_text("train-2-0")
-    visitor.press("j")
-    expect(visitor.page).to_have_url(re.compile("train-2-1.*color=gap"))

@@ -121,21 +121,6 @@ class Family:
 
 FAMILIES = {
     "chatml": Family(TEMPLATES["chatml"], "<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
-    "llama-2": Family(TEMPLATES["llama-2"], "<s>", "</s>"),
-    "llama-3": Family(
-        TEMPLATES["llama-3"],
-        "<|begin_of_text|>",
-        "<|end_of_text|>",
-        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    ),
-    "mistral": Family(
-        TEMPLATES["mistral"],
-        "<s>",
-        "</s>",
-        ("[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-    ),
-    "gemma": Family(TEMPLATES["gemma"], "<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
-    "zephyr": Family(TEMPLATES["zephyr"], "<s>", "</s>"),
     "plain": Family(TEMPLATES["plain"], "<s>", "</s>"),
     "reasoning": Family(
         REASONING, "<|endoftext|>", "<|im_end|>", ("<|im_start|>",), takes_tools=True
@@ -190,3 +175,13 @@ def make_format(name: str) -> ChatFormat:
         clean_up_tokenization_spaces=False,
     )
     return ChatFormat(tokenizer)
+
+
+def difference_of(conversation):
+    """Where a rendering of the whole conversation would differ; None: nowhere.
+
+    A turn may end with any end-of-turn token; that is no difference.
+    """
+    chat, stream = conversation.format, conversation.stream
+    ids = chat.with_template_ends(stream.ids, stream.turns)
+    return chat.difference(conversation.messages, ids, conversation._tools)

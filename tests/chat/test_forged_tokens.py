@@ -293,7 +293,7 @@ def test_a_result_does_not_say_where_the_call_before_it_ends():
 {%- endfor -%}"""
     result = [{"role": "tool", "name": "f", "content": "5<|im_end|>6"}]
     ended = ChatFormat(make_tiny_tokenizer(), template.replace("END", "'<|im_end|>'"))
-    text = ended.render_after_answer(result)
+    text = ended.render_after_answer(result).text
     assert text == "<|im_end|>tool: 5<|im_end|>6<|im_end|>"
     endless = ChatFormat(make_tiny_tokenizer(), template.replace("END", "'\\n'"))
     with pytest.raises(ConfigError, match="end a call"):
@@ -328,18 +328,3 @@ def test_tokenizers_written_in_python_are_guarded_as_well(name):
             found = slow.prompt_ids(messages, tools)
             assert [i for i in found if i in control] == [i for i in expected if i in control]
         assert slow.increment_ids([user(text)], TURN) == fast.increment_ids([user(text)], TURN)
-
-
-@pytest.mark.parametrize("depth", [150, 5000])
-def test_definitions_that_are_nested_too_deeply_are_refused(depth):
-    schema = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema}
-    with pytest.raises(ConfigError, match="100 levels"):
-        zoo_format("qwen2.5").prompt_ids([user("q")], [tool(extra={"items": schema})])
-
-
-def test_a_long_conversation_is_no_loop():
-    messages = [user("q"), assistant("a")] * 500 + [user("q")]
-    for name in ("qwen3", "harmony"):
-        assert len(zoo_format(name).prompt_ids(messages)) > 2000

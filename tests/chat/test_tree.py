@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from chat.families import FAMILIES, make_format
-from turnwise.chat import ConversationTree, TokenStream
+from turnwise.chat import ConversationTree
 from turnwise.errors import ConfigError
 from turnwise.learner import PPOBatch
 
@@ -17,6 +17,12 @@ WORDS = st.text("abcdehlo <>|[]{}/\n,.05é☃", max_size=12)
 ACTIONS = st.sampled_from(
     ["append", "append", "edit", "edit answer", "drop", "compact", "fork", "retry", "parallel"]
 )
+
+
+def ask(tree, messages):
+    prompt = tree.match(messages)
+    prompt.encode(tree.writer)
+    return prompt
 
 
 @dataclass
@@ -30,7 +36,7 @@ class Harness:
     numbers: object = field(default_factory=itertools.count)
 
     def ask(self, messages):
-        return self.tree.prompt(messages)
+        return ask(self.tree, messages)
 
     def answer(self, prompt, text):
         ids = [
@@ -139,11 +145,11 @@ def test_thoughts_that_the_agent_drops_begin_a_branch_unless_they_are_kept():
     for thoughts, num_branches in (("as_sent", 1), ("keep", 0)):
         tree = ConversationTree(chat, thoughts)
         question = {"role": "user", "content": "hello"}
-        prompt = tree.prompt([question])
+        prompt = ask(tree, [question])
         reply = {"role": "assistant", "content": "bed", "reasoning_content": "ace"}
         tree.add(prompt, [5, 6], [-1.0, -2.0], reply)
         sent = {"role": "assistant", "content": " bed\n"}
-        prompt = tree.prompt([question, sent, question])
+        prompt = ask(tree, [question, sent, question])
         tree.add(prompt, [7], [-3.0], {"role": "assistant", "content": "b"})
         assert len(tree.stream().branches) == num_branches
 
@@ -157,7 +163,7 @@ def test_tool_calls_match_by_value_and_equal_ones_by_their_ids():
         call = {"id": call_id, "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
-    prompts = [tree.prompt([question]) for _ in range(2)]
+    prompts = [ask(tree, [question]) for _ in range(2)]
     turns = [
         tree.add(prompt, [5 + i], [-1.0], reply(f"call{i}", '{"b": 2, "a": 1}'))
         for i, prompt in enumerate(prompts)
@@ -165,11 +171,6 @@ def test_tool_calls_match_by_value_and_equal_ones_by_their_ids():
     for i, turn in enumerate(turns):
         sent = {**reply(f"call{i}", '{"a":1,"b":2}'), "content": ""}
         result = {"role": "tool", "content": "5", "tool_call_id": f"call{i}"}
-        assert tree.prompt([question, sent, result]).parent is turn
+        assert ask(tree, [question, sent, result]).parent is turn
     other = reply("call0", '{"a":1,"b":3}')
-    assert tree.prompt([question, other, question]).parent is None
-
-
-def test_a_branch_begins_within_the_stream():
-    with pytest.raises(ConfigError, match="expected a place"):
-        TokenStream().begin_branch(1)
+    assert ask(tree, [question, other, question]).parent is None

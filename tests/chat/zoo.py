@@ -121,14 +121,6 @@ ZEPHYR = """\
 {{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}"""
-VICUNA = """\
-{%- for m in messages -%}
-{%- if m.role == 'system' -%}{{ m.content + ' ' }}
-{%- elif m.role == 'user' -%}{{ 'USER: ' + m.content }}
-{%- else -%}{{ ' ASSISTANT: ' + m.content + eos_token }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ ' ASSISTANT:' }}{%- endif -%}"""
 PHI_35 = """\
 {%- for m in messages -%}
 {{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}
@@ -171,15 +163,6 @@ DEEPSEEK = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<｜Assistant｜>' + (opening or '') }}{%- endif -%}"""
 DEEPSEEK_R1 = "{%- set opening = '<think>\\n' -%}" + DEEPSEEK
-CHATGLM_2 = """\
-{%- set ns = namespace(n=0) -%}
-{%- for m in messages -%}
-{%- if m.role == 'user' -%}
-{%- set ns.n = ns.n + 1 -%}
-{{ ('\\n\\n' if ns.n > 1 else '') + '[Round ' ~ ns.n ~ ']\\n\\n问：' ~ m.content ~ '\\n\\n答：' }}
-{%- elif m.role == 'assistant' -%}{{ m.content }}
-{%- endif -%}
-{%- endfor -%}"""
 KIMI_K2 = """\
 {%- if tools -%}{{ '<|im_system|>tool_declare<|im_middle|>' + tools | tojson + '<|im_end|>' }}
 {%- endif -%}
@@ -252,16 +235,6 @@ FALCON = """\
    + m.content.replace('\\r\\n', '\\n').replace('\\n\\n', '\\n') }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '\\n\\nAssistant:' }}{%- endif -%}"""
-OLMO_2 = """\
-{{- bos_token -}}
-{%- for m in messages -%}
-{%- if m.role == 'assistant' -%}
-{{ '<|assistant|>\\n' + m.content + eos_token + ('' if loop.last else '\\n') }}
-{%- else -%}{{ '<|' + m.role + '|>\\n' + m.content + '\\n' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}"""
-
 IM = ("<|im_start|>", "<|im_end|>")
 HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>")
 QWEN_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -329,10 +302,6 @@ ZOO = {
         chatml(DEFAULT_SYSTEM), "<|im_end|>", "<|im_start|>",
         ("<|endoftext|>", "<repo_name>", "<filename>"), stops=("<|im_end|>",),
     ),
-    "yi": Layout(
-        chatml(), "<|endoftext|>", "<|startoftext|>", (), IM, ends=("<|im_end|>",),
-        kind="sentencepiece", stops=("<|im_end|>", "<|endoftext|>"),
-    ),
     "chatml-added-only": Layout(chatml(), "<|endoftext|>", None, (), IM, stops=("<|im_end|>",)),
     "chatml-nfkc-lower": Layout(
         chatml(), "<|endoftext|>", None, IM, kind="lower", flags=("normalized",),
@@ -356,7 +325,6 @@ ZOO = {
     ),
     "zephyr": Layout(ZEPHYR, "</s>", "<s>", kind="legacy", stops=("</s>",)),
     "zephyr-metaspace": Layout(ZEPHYR, "</s>", "<s>", kind="sentencepiece", stops=("</s>",)),
-    "vicuna": Layout(VICUNA, "</s>", "<s>", kind="legacy", stops=("</s>",)),
     "phi-3.5": Layout(
         PHI_35, "<|endoftext|>", "<s>", PHI_ROLES[:4], kind="sentencepiece", flags=("rstrip",),
         ends=("<|end|>", "<|assistant|>", "<|endoftext|>"), stops=("<|end|>", "<|endoftext|>"),
@@ -391,9 +359,6 @@ ZOO = {
         ends=("<|endoftext|>", "<|user|>", "<|observation|>"),
         stops=("<|endoftext|>", "<|user|>", "<|observation|>"),
     ),
-    "chatglm2": Layout(
-        CHATGLM_2, "</s>", "<s>", kind="legacy", stops=("</s>",), stop_strings=()
-    ),
     "kimi-k2": Layout(
         KIMI_K2, "[EOS]", "[BOS]",
         ("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"),
@@ -415,10 +380,6 @@ ZOO = {
         stops=("<|END_OF_TURN_TOKEN|>",),
     ),
     "falcon": Layout(FALCON, "<|endoftext|>", None, (">>TITLE<<", ">>ANSWER<<"), spoken=" "),
-    "olmo-2": Layout(
-        OLMO_2, "<|endoftext|>", "<|endoftext|>", text=("  ", "    ", "|||EMAIL_ADDRESS|||"),
-        stops=("<|endoftext|>",),
-    ),
 }  # fmt: skip
 
 

@@ -127,19 +127,6 @@ def test_training_from_a_file_ends_with_commands_that_fit(turnwise):
     assert "turnwise play" not in ran.out
 
 
-def test_the_code_of_another_persons_run_is_not_run(turnwise, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    config = Path("runs/echo/config.yaml")
-    settings = config.read_text()
-    try:
-        config.write_text(settings.replace("agent: agents.py:echo", "agent: touch owned"))
-        ran = turnwise("eval", "runs/echo", "--agent", "expert")
-        assert "name the agent's command 'touch owned'" in ran.err
-        assert not Path("owned").exists()
-    finally:
-        config.write_text(settings)
-
-
 def test_the_model_card_names_the_agent(turnwise):
     assert turnwise("export", "runs/echo", "exported").code == 0
     assert "agents.py:echo" in Path("exported/README.md").read_text()

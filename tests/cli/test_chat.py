@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from itertools import pairwise
@@ -10,8 +9,7 @@ from itertools import pairwise
 import pytest
 
 from cli.terminal import OnTerminal
-from forked import Turnwise
-from turnwise import inference
+from turnwise.cli import agents
 from turnwise.cli.chat import legible
 from turnwise.inference import FinishReason, GenerationResult, ScriptedEngine
 from turnwise.models import load_model, load_tokenizer
@@ -52,7 +50,7 @@ def reads(monkeypatch):
 
     def install(*answers: str) -> Reader:
         engine = Reader(*answers)
-        monkeypatch.setattr(inference, "create_inference_engine", lambda *_, **__: engine)
+        monkeypatch.setattr(agents, "create_inference_engine", lambda *_, **__: engine)
         return engine
 
     return install
@@ -110,14 +108,10 @@ def test_what_a_model_says_cannot_steer_the_terminal(turnwise, reads):
 
 def test_commands(turnwise, reads):
     reads("Yes.")
-    ran = turnwise("chat", "tiny", typed="/help\n/stats\nHi\n/stats\n/rest\n/quit\nnever said\n")
-    lines = ran.out.splitlines()
-    assert lines[0].startswith("/reset starts a new conversation")
-    assert lines[1].startswith("0 replies, 0 tokens")
-    assert lines[2] == "Yes."
-    assert re.match(r"1 reply, 5 tokens, .* tokens/s; the conversation has \d+ of", lines[3])
-    assert lines[4].startswith("There is no command /rest. /reset starts a new conversation")
-    assert len(lines) == 5
+    ran = turnwise("chat", "tiny", typed="Hi\n/rest\n/quit\nnever said\n")
+    first, second = ran.out.splitlines()
+    assert first == "Yes."
+    assert second.startswith("There is no command /rest. /reset starts a new conversation")
 
 
 @pytest.mark.parametrize("backend", ["local", "transformers", "scripted"])
@@ -187,27 +181,6 @@ def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
         lambda: terminal.type(b"\x04"), lambda: process.poll() is not None, is_ending=True
     )
     assert process.poll() == 0
-
-
-def test_piped_and_interrupted_it_ends():
-    pipes = [os.pipe() for _ in range(3)]
-    (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = pipes
-    process = Turnwise(
-        *("chat", "tiny", "--device", "cpu", "--max-tokens", "3900"),
-        stdin=theirs_in,
-        stdout=theirs_out,
-        stderr=theirs_err,
-    )
-    for end in (theirs_in, theirs_out, theirs_err):
-        os.close(end)
-    with open(ours_in, "wb") as typed, open(ours_out, "rb") as said, open(ours_err, "rb") as told:
-        typed.write(b"Hello\nAnd again\n")
-        typed.flush()
-        assert said.read(1)
-        process.send_signal(signal.SIGINT)
-        said.read()
-        assert b"Traceback" not in told.read()
-    assert process.wait(60) != 0
 
 
 # ---- runs ----

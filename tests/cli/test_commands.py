@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,11 +81,9 @@ def test_version_and_help(turnwise):
         text = turnwise(command, "--help").out
         assert "Examples" in text
         assert f"turnwise {command}" in text
-        assert "<bool>" not in text
-        assert "<str>" not in text.partition("Options")[0]
 
 
-@pytest.mark.parametrize(("module", "code"), [("typer", -signal.SIGINT), ("signal", 130)])
+@pytest.mark.parametrize(("module", "code"), [("typer", 130), ("signal", 130)])
 def test_ctrl_c_while_the_command_is_imported_has_no_traceback(tmp_path, module, code):
     (tmp_path / f"{module}.py").write_text("import os\nos.kill(os.getpid(), 2)\npass\n")
     source = str(Path(__file__).parents[2] / "src")

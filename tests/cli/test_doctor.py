@@ -71,8 +71,7 @@ def test_it_says_how_its_advice_can_be_followed(turnwise, tmp_path):
     ConfigStore().save(run / "config.yaml")
     ran = turnwise("doctor", str(run))
     assert ran.out.splitlines()[-1] == (
-        f"Change settings and resume: turnwise train '{run}' section.name=value "
-        "(only in a new run: environment.params, training.warm_start)"
+        f"Change settings and resume: turnwise train '{run}' section.name=value"
     )
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -89,7 +86,6 @@ def is_told(ran, *words: str, codes=(1, 2)) -> None:
         (["train", "my.yaml", "logging.sinks=[nothing]"], ["nothing"]),
         (["train", "my.yaml", "inference.backend=vllm"], ["vllm"]),
         (["view", "nowhere/at/all"], ["there is no run nowhere/at/all"]),
-        (["play", "grid-world", "--player", "runs/nope"], ["there is no run runs/nope"]),
         (["train", "runs/nope"], ["there is no run runs/nope"]),
         (["train", "my.yaml", "--dry-run", "training.policy_loss=nope"], ["policy loss 'nope'"]),
         (["eval", "."], ["--env guess-number"]),
@@ -148,16 +144,6 @@ def test_an_environment_that_fails_while_it_is_played(turnwise, where):
     assert "Traceback" not in trained.err
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_port_that_is_taken(turnwise, run):
-    pytest.importorskip("uvicorn")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        is_told(turnwise("view", run, "--port", port, "--no-open"), port)
-
-
 def test_checkpoints_that_are_damaged_or_none(turnwise, run):
     (saved,) = Path(run, "checkpoints").glob("step-*")
     weights = max(saved.rglob("*"), key=lambda path: path.stat().st_size)
@@ -180,28 +166,6 @@ def test_a_place_that_cannot_be_written(turnwise, run, place):
         ["plot", run, "-o", f"{place}/a.png"],
     ):
         is_told(turnwise(*command), place.partition("/out")[0])
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
-def test_a_disk_that_is_full(turnwise, run, folder):
-    small = folder / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("may not mount")
-    try:
-        is_told(turnwise("export", run, str(small / "out")), "No space left")
-        assert list(small.iterdir()) == []
-        is_told(turnwise("train", "my.yaml", "--output", str(small), "--lines"), "the disk is full")
-        with open(small / "filler", "wb", buffering=0) as filler:
-            try:
-                while filler.write(b"x" * 4096):
-                    pass
-            except OSError:
-                pass
-        is_told(turnwise("plot", run, "-o", str(small / "a.png")), "No space left")
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
 
 from cli.conftest import figures
-from turnwise.runs.headline import wilson_interval
 
 
 @pytest.fixture
 def run(runs) -> Path:
     """A run of one step, with an environment of the user's."""
     return runs.script
-
-
-@given(num_solved=st.integers(0, 400), number=st.integers(1, 400))
-def test_an_interval_holds_its_rate_and_shrinks_with_more_episodes(num_solved, number):
-    rate = min(num_solved, number) / number
-    low, high = wilson_interval(rate, number)
-    assert 0 <= low <= rate <= high <= 1
-    nearer_low, nearer_high = wilson_interval(rate, 4 * number)
-    assert nearer_high - nearer_low < high - low
 
 
 @pytest.mark.parametrize("arguments", [["--env", "nope"], ["--dataset", "nope.jsonl"]])
@@ -97,7 +86,7 @@ def test_a_model_plays_any_environment(turnwise, coins):
     ("arguments", "message"),
     [
         (["tiny"], "A model plays in an environment that you name: --env guess-number"),
-        ([".", "--env", "grid-world"], "the folder . holds no model"),
+        ([".", "--env", "grid-world"], ". is no folder with a model"),
         (["tiny", "--env", "grid-wrld"], "Did you mean 'grid-world'?"),
     ],
 )

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, strategies as st
 
 from cli.conftest import figures
-from turnwise.cli.scores import estimate, pass_at_k
+from turnwise.cli.eval_episodes import estimate, pass_at_k
 from turnwise.runs.checkpoints import MANIFEST, read_manifest, write_manifest
 from turnwise.runs.headline import wilson_interval
 
@@ -177,7 +177,7 @@ def test_an_agent_needs_no_model(turnwise, runs):
         (["--agent", "agents.py:act2", "--env", "grid-world"], "Did you mean 'act'?"),
         (
             ["--agent", "agents.py:word", "--env", "grid-world"],
-            "which is of type str; expected a func",
+            "of type str; expected a func",
         ),
         (["--agent", "agents.py:alone", "--env", "grid-world"], "(observation, state)"),
         (
@@ -221,7 +221,7 @@ def test_each_lost_component_is_named_with_the_option_that_supplies_it(
     file.write_text(yaml.safe_dump(settings))
     manifest = read_manifest(checkpoint)
     (checkpoint / MANIFEST).unlink()
-    write_manifest(checkpoint, manifest.step, manifest.meta)
+    write_manifest(checkpoint, manifest.step)
 
     ran = turnwise("eval", str(run), "--episodes", "2")
     assert ran.code == 2

@@ -1,21 +1,13 @@
 """No command lets foreign text act on a terminal, and none lets it into a log as it is."""
 
-import io
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from turnwise.legible import LegibleFormatter, legible
-from turnwise.progress.lines import LegibleConsole
 
 # Clears the screen, writes into the clipboard, goes back in the line; one of them in eight bits,
 # and one that turns the order of writing round.
@@ -118,63 +110,6 @@ def test_a_run_and_its_log(turnwise, folder):
     for command in ("doctor", "plot"):
         ran = turnwise(command, "runs/loud")
         assert not acts(ran.out + ran.err), (command, ran)
-
-
-def test_names_of_files_and_values(turnwise, folder):
-    name = f"a{ACTING}"
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"environment": {"name": ACTING}}))
-    os.mkdir(name)
-    for command in (
-        ["train", f"{name}.yaml"],
-        ["train", f"no{name}.yaml"],
-        ["train", "loud.yaml", f"training.batch_size={ACTING}"],
-        ["eval", name],
-        ["export", name, "out"],
-        ["chat", name],
-        ["doctor", name],
-        ["plot", name],
-        ["check-env", f"loud.py:{name}"],
-        ["play", name],
-        ["init", name],
-    ):
-        ran = turnwise(*command)
-        assert ran.out + ran.err, command
-        assert not acts(ran.out + ran.err), (command, ran)
-
-
-def test_tracebacks_and_warnings_of_a_command(folder):
-    """What ends a command unforeseen, in a process of its own, as Python itself would tell it."""
-    script = (
-        "import logging, turnwise.cli\n"
-        f"acting = {ACTING!r}\n"
-        "def fail(*arguments, **more):\n"
-        "    logging.getLogger('turnwise.any').warning('said %s', acting)\n"
-        "    raise RuntimeError(acting)\n"
-        "turnwise.cli.app = fail\n"
-        "turnwise.cli.main([])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "RuntimeError: ␛[2J" in done.stderr
-    assert "said ␛[2J" in done.stderr
-    assert not acts(done.stderr)
-
-
-def test_a_console_acts_only_by_itself():
-    stream = io.StringIO()
-    console = LegibleConsole(file=stream, force_terminal=True, width=60, color_system="truecolor")
-    table = Table("head " + ACTING)
-    table.add_row(Text(ACTING, "red"))
-    for shown in (ACTING, Text(ACTING), Panel(ACTING, title=ACTING), table):
-        console.print(shown)
-    with console.status(ACTING):
-        pass
-    text = stream.getvalue()
-    assert "\x1b[" in text  # its own colours
-    for piece in ("\x1b[2J", "\x1b]52", "\x07", "\rforged", "\x9b", "\u202e"):
-        assert piece not in text
 
 
 def test_a_record_stays_one():

@@ -82,8 +82,8 @@ def test_eval_of_one_part(turnwise, there):
     ("arguments", "message"),
     [
         (["--part", "tald"], "Did you mean 'told'"),
-        (["--dataset", "rows.jsonl"], "--dataset is for one environment, and the run has a mix"),
-        (["--max-steps", "2"], "Name one of them: --part Coins"),
+        (["--dataset", "rows.jsonl"], "are for one environment, and the run has a mix"),
+        (["--max-steps", "2"], "Name one of them with --part: Coins"),
     ],
 )
 def test_options_that_need_one_environment(turnwise, there, arguments, message):
@@ -102,7 +102,7 @@ def test_the_settings_of_the_run_name_the_mix_and_no_other_environment(turnwise,
     [
         (["environments.1.environment=coins.py:Tald"], "the environment told of the mix: "),
         (["environment.name=grid-world"], "environment and environments are both given"),
-        (["--engine", "verl"], "environments is a mix of 2, and VERL has no such setting"),
+        (["--engine", "verl"], "environments is given, and VERL has no such setting"),
         (["--name", "Coins-told", "training.seed=3"], "may not change"),
     ],
 )
@@ -116,6 +116,6 @@ def test_what_a_mix_cannot_be_trained_with(turnwise, there, arguments, message):
 def test_commands_that_play_in_one_environment_ask_which(turnwise, there, command):
     ran = turnwise(command[0], there, *command[1:])
     assert ran.code == 2
-    assert "plays in one of them: Coins, told. Name it: --part Coins" in ran.err
+    assert "plays in one of them. Name it with --part: Coins, told" in ran.err
     ran = turnwise(command[0], there, *command[1:], "--part", "told")
     assert ran.code == 0, ran.err

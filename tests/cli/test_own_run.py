@@ -7,8 +7,6 @@ import sys
 import pytest
 
 from cli.three_runs import GREENHOUSE, ROWS
-from turnwise import ConfigStore, MCPTools, Trainer
-from turnwise.user_code import import_object
 
 MAIN = """
 
@@ -84,65 +82,3 @@ def test_rows_that_a_script_made_are_kept_in_the_run(folder, turnwise, monkeypat
         reward = ("--reward", str(folder / "greenhouse.py:double"))
         done = turnwise("eval", source, "--episodes", "2", "--json", *reward)
         assert json.loads(done.out)["expert"]["reward"] == 2.0
-
-
-DESK = """
-from turnwise import BaseEnvironment
-
-
-class Desk(BaseEnvironment):
-    asked = False
-
-    def reset(self):
-        return "Greet Ann, then say done."
-
-    def step(self, action):
-        return "", 1.0, True, {"success": action == "done"}
-
-    def get_state_description(self):
-        return ""
-
-    def expert_action(self):  # a call that no tool answers is an action, and a wrong one
-        if self.asked:
-            return "done"
-        self.asked = True
-        return '{"tool": "greet", "arguments": {"name": "Ann"}}'
-"""
-
-SERVER = """
-import os
-from mcp.server.mcpserver import MCPServer
-
-server = MCPServer("greeter", log_level="CRITICAL")
-
-@server.tool()
-def greet(name: str) -> str:
-    return f"Hello, {name}!"
-
-assert os.environ["GREETER_TOKEN"] == "hush"
-server.run("stdio")
-"""
-
-
-def test_a_server_is_started_again_where_it_was_and_its_secret_is_asked_for(
-    tmp_path, turnwise, monkeypatch
-):
-    (tmp_path / "desk.py").write_text(DESK)
-    (tmp_path / "server.py").write_text(SERVER)
-    monkeypatch.chdir(tmp_path)
-    config = ConfigStore()
-    config.training.num_epochs = config.training.steps_per_epoch = 1
-    config.training.batch_size = config.inference.max_tokens = 1
-    parts = {"environment": import_object("desk.py:Desk"), "parser": "json", "reporter": None}
-    server = MCPTools.stdio(sys.executable, ["server.py"], env={"GREETER_TOKEN": "hush"})
-    with server as source, Trainer(config, tools=source.tools, **parts) as trainer:
-        trainer.fit()
-    for file in ("config.yaml", "run.json"):
-        assert "hush" not in (trainer.run_folder / file).read_text()
-    command = ("eval", str(tmp_path / "runs" / "Desk"), "--episodes", "1", "--json")
-    monkeypatch.chdir("/")
-    done = turnwise(*command)
-    assert done.code == 2
-    assert "export GREETER_TOKEN=" in done.err
-    monkeypatch.setenv("GREETER_TOKEN", "hush")
-    assert json.loads(turnwise(*command).out)["expert"]["success"] == 1.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cli.three_runs import GREENHOUSE
+from turnwise import user_code
 from turnwise.cli import main
 from turnwise.models import load_model
-from turnwise.user_code import trust
 
 SETTINGS = """
 environment: {name: envs/green house.py:Greenhouse}
@@ -52,7 +52,7 @@ def forget_modules() -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "wörter" or name.startswith("turnwise_user_green"):
             del sys.modules[name]
-    trust._remembered.clear()
+    user_code._remembered.clear()
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +167,3 @@ def test_changed_code_is_reported_and_missing_code_is_named_with_its_option(proj
         assert option in done.err, done.err
         supplied += (option, str(gone / value))
     assert turnwise(*words, *supplied, "--dataset", str(gone / "data/rows.jsonl")).code == 0
-
-
-def test_of_two_modules_of_one_name_the_one_of_the_project_is_taken(project, tmp_path):
-    folder, turnwise = project
-    run = str(folder / "runs" / "Greenhouse")
-    other = tmp_path / "other"
-    shutil.copytree(folder / "wörter", other / "wörter")
-    points = other / "wörter" / "points.py"
-    points.write_text(points.read_text().replace("factor.FACTOR", "5.0"))
-    played = ("eval", run, "--episodes", "1", "--agent", "expert", "--trust-remote-code", "--json")
-    for at in (tmp_path, other):  # the present folder has such a module, too
-        done = turnwise(*played, at=at, installed=(other,))
-        assert json.loads(done.out)["agent"]["reward"] == 2.0, done.err

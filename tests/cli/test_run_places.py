@@ -14,9 +14,9 @@ COMMANDS = {
     "play": ["play", "RUN", "--player", "expert", "--json"],
     "check-env": ["check-env", "RUN", "--episodes", "1"],
     "chat": ["chat", "RUN", "--max-tokens", "2"],
-    "export": ["export", "RUN", "exported", "--json"],
+    "export": ["export", "RUN", "exported"],
     "doctor": ["doctor", "RUN"],
-    "plot": ["plot", "RUN", "-o", "curve.svg", "--json"],
+    "plot": ["plot", "RUN", "-o", "curve.svg"],
 }
 
 
@@ -29,7 +29,7 @@ def test_a_checkpoint_stands_for_its_run(turnwise, runs, tmp_path, monkeypatch, 
     ran = turnwise(*command(name, runs.checkpoint.relative_to(runs.folder)), typed="Hello\n")
     assert ran.code == 0, ran.err
     if name == "export":
-        assert json.loads(ran.out)["step"] == 1
+        assert "the model of step 1" in ran.out
         card = Path("exported/README.md").read_text()
         assert "| reward |" in card
         monkeypatch.chdir(tmp_path)
@@ -50,7 +50,7 @@ def test_what_is_no_run_is_named_with_what_to_name(turnwise, name):
         assert (ran.code, ran.out) == (2, ""), wrong
         assert wrong in ran.err
         assert "Traceback" not in ran.err
-        told = ("expected", "A model is", "is written", "holds no model")
+        told = ("expected", "A model is", "is written", "no folder with a model")
         assert any(words in ran.err for words in told), ran.err
 
 
@@ -82,24 +82,6 @@ def test_a_run_of_prompts_is_played_as_prompts(turnwise):
     assert (found["environment"], found["agent"]["success"]) == ("prompts", 1.0)
 
 
-def test_a_run_from_somebody_else_runs_none_of_its_tools(runs, tmp_path, monkeypatch, capsys):
-    from turnwise.user_code import trust
-
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(trust, "_remembered", set())
-    for words in (
-        ["chat", str(runs.tools)],
-        ["play", str(runs.tools), "--player", "expert"],
-        ["play", "--player", str(runs.tools)],
-        ["check-env", str(runs.tools)],
-        ["eval", str(runs.tools), "--agent", "expert"],
-    ):
-        with pytest.raises(SystemExit) as left:
-            main(words)
-        assert left.value.code == 2, words
-        assert "name code that would be run" in capsys.readouterr().err, words
-
-
 # ---- check-env with the parts of a run ----
 
 
@@ -121,18 +103,6 @@ def test_an_environment_that_needs_tasks_says_so_and_takes_them(turnwise, runs):
     assert "--dataset rows.jsonl" in ran.out
     rows = ("--dataset", "rows.jsonl")
     assert turnwise("check-env", "greenhouse.py:Greenhouse", *rows, "--episodes", "1").code == 0
-
-
-def test_an_expert_that_calls_no_tool_of_the_run_is_found(turnwise, runs):
-    Path("lost.py").write_text(
-        "from greenhouse import Greenhouse\n\n\nclass Lost(Greenhouse):\n"
-        "    def expert_action(self):\n"
-        '        return \'{"name": "shout", "arguments": {}}\'\n'
-    )
-    options = ("--dataset", "rows.jsonl", "--episodes", "1", "--timeout", "0.5")
-    ran = turnwise("check-env", "lost.py:Lost", *options)
-    assert "expert_action() offered" in ran.out
-    assert "no tool 'shout'" in ran.out
 
 
 def test_the_runs_parameters_hold_and_can_be_replaced(turnwise, runs):

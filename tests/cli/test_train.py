@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
@@ -81,11 +80,9 @@ def test_without_arguments_the_demo_says_what_it_will_do(turnwise, tmp_path, mon
     assert f"a number from {low} to {high}\nin " in ran.out
     assert "warm start on random: 2 steps" in ran.out
     assert "  turnwise play runs/guess-number " in ran.out
-    learned = r"It found \d+% of the numbers .* finds \d+% now;\nthe expert, .* finds 100%\.\n"
-    assert re.search(learned, ran.out)
     # The first thing to do next.
     assert "\nNext:\n  turnwise view runs/guess-number " in ran.out
-    assert "evaluate it, next to the expert and a random player\n" in ran.out
+    assert "evaluate it on held-out episodes\n" in ran.out
 
 
 def test_the_demo_can_be_solved():
@@ -135,19 +132,6 @@ def test_a_finished_run_trains_on_and_a_fresh_one_begins_anew(turnwise, small, t
     assert "run folder runs/Coins-2" in fresh.out
 
 
-def test_every_file_of_a_run_and_of_an_export_is_as_the_umask_says(turnwise, small, tmp_path):
-    before = os.umask(0o027)
-    try:
-        assert turnwise("train", small, "training.eval_episodes=2", "--name", "first").code == 0
-        assert turnwise("export", "runs/first", "exported").code == 0
-    finally:
-        os.umask(before)
-    paths = [path for top in ("runs", "exported") for path in (tmp_path / top).rglob("*")]
-    assert [path for path in paths if path.suffix == ".safetensors"]
-    for path in paths:
-        assert oct(path.stat().st_mode & 0o777) == ("0o750" if path.is_dir() else "0o640"), path
-
-
 def test_an_estimate_measures_and_leaves_nothing(turnwise, small, tmp_path):
     more = ["training.warm_start=random", "training.warm_start_steps=3", "training.eval_episodes=2"]
     ran = turnwise("train", small, *more, "training.num_epochs=50", "--estimate")
@@ -179,16 +163,6 @@ def test_a_run_from_which_nothing_can_be_learned_ends_with_the_reason(turnwise, 
     assert "every episode of the first step failed in the same way" in ran.err
     assert 'File "coins.py", line 20, in step' in ran.err
     assert "Traceback" not in ran.err
-
-
-def test_an_environment_whose_close_hangs_is_left_behind(turnwise, small, tmp_path):
-    file = tmp_path / "coins.py"
-    hang = (
-        "    def close(self):\n        import time\n        time.sleep(1000)\n\n    def reset(self"
-    )
-    file.write_text(file.read_text().replace("    def reset(self", hang, 1))
-    ran = turnwise("train", small, "limits.close_timeout=0.1", "--dry-run")
-    assert ran.code == 0
 
 
 def test_ctrl_c_on_a_terminal_saves_and_the_same_command_goes_on(turnwise, small, tmp_path):
@@ -230,7 +204,7 @@ def test_a_run_is_replayed_and_compared(turnwise, small, tmp_path):
     other = turnwise("train", "--replay", "runs/first", "training.learning_rate=1", "--output", "o")
     assert other.code == 1
     assert "diverges from runs/first in step 1: learning_rate 1 (was 0.0001)" in other.err
-    for more, problem in [([small], "the configuration small.yaml"), (["--fresh"], "--fresh")]:
+    for more, problem in [([small], "configuration small.yaml"), (["--fresh"], "--fresh")]:
         ran = turnwise("train", "--replay", "runs/first", *more)
         assert ran.code == 2
         assert problem in ran.err

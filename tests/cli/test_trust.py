@@ -1,23 +1,18 @@
 """A run folder from somebody else: no command runs its code unless the user says so."""
 
-import contextlib
-import os
-import pickle
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from turnwise import user_code
 from turnwise.cli import main
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.models import model_folder
 from turnwise.runs.checkpoints import MANIFEST, read_manifest, write_manifest
-from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer import load_trained_model
-from turnwise.user_code import trust
 
 SETTINGS = {
     "environment": {"name": "guess-number", "params": {"low": 1, "high": 3}, "max_steps": 2},
@@ -63,7 +58,7 @@ def trained(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def a_user_who_has_run_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(trust, "_remembered", set())
+    monkeypatch.setattr(user_code, "_remembered", set())
 
 
 @pytest.fixture
@@ -86,7 +81,7 @@ def change(run: Path, **settings) -> None:
         if folder != run:
             manifest = read_manifest(folder)
             (folder / MANIFEST).unlink()
-            write_manifest(folder, manifest.step, manifest.meta)
+            write_manifest(folder, manifest.step)
 
 
 def with_evil_environment(run: Path, marker: Path, place: Path | None = None) -> None:
@@ -175,14 +170,14 @@ def test_the_user_can_allow_it(turnwise, received, tmp_path):
     assert marker.read_text() == "environment"
     marker.unlink()
     # Allowed for that command; what lies in the folder may be exchanged together with it.
-    trust._remembered.clear()
+    user_code._remembered.clear()
     assert turnwise("eval", str(received), "--episodes", "1").code != 0
     assert not marker.exists()
     with_evil_model(received, marker)
     change(received, environment__name="guess-number")
     ran = turnwise("export", str(received), "exported", "--trust-remote-code")
     assert (ran.code, marker.read_text()) == (0, "model"), ran.err
-    trust._remembered.clear()
+    user_code._remembered.clear()
     model, config = load_trained_model(received, trust_remote_code=True)
     assert type(model.model).__name__ == "EvilModel"
     assert config.model.trust_remote_code
@@ -214,13 +209,6 @@ def test_installed_code_is_not_named_by_a_folder_either(turnwise, received, sett
         assert "add --trust-remote-code" in ran.err, ran.err
 
 
-def test_a_server_that_the_user_types_needs_no_word(turnwise, received):
-    change(received, inference__backend="vllm")
-    ran = turnwise("train", str(received), "training.num_epochs=2", "inference.url=http://[::1]:9")
-    assert "add --trust-remote-code" not in ran.err
-    assert "http://[::1]:9" in ran.err  # it was asked, and nothing is there
-
-
 def test_code_beside_the_folder_is_not_trusted_either(turnwise, received, tmp_path):
     """An archive may hold a whole project: the run, and the environment beside it."""
     marker = tmp_path / "marker"
@@ -241,35 +229,9 @@ def test_what_the_user_ran_before_needs_no_word(turnwise, received, tmp_path):
     with pytest.raises(SystemExit):
         main(["check-env", f"{own}/evil.py:Env", "--episodes", "1"])
     marker.unlink()
-    trust._remembered.clear()  # as in another process, which knows only what was written
+    user_code._remembered.clear()  # as in another process, which knows only what was written
     ran = turnwise("eval", str(received), "--episodes", "1")
     assert ran.code == 0, ran.err
-
-
-def test_the_same_name_elsewhere_is_other_code(turnwise, received, tmp_path, monkeypatch):
-    """A module is looked for in the present folder, which may be the one that was received."""
-    marker = tmp_path / "marker"
-    own = tmp_path / "own"
-    own.mkdir()
-    harmless = ENVIRONMENT.format(marker=str(tmp_path / "harmless"))
-    (own / "maze_of_mine.py").write_text(harmless)
-    monkeypatch.chdir(own)
-    with pytest.raises(SystemExit):
-        main(["check-env", "maze_of_mine:Env", "--episodes", "1"])
-    assert (tmp_path / "harmless").exists()
-    change(received, environment__name="maze_of_mine:Env")
-    assert turnwise("eval", str(received), "--episodes", "1").code == 0  # still where it is known
-    trust._remembered.clear()
-    sys.modules.pop("maze_of_mine")
-    (received.parent / "maze_of_mine.py").write_text(ENVIRONMENT.format(marker=str(marker)))
-    for name in ("numpy", "rich", "typing_extensions"):
-        (received.parent / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')")
-    monkeypatch.chdir(received.parent)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(own))])
-    path = list(sys.path)
-    assert turnwise("eval", str(received), "--episodes", "1").code == 2
-    assert not marker.exists()
-    assert sys.path == path
 
 
 def test_another_function_of_a_known_file_is_not_known(turnwise, received, tmp_path):
@@ -282,50 +244,9 @@ def test_another_function_of_a_known_file_is_not_known(turnwise, received, tmp_p
     assert turnwise("eval", str(received), "--episodes", "1").code == 2
 
 
-def test_pickled_weights_are_not_unpickled(turnwise, received, tmp_path):
-    """transformers reads them with weights_only; this notices if that ever changes."""
-    marker = tmp_path / "marker"
-    folder = received / "model"
-    shutil.copytree(model_folder("tiny"), folder)
-    (folder / "model.safetensors").unlink()
-
-    class Evil:
-        def __reduce__(self):
-            return os.system, (f"touch {marker}",)
-
-    with (folder / "pytorch_model.bin").open("wb") as file:
-        pickle.dump({"weight": Evil()}, file)
-    change(received, model__local_path=str(folder))
-    for command in (
-        ["eval", str(received)],
-        ["export", str(received), "out"],
-        ["chat", str(folder)],
-    ):
-        assert turnwise(*command).code != 0
-        assert not marker.exists(), command
-
-
 def test_an_environment_that_the_user_names_is_his_own(turnwise, received, tmp_path):
     marker = tmp_path / "marker"
     with_evil_environment(received, marker, place=tmp_path)
     ran = turnwise("eval", str(received), "--episodes", "1", "--env", f"{tmp_path}/evil.py:Env")
     assert ran.code == 0, ran.err
     assert marker.exists()
-
-
-def test_tools_of_a_folder_run_nothing_either(tmp_path):
-    marker = tmp_path / "marker"
-    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\ndef tool(): ...")
-    with trust.settings_from(tmp_path, is_trusted=False):
-        tools_by_name(["calculator"])
-        for entry in (
-            {"mcp": f"touch {marker}"},
-            {"mcp": "http://192.0.2.1/mcp"},
-            {"tool": "python", "allow_unsafe": True},
-            {"tool": "python", "packages": [str(tmp_path)]},
-            {"tool": f"{tmp_path}/evil.py:tool"},
-            "os:system",
-        ):
-            with pytest.raises(ConfigError, match="add --trust-remote-code"):
-                tools_by_name([entry], contextlib.ExitStack())
-    assert not marker.exists()

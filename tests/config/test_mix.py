@@ -72,7 +72,7 @@ def test_a_run_of_many_parts_has_a_name_that_a_folder_can_have(tmp_path):
         ("environments: [{environment: a, weight: .inf}]", r"environments.0.weight got inf"),
         ("environments: [{environment: a, wieght: 1}]", "Did you mean 'weight'"),
         ("environments: [{environment: a, dataset: {paht: b}}]", "dataset got {'paht'"),
-        ("environments: guess-number", "environments got 'guess-number', expected a list"),
+        ("environments: guess-number", "environments got 'guess-number', expected a valid list"),
         (
             "environments: [{environment: a, name: x}, {environment: b, name: x}]",
             "two parts have the name 'x'",

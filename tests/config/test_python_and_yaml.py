@@ -7,7 +7,7 @@ import pytest
 
 from turnwise import AdvantageEstimator, ConfigError, ConfigStore, EpisodeLimits, Trainer
 from turnwise.algo import ADVANTAGE_ESTIMATORS, POLICY_LOSSES, Algorithm, KLController
-from turnwise.algo.records import ESTIMATOR_ARGUMENTS, LOSS_ARGUMENTS
+from turnwise.algo.choose import ESTIMATOR_ARGUMENTS, LOSS_ARGUMENTS
 from turnwise.learner import LearnerOptions
 from turnwise.learner.optimizer import muon
 

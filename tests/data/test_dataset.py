@@ -6,8 +6,8 @@ from functools import cache, partial
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from torch.utils.data import DataLoader, Dataset
+from hypothesis import given, strategies as st
+from torch.utils.data import DataLoader
 
 from turnwise import (
     ConfigError,
@@ -72,7 +72,8 @@ def test_a_name_is_no_tokenizer():
 class TestLimits:
     def test_too_long_is_an_error_at_once(self):
         with pytest.raises(
-            ConfigError, match=r"2 of 4 prompts .*=9; the prompt of row 1 has 10 to"
+            ConfigError,
+            match=r"2 of 4 prompts are longer than max_prompt_length=9, up to 20 tokens",
         ):
             PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9)
 
@@ -85,30 +86,13 @@ class TestLimits:
         assert [r.getMessage() for r in caplog.records] == [
             "2 of 4 prompts are longer than max_prompt_length=9 and left out."
         ]
-        with pytest.raises(ConfigError, match="all prompts"):
+        with pytest.raises(ConfigError, match="4 of 4 prompts"):
             PromptDataset(PROMPTS, tokenizer(), max_prompt_length=2, truncation="drop")
-
-    @given(st.text(min_size=1).filter(str.strip), st.integers(4, 30), st.booleans())
-    @settings(max_examples=60)
-    def test_a_cut_text_ends_or_begins_as_it_did(self, text, limit, from_left):
-        side = "left" if from_left else "right"
-        (item,) = PromptDataset([text], tokenizer(), max_prompt_length=limit, truncation=side)
-        assert len(item["input_ids"]) <= limit
-        assert text.endswith(item["prompt"]) if from_left else text.startswith(item["prompt"])
-        num_bytes = len(text.encode())
-        # The next character, of four bytes at most, would have been too much.
-        assert len(item["input_ids"]) > limit - 4 or len(item["input_ids"]) == num_bytes
-
-    def test_messages_are_not_cut(self):
-        with pytest.raises(ConfigError, match="messages cannot"):
-            PromptDataset(
-                [{"prompt": MESSAGES}], tokenizer(), max_prompt_length=10, truncation="left"
-            )
 
     def test_a_limit_needs_a_tokenizer(self):
         with pytest.raises(ConfigError, match="a tokenizer to count by"):
             PromptDataset(PROMPTS, max_prompt_length=9)
-        with pytest.raises(ConfigError, match="expected error, drop, left, right"):
+        with pytest.raises(ConfigError, match="expected error, drop"):
             PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="middle")
 
 
@@ -139,12 +123,6 @@ class TestSubclasses:
         assert batch["input_ids"].shape == (3, len("0 squared?"))
         assert batch["state"] == [0, 1, 2]
         assert [item["state"] for item in dataset] == [0, 1, 2]
-
-    def test_it_is_a_torch_dataset(self):
-        assert isinstance(PromptDataset(["a"]), Dataset)
-        assert [item["prompt"] for item in PromptDataset(["a", "b"]) + PromptDataset(["c"])] == [
-            *"abc"
-        ]
 
     def test_one_without_a_length_of_its_own(self):
         class Cubes(Squares):
@@ -194,7 +172,6 @@ class TestBatches:
         [
             ([], "no items"),
             ([{"input_ids": [1]}, {"prompt": "b"}], "item 1 of the batch has no input_ids"),
-            ([{"input_ids": [1, 2], "attention_mask": [1]}], "2 input_ids and an attention_mask"),
         ],
     )
     def test_items_that_make_no_batch_are_told(self, items, told):

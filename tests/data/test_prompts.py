@@ -60,7 +60,7 @@ def test_what_cannot_be_asked_exactly_is_refused(prompt, told):
 
 
 def test_two_system_prompts_are_refused():
-    with pytest.raises(ConfigError, match="twice"):
+    with pytest.raises(ConfigError, match="no system message in the prompt besides"):
         prompt_of({"prompt": said("system", "user"), "system": "Be brief."})
     with pytest.raises(ConfigError, match="'system' is 3"):
         prompt_of({"prompt": "Hi.", "system": 3})

@@ -88,6 +88,6 @@ def test_an_engine_is_one_file_and_one_line(add):
     backend = add("constant.py", "ENGINES")
     with create_inference_engine("tiny", backend=backend) as engine:
         collection = EpisodeCollector(engine, "guess-number").collect_sync(1)
-    (result,) = collection.results
+    (result,) = collection
     assert result.status.value == "done" or result.status.is_truncated
     assert set(result.trajectory.actions) == {"4"}

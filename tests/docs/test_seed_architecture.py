@@ -8,7 +8,6 @@ import torch
 
 import turnwise
 from docs.seed_blocks import SOURCES, block, covers, put_modules, run
-from turnwise._names import HOME
 from turnwise.models import load_model
 
 has_theirs = pytest.mark.skipif("theirs" not in SOURCES, reason="the documents are not here")
@@ -212,7 +211,7 @@ def test_the_loop(source, monkeypatch, capsys):
     text = block(source, "architecture", 5)
     for written, smaller in SMALLER.items():
         text = text.replace(written, smaller)
-    ours = {name: getattr(turnwise, name) for name in HOME if name[0].isupper()}
+    ours = {name: getattr(turnwise, name) for name in dir(turnwise) if name[0].isupper()}
     put_modules(monkeypatch, **dict.fromkeys((*PART_MODULES, "ppo_training"), ours))
     run(text, __name__="__main__")
     printed = capsys.readouterr().out

@@ -226,7 +226,8 @@ def test_a_conversations_engine(source, engine):
     from turnwise.scale.verl.components import episode_components
 
     found = episode_components(trainer._user, trainer.config, trainer._multi_turn)
-    assert (found.limits.max_turns, found.system_prompt) == (3, "Be brief.")
+    options = found.options
+    assert (options.limits.max_turns, options.system_prompt) == (3, "Be brief.")
 
 
 @covers("verl_notes", 6, 7, 8)

@@ -258,7 +258,7 @@ def test_factories_take_params_too():
     assert make_environment(make_maze, params(size=9)).reset() == "9 green"
     assert make_environment(functools.partial(Maze, 8), params(colour="x")).reset() == "8 x"
     assert make_environment(lambda config: Maze(config.get("size")), params(size=6)).size == 6
-    assert make_environment(lambda cfg: Maze(cfg.get("size")), params(size=6)).size == 6
+    assert make_environment(lambda c: Maze(c.get("size")), params(size=6)).size == 6
 
 
 def test_params_are_copied_once_and_not_for_each_environment():

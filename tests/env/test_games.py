@@ -1,7 +1,6 @@
 """The built-in games: bounds, seeds, valid actions, text that never breaks them, their rules."""
 
 import copy
-import random
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -43,15 +42,6 @@ WORDS = """up down left right 512 -3 1e9 0.5 higher take attack sword torch with
 pick potion complete quest enemy"""
 some_words = st.lists(st.sampled_from(WORDS.split()), max_size=8).map(" ".join)
 any_text = st.one_of(st.text(max_size=60), some_words)
-
-
-def play(env: BaseEnvironment, seed: int, actions: list[str]) -> list[object]:
-    """All that can be seen of an episode with these actions."""
-    env.seed(seed)
-    seen: list[object] = [env.reset(), env.get_state_description()]
-    for action in actions:
-        seen += [*env.step(action), env.get_state_description(), env.is_done()]
-    return seen
 
 
 @every_game
@@ -100,25 +90,6 @@ def test_no_text_breaks_a_game(name: str, texts: list[str], seed: int) -> None:
         if not env.is_done():
             *_, info = copy.deepcopy(env).step(env.expert_action())
             assert "invalid_action" not in info
-
-
-@every_game
-@settings(deadline=None, max_examples=25)
-@given(
-    seed=st.integers(0, 99),
-    before=st.sampled_from(["", "  ", "I choose: ", "Let me think.\n", "**", '"']),
-    after=st.sampled_from(["", ".", "!\n", "**", '"', " please"]),
-    shout=st.booleans(),
-)
-def test_case_and_prose_around_an_action_do_not_matter(
-    name: str, seed: int, before: str, after: str, shout: bool
-) -> None:
-    plain, dressed = GAMES[name](), GAMES[name]()
-    rng = random.Random(seed)
-    plain.seed(seed)
-    action = plain.reset() and plain.sample_action(rng)
-    spoken = f"{before}{action.upper() if shout else action}{after}"
-    assert play(plain, seed, [action]) == play(dressed, seed, [spoken])
 
 
 @pytest.mark.parametrize(
@@ -174,17 +145,6 @@ def test_what_is_no_number_of_the_range_is_invalid(text: str) -> None:
     assert (reward, done, info) == (0.0, False, {"invalid_action": True})
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 1022), st.floats(0.01, 5))
-def test_shaping_adds_the_same_to_every_win(secret: int, shaping: float) -> None:
-    env = with_secret(secret, shaping=shaping)
-    rewards = []
-    while not env.is_done():
-        rewards.append(env.step(env.expert_action())[1])
-    assert sum(rewards) == pytest.approx(1.0 + shaping)
-    assert all(reward >= 0.0 for reward in rewards)
-
-
 def shortest_path(map_text: str) -> int | None:
     """Breadth-first search on the drawn map: moves from A to G, None if there is no way."""
     rows = map_text.splitlines()
@@ -230,18 +190,6 @@ def test_moves_walls_and_drawing() -> None:
     assert env.step("down") == ("You fell into a pit.", 0.0, True, {"success": False})
     assert env.get_state_description() == "...\nX..\n..G"
     assert env.expert_action() is None
-
-
-def test_slippery_ground_turns_moves_aside_and_never_back() -> None:
-    env = GridWorldEnvironment({"pits": 0.0, "slippery": True})
-    env.seed(0)
-    ends = set()
-    for _ in range(60):
-        env.reset()
-        env.position = (1, 1)
-        env.step("down")
-        ends.add(env.position)
-    assert ends == {(2, 1), (1, 0), (1, 2)}
 
 
 def room_with(monster: str) -> SimpleGameEnvironment:

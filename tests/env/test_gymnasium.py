@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("gymnasium")
 
@@ -17,9 +15,9 @@ import gymnasium
 from gymnasium import spaces, wrappers
 
 from turnwise.env.adapters.gymnasium import GymnasiumEnvironment
-from turnwise.env.catalog import environment_factory, make_environment
+from turnwise.env.catalog import environment_factory
 from turnwise.env.players import expert_player, play_episode, random_player
-from turnwise.errors import ConfigError, MissingExtraError
+from turnwise.errors import ConfigError
 from turnwise.types import EpisodeStatus, Trajectory
 
 NAMED = ["CartPole-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "MountainCarContinuous-v0"]
@@ -71,6 +69,11 @@ def record(trajectory: Trajectory) -> tuple[Any, ...]:
     )
 
 
+def sway(env: Any, observation: str) -> str:
+    """Keeps the pole upright for a while."""
+    return ("left", "right")[env.step_count % 2]
+
+
 @pytest.mark.parametrize("name", NAMED + OTHERS)
 def test_a_random_episode_runs_to_its_end_and_its_seed_repeats_it(name: str) -> None:
     env = GymnasiumEnvironment(name, {"max_steps": 60})
@@ -96,7 +99,6 @@ def test_the_prompt_names_every_valid_action_and_its_example_is_one(name: str) -
 @pytest.mark.parametrize(
     ("name", "arguments", "reward"),
     [
-        ("CartPole-v1", {}, 500),
         ("FrozenLake-v1", {"is_slippery": False}, 1),
         ("Taxi-v4", {}, 5),
         ("CliffWalking-v1", {}, -13),
@@ -111,7 +113,7 @@ def test_the_expert_succeeds(name: str, arguments: dict[str, Any], reward: float
 
 
 def test_terminated_and_truncated_are_kept_apart() -> None:
-    cut = play_episode(GymnasiumEnvironment("CartPole-v1", max_episode_steps=20), expert_player, 0)
+    cut = play_episode(GymnasiumEnvironment("CartPole-v1", max_episode_steps=20), sway, 0)
     assert (cut.status, cut.num_turns) == (EpisodeStatus.TRUNCATED_BY_ENVIRONMENT, 20)
     assert (cut.infos[-1]["truncated"], cut.infos[-1]["terminated"]) == (True, False)
     assert cut.success
@@ -130,7 +132,7 @@ def test_terminated_and_truncated_are_kept_apart() -> None:
 def test_the_limit_is_the_configured_one_or_the_environments_own() -> None:
     assert GymnasiumEnvironment("CartPole-v1").max_steps == 500
     short = GymnasiumEnvironment("CartPole-v1", {"max_steps": 7})
-    assert play_episode(short, expert_player, seed=0).num_turns == short.max_steps == 7
+    assert play_episode(short, sway, seed=0).num_turns == short.max_steps == 7
     assert "at most 7 actions" in short.get_prompt_prefix()
     assert GymnasiumEnvironment(Ship()).max_steps == 1000
     made = gymnasium.make("CartPole-v1", max_episode_steps=9)
@@ -239,14 +241,6 @@ def test_episodes_without_a_seed_differ_between_copies_and_follow_seed() -> None
     assert first[0] != first[1]
 
 
-def test_a_deep_copy_goes_on_where_the_original_was() -> None:
-    env = GymnasiumEnvironment("Taxi-v4", is_rainy=True)
-    env.reset(seed=1)
-    twin = copy.deepcopy(env)
-    actions = ["south", "east", "north", "west"]
-    assert [env.step(a) for a in actions] == [twin.step(a) for a in actions]
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -255,63 +249,10 @@ def test_a_deep_copy_goes_on_where_the_original_was() -> None:
         ({"source": 3}, "got 3"),
         ({"source": dict}, r"a registered id .* got \{\}"),
         ({"source": Ship(), "wheels": 4}, "takes no wheels"),
-        ({"source": Ship, "action_names": ["a"]}, "has 1 names"),
-        ({"source": Ship, "describe": "short"}, "describe must be a function"),
+        ({"source": Ship, "action_names": ["a"]}, "of 3 names"),
+        ({"source": Ship, "describe": "short"}, "describe got 'short'"),
     ],
 )
 def test_a_mistake_is_named_with_its_cure(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         GymnasiumEnvironment(**arguments)
-
-
-DIGIT = spaces.Discrete(9)
-
-
-class OtherArrays(gymnasium.Env):
-    """Computes with another library than numpy, as Gymnasium's JAX environments do."""
-
-    def __init__(self) -> None:
-        self.action_space = spaces.Discrete(2)
-        self.observation_space = spaces.Dict(
-            place=spaces.Box(-9, 9, (2,)), turn=DIGIT, pair=spaces.Tuple([DIGIT])
-        )
-
-    def _observe(self) -> Any:
-        turn = torch.tensor(self.turn)
-        return {"place": torch.tensor([0.5, -1.0]) * turn, "turn": turn, "pair": (turn,)}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.turn = 1
-        return self._observe(), {"action_mask": torch.tensor([0, 1])}
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        self.turn += 1
-        over = torch.tensor(self.turn == 3)
-        return self._observe(), torch.tensor(0.5), over, torch.tensor(False), {"height": over * 2.0}
-
-
-def test_arrays_of_another_library_are_read_as_numbers() -> None:
-    env = GymnasiumEnvironment(OtherArrays)
-    first = env.reset(seed=1)
-    assert "Possible now: 1." in first
-    plain = GymnasiumEnvironment(OtherArrays, describe=str)
-    assert plain.reset(seed=1).startswith("{'place': array([ 0.5, -1. ]")
-    observation, reward, done, info = env.step("1")
-    assert "1, -2" in observation
-    assert "tensor" not in f"{first}{observation}"
-    assert (reward, done, info["height"]) == (0.5, False, 0.0)
-    *_, done, info = env.step("1")
-    assert (done, info["height"], type(info["height"])) == (True, 2.0, float)
-
-
-@pytest.mark.parametrize("name", ["tabular/Blackjack-v0", "phys2d/CartPole-v1"])
-def test_environments_of_jax_play_or_name_the_command_that_installs_it(name: str) -> None:
-    try:
-        env = make_environment(f"gym:{name}")
-    except MissingExtraError as error:
-        assert "pip install 'gymnasium[jax]'" in str(error)  # noqa: PT017 - one of two outcomes
-        return
-    trajectory = play_episode(env, random_player(0), seed=3)
-    assert trajectory.error is None
-    assert "Array" not in trajectory.prompts[1]
-    assert record(play_episode(env.spawn(), random_player(0), seed=3)) == record(trajectory)

@@ -57,34 +57,15 @@ leaves = st.one_of(
 )
 
 
-def compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    keys = st.text(string.ascii_letters + ' "{[', min_size=1, max_size=4)
-    return st.one_of(
-        st.dictionaries(keys, inner, max_size=3).map(spaces.Dict),
-        st.lists(inner, max_size=3).map(spaces.Tuple),
-    )
-
-
-all_spaces = st.one_of(leaves, compound(leaves), compound(compound(leaves)))
-
-
-def same(space: Any, left: Any, right: Any) -> bool:
-    if isinstance(space, spaces.Dict):
-        return left.keys() == right.keys() and all(same(space[k], left[k], right[k]) for k in left)
-    if isinstance(space, spaces.Tuple):
-        return len(left) == len(right) and all(map(same, space.spaces, left, right))
-    return bool(np.array_equal(left, right))
-
-
 @settings(deadline=None, max_examples=80)
-@given(all_spaces, st.integers(0, 2**31))
+@given(leaves, st.integers(0, 2**31))
 def test_every_action_is_read_back_exactly(space: Any, seed: int) -> None:
     space.seed(seed)
     assert describe_answers(space, {}).startswith("Answer with ")
     assert isinstance(describe_observation(space, space.sample(), {}), str)
     for value in (space.sample(), example_action(space)):
         read = parse_action(space, render_action(space, value, {}), {})
-        assert same(space, read, value)
+        assert np.array_equal(read, value)
         assert space.contains(read)
 
 
@@ -96,12 +77,11 @@ any_json = st.recursive(
 
 
 @settings(deadline=None, max_examples=60)
-@given(all_spaces, st.one_of(st.text(), any_json, st.from_regex(r"[-+0-9.eE\[\]{},:\" ]{0,40}")))
+@given(leaves, st.one_of(st.text(), any_json, st.from_regex(r"[-+0-9.eE\[\]{},:\" ]{0,40}")))
 @example(spaces.Box(-1, 1, (2,)), "[" * 2000)
 @example(spaces.Box(-1, 1, (1,)), "9" * 5000)
 @example(spaces.Box(-np.inf, np.inf, (1,)), "1e300")
 @example(spaces.Discrete(3), "1" + "0" * 400)
-@example(spaces.Tuple([spaces.Discrete(2)]), "[" * 400 + "]" * 400)
 def test_no_text_raises_anything_but_invalid_action(space: Any, text: str) -> None:
     try:
         value = parse_action(space, text, {})
@@ -136,11 +116,10 @@ def test_one_number_is_enough_for_a_box_of_one(text: str) -> None:
     ("space", "text", "problem"),
     [
         (spaces.Box(-1, 1, (2,)), "[0.1]", "a list of 2 numbers, each from -1 to 1"),
-        (spaces.MultiDiscrete([2, 3]), "[1, 3]", "0 or 1, from 0 to 2"),
-        (spaces.MultiBinary(2), "[2, 0]", "each 0 or 1"),
-        (spaces.Text(3, charset="abc"), "abca", "a text of 1 to 3 characters out of 'abc'"),
-        (spaces.Tuple([spaces.Discrete(2)] * 2), "[0, 5]", "the answer is [0, 5]"),
-        (spaces.Dict(go=spaces.Discrete(2)), '{"stop": 1}', '"go": 0 or 1'),
+        (spaces.MultiDiscrete([2, 3]), "[1, 3]", "from 0 to 1, from 0 to 2"),
+        (spaces.MultiBinary(2), "[2, 0]", "each from 0 to 1"),
+        (spaces.Text(3, charset="abc"), "abca", "a text of 1 to 3 characters of 'abc'"),
+        (spaces.MultiDiscrete([2, 2]), "[0, 5]", "the answer is [0, 5]"),
         (spaces.Discrete(3), "upright", "left (0), right (1), pick up (2)"),
         (spaces.Discrete(3), "1.5", "left (0), right (1), pick up (2)"),
     ],
@@ -169,9 +148,9 @@ def test_names_that_do_not_fit_are_refused(space: Any, names: Any) -> None:
 
 
 def test_actions_that_cannot_be_written_are_refused_with_a_cure() -> None:
-    space = spaces.Dict(inner=spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)]))
-    with pytest.raises(ConfigError, match=r"Graph\(.*TransformAction"):
-        check_action_space(space)
+    for space in (spaces.Graph(spaces.Discrete(2), None), spaces.Dict(go=spaces.Discrete(2))):
+        with pytest.raises(ConfigError, match=r"TransformAction"):
+            check_action_space(space)
 
 
 def test_observations_are_short_and_named() -> None:

@@ -22,7 +22,6 @@ from turnwise import (
     EpisodeFailed,
     EpisodeLimits,
     EpisodeStatus,
-    GuessNumberEnvironment,
     LocalEngine,
     ScriptedEngine,
     collect,
@@ -88,19 +87,6 @@ def test_the_local_engine_gives_the_same_bytes_whatever_the_timing():
             )
             runs.append(contents(collection))
     assert runs[0] == runs[1] == runs[2]
-
-
-def test_nobody_waits_for_a_slow_environment():
-    class Slow(Counting):
-        async def step(self, action):
-            slow.append(self)
-            while slow[0] is self and len(engine.ended) < 7:  # until the time limit of a step
-                await asyncio.sleep(0.001)
-            return super().step(action)
-
-    slow, engine = [], Recording()
-    collection = collect(engine, Slow, range(8))
-    assert {result.status for result in collection} == {EpisodeStatus.DONE}
 
 
 def test_no_more_run_at_once_than_may():
@@ -259,17 +245,6 @@ def test_rewards_are_computed_one_at_a_time_unless_told_otherwise():
         Recording(), Counting, 6, reward_fn=reward_at_once, reward_concurrency=6, num_retries=0
     )
     assert together.summary.mean_reward == 1.0
-
-
-def test_an_instance_is_copied_for_each_episode():
-    mine = GuessNumberEnvironment({"low": 1, "high": 3})
-    collection = collect(Recording(lambda text: "2"), mine, 10)
-    assert mine.step_count == 0
-    assert collection.summary.statuses == {EpisodeStatus.DONE: 10}
-
-
-def test_nothing_asked_nothing_played():
-    assert len(collect(Recording(), Counting, 0)) == 0
 
 
 @pytest.mark.parametrize(

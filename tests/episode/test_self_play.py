@@ -3,7 +3,7 @@
 import pytest
 
 from episode.worlds import Recording, TicTacToe, tokenizer
-from turnwise import EpisodeLimits, EpisodeStatus, ScriptedEngine, collect, run_episode
+from turnwise import EpisodeStatus, ScriptedEngine, collect, run_episode
 
 
 def play(moves, **options):
@@ -39,18 +39,6 @@ def test_rewards_go_to_whom_they_belong():
     assert o.trajectory.dones == [False, True]
     x, o = play("00").agents
     assert (x.turn_rewards, o.turn_rewards) == ([1.0], [-1.0])
-
-
-def test_a_player_who_never_spoke_has_no_record():
-    result = play("9")
-    assert [agent.name for agent in result.agents] == ["x"]
-    assert result.status is EpisodeStatus.DONE
-
-
-def test_turns_of_all_players_count():
-    result = play("0312", limits=EpisodeLimits(max_turns=3))
-    assert result.status is EpisodeStatus.TRUNCATED_BY_TURNS
-    assert result.num_turns == 3
 
 
 def test_through_the_collector_with_a_reward_for_each_player():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from episode.worlds import Awaited, Counting, InThreads, Recording, TicTacToe, tokenizer
+from episode.worlds import Awaited, Counting, InThreads, Recording, tokenizer
 from turnwise import (
     ChatFormat,
     EpisodeCollector,
@@ -123,32 +123,6 @@ def test_without_a_system_role_the_system_prompt_stands_before_the_first_message
         {"role": "assistant", "content": "One."},
     ]
     assert result.messages[2]["content"].startswith("Begin ")
-
-
-@pytest.mark.parametrize(
-    "history",
-    ["Say one.", [EARLIER[1]], [EARLIER[0], {"role": "tool", "content": "1"}], ["Say one."]],
-)
-def test_a_history_that_is_none_is_told(history):
-    class Wrong(Counting):
-        def get_history(self):
-            return history
-
-    (result,) = play(Wrong, [EpisodeTask(seed=1)], num_retries=0)
-    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
-    assert "Wrong.get_history() has" in result.error
-
-
-def test_only_the_first_player_was_there_before():
-    class Later(TicTacToe):
-        def get_history(self):
-            return EARLIER
-
-    moves = iter("04182")
-    (result,) = play(Later, [EpisodeTask(seed=1)], engine=Recording(lambda text: next(moves)))
-    first, second = result.agents
-    assert [m["content"] for m in first.messages[1:3]] == ["Say one.", "One."]
-    assert "Say one." not in str(second.messages)
 
 
 class TestPrompts:

@@ -12,7 +12,7 @@ from chat.thinkers import thinking_format
 from episode.recorder import Recorder, check_exact
 from episode.worlds import Counting
 from turnwise import ConfigError, EpisodeLimits, ScriptedEngine, run_episode
-from turnwise.agents.requests import ApiError, ChatRequest
+from turnwise.agents.requests import ChatRequest
 from turnwise.agents.session import AgentSession
 from turnwise.chat import ChatFormat
 from turnwise.episode import CollectorOptions, make_setup
@@ -108,23 +108,6 @@ def test_an_agent_has_the_same_budget_and_gets_its_thoughts_apart():
     assert len(reply.tokens) == len(reply.log_probs) == reply.num_sampled_tokens
     stream = session.tree.stream()
     assert sum(stream.mask) == reply.num_sampled_tokens < len(stream.ids) - reply.num_prompt_tokens
-
-
-def test_enable_thinking_of_a_request_is_honoured_when_serving_and_else_must_be_the_runs():
-    chat = thinking_format("qwen3", enable_thinking=True)
-    seen = []
-    engine = ScriptedEngine(chat.tokenizer, lambda text: seen.append(text) or "bed")
-    for serves in (False, True):
-        setup = make_setup(engine, CollectorOptions(chat_format=chat))
-        session = AgentSession(setup, honours_sampling=serves)
-        asyncio.run(session.complete(ChatRequest(QUESTION, enable_thinking=True)))
-        other = ChatRequest(QUESTION, enable_thinking=False)
-        if serves:
-            asyncio.run(session.complete(other))
-            assert [text.endswith("</think>\n\n") for text in seen[-2:]] == [False, True]
-        else:
-            with pytest.raises(ApiError, match="this run has True"):
-                asyncio.run(session.complete(other))
 
 
 def test_the_learner_computes_the_log_probs_of_a_turn_whose_thought_was_closed():

@@ -1,14 +1,13 @@
 """Thoughts are recorded, and nothing in them is done."""
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from episode.worlds import Counting
 from turnwise import EpisodeLimits, ScriptedEngine, run_episode, tool
 from turnwise.chat import ChatFormat
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.tools import ToolCall, answer_of, get_parser
-from turnwise.tools.thoughts import THOUGHT_MARKS, thought_of
+from turnwise.tools.thoughts import thought_of
 
 HARMONY = "<|channel|>{}<|message|>{}"
 
@@ -41,19 +40,6 @@ def test_a_turn_that_begins_inside_of_a_thought():
     assert answer_of("attack?</think>wait", in_thought=True) == "wait"
     assert thought_of("attack, or", in_thought=True) == "attack, or"
     assert thought_of("attack?</think>wait", in_thought=True) == "attack?"
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.lists(st.sampled_from(["a", "<", "think>", *THOUGHT_MARKS]) | st.text(max_size=3)))
-def test_an_answer_holds_no_thoughts(pieces):
-    text = "".join(pieces)
-    for start, end in (("<think>", "</think>"), ("[THINK]", "[/THINK]")):
-        assert "secret" not in answer_of(f"{start}secret{end}{text}")
-        if "<|channel|>" not in text:
-            assert "secret" not in answer_of(f"{text}{start}secret")
-            assert "secret" not in answer_of(f"{text}{start}secret{end}{text}")
-    if not any(mark in text for mark in THOUGHT_MARKS):
-        assert answer_of(text) == text
 
 
 def play(text, environment, chat=None, **options):
@@ -125,22 +111,3 @@ def test_a_thought_that_the_template_opens_and_the_limit_cuts_is_no_action(with_
     assert environment.heard == ["wait"]
     assert calls == []
     assert finished.turns[0].text == f"{text}</think>wait"
-
-
-@pytest.mark.parametrize(
-    ("marks", "text"),
-    [
-        (("[THINK]", "[/THINK]"), "[THINK]I could attack.[/THINK]wait"),
-        (
-            ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"),
-            "<|channel|>analysis<|message|>I could attack.<|end|><|start|>assistant<|channel|>final"
-            "<|message|>wait",
-        ),
-    ],
-)
-def test_marks_that_are_special_tokens_are_kept(marks, text):
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
-    result, environment = play(text, Fight, ChatFormat(tokenizer))
-    assert environment.heard == ["wait"]
-    assert result.turns[0].text == text

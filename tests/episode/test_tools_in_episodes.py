@@ -157,12 +157,6 @@ def test_calls_after_the_end_are_not_carried_out():
     assert len(result.turns[0].tool_results) == 3
 
 
-def test_words_without_a_call_are_an_action():
-    result = run_episode(say("one", call("add", a=1, b=1), "two", "three"), Counting, tools=[add])
-    assert result.trajectory.rewards == [1.0, 0.0, 2.0, 3.0]
-    assert result.status is EpisodeStatus.DONE
-
-
 class Lamp(BaseEnvironment):
     """Its own tool ends the episode."""
 

@@ -14,7 +14,7 @@ import pytest
 
 from agents.serving import ask
 from contention import wait_until
-from turnwise.agents import AgentEpisodes
+from turnwise.agents.episode import AgentEpisodes
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeLimits
 from turnwise.inference import GenerationRequest, create_inference_engine

@@ -65,14 +65,7 @@ def huge():
     return "x" * HUGE
 
 
-def forks():
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-    return "forked"
-
-
-FAULTS = (raises, hangs, exits, wrong_type, huge, forks)
+FAULTS = (raises, hangs, exits, wrong_type, huge)
 
 
 class Faults:
@@ -111,7 +104,7 @@ def make_world(faults, base):
             if fault is None:
                 return outcome
             value = fault()
-            return (value, *outcome[1:]) if fault in (huge, forks) else value
+            return (value, *outcome[1:]) if fault is huge else value
 
     return Faulty
 
@@ -158,7 +151,6 @@ def has_no_more_than(before):
     return threads <= before[0] and files <= before[1] and children <= before[2]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("policy", ["retry", "drop_group"])
 def test_the_run_ends_and_nothing_is_left(policy):
     RELEASE.clear()
@@ -241,16 +233,3 @@ def test_async_environments_cannot_end_the_loop():
     assert set(summary.statuses) == statuses
     assert summary.statuses.total() == 40
     assert len(summary.errors) == 3
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_quick_environment_that_forks_does_not_play_twice():
-    class Forking(Counting):
-        def step(self, action):
-            forks()
-            return super().step(action)
-
-    engine = Recording()
-    collection = asyncio.run(EpisodeCollector(engine, Forking).collect(3))
-    assert collection.summary.statuses == {EpisodeStatus.DONE: 3}
-    assert len(engine.given) == 9

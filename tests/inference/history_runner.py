@@ -31,7 +31,7 @@ class HistoryRunner:
     """Stands in for `Runner`; `sizes` and `block` as it has them in deterministic mode."""
 
     device = torch.device("cpu")
-    merges_adapters = False
+    is_fused = False
 
     def __init__(self, model, *, cache_tokens, max_tokens, deterministic, **_):
         self.kv_cache = KVCache(cache_tokens, 1, 1, 1, torch.float32, self.device)

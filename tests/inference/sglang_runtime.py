@@ -41,8 +41,7 @@ class Exited(Exception):
 
 class TinySGLang:
     def __init__(self, model, tokenizer, model_path="MODEL_A", *, deterministic=False):
-        self.model, self.tokenizer, self.model_path = model.eval(), tokenizer, model_path
-        self.launch_path = model_path
+        self.model, self.tokenizer, self.launch_path = model.eval(), tokenizer, model_path
         self.is_deterministic = deterministic
         self.context = model.config.max_position_embeddings
         self.vocab_size = model.config.vocab_size
@@ -62,16 +61,9 @@ class TinySGLang:
 
     # What it says of itself.
 
-    def model_info(self):
-        return {
-            "model_path": self.model_path,
-            "tokenizer_path": self.launch_path,
-        }
-
     def server_info(self):
         return {
             "model_path": self.launch_path,
-            "tokenizer_path": self.launch_path,
             "enable_deterministic_inference": self.is_deterministic,
             "sampling_backend": "pytorch",
             "max_req_input_len": self.context - 6,
@@ -232,7 +224,6 @@ class TinySGLang:
                 )
             for file in files:
                 self._load(load_file(file))
-            self.model_path = str(path)
             return self._updated(flush_cache)
 
     def update_weights_from_tensor(self, named, *, flush_cache=True):

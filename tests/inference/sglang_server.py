@@ -13,8 +13,8 @@ from inference.sglang_runtime import Exited, Refused
 class SGLangServer:
     """Serves a `TinySGLang` on a port of its own; `calls` remembers what it was asked."""
 
-    def __init__(self, runtime, api_key=None):
-        self.runtime, self.calls, self.api_key = runtime, [], api_key
+    def __init__(self, runtime):
+        self.runtime, self.calls = runtime, []
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.owner = self
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -57,9 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if owner.runtime.is_dead:
                 raise Exited
-            if owner.api_key and self.headers["Authorization"] != f"Bearer {owner.api_key}":
-                self.send(401, {"error": "Unauthorized"})
-            elif self.path in routes:
+            if self.path in routes:
                 routes[self.path](self, owner.runtime, body)
             else:
                 self.send(404, {"detail": "Not Found"})
@@ -138,7 +136,6 @@ def _take_back(handler, runtime, body):
 
 
 GET = {
-    "/model_info": lambda handler, runtime, _: handler.send(200, runtime.model_info()),
     "/server_info": lambda handler, runtime, _: handler.send(200, runtime.server_info()),
 }
 POST = {

@@ -13,7 +13,6 @@ from inference.tiny_models import make_model, plain_log_probs
 from turnwise.inference import GenerationRequest
 from turnwise.inference.local import LocalEngine
 from turnwise.inference.transformers import TransformersEngine
-from turnwise.models.model_lock import ModelLock, lock_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 NUM_TOKENS = 40
@@ -153,24 +152,3 @@ def test_a_paused_engine_computes_nothing():
         assert turn.result().weight_version == 1
     with pytest.raises(RuntimeError, match="closed"):
         engine.pause()
-
-
-def test_threads_get_a_models_lock_in_their_order():
-    lock, order = ModelLock(), []
-
-    def take(number):
-        with lock, lock:  # it is reentrant
-            order.append(number)
-
-    threads = []
-    with lock:
-        for number in range(8):
-            threads.append(threading.Thread(target=take, args=(number,)))
-            threads[-1].start()
-            while len(lock._queue) < number + 2:
-                time.sleep(0.001)
-    for thread in threads:
-        thread.join()
-    assert order == list(range(8))
-    model = make_model()
-    assert lock_of(model) is lock_of(model)

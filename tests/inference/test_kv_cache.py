@@ -14,13 +14,7 @@ def make_arena(num_units, first_units=None):
     """One that grows, if it begins with fewer units."""
     first = min(first_units or num_units, num_units)
     return KVCache(
-        first * UNIT,
-        1,
-        1,
-        1,
-        torch.float32,
-        torch.device("cpu"),
-        max_tokens=num_units * UNIT,
+        first * UNIT, 1, 1, 1, torch.float32, torch.device("cpu"), max_tokens=num_units * UNIT
     )
 
 

@@ -14,14 +14,7 @@ from turnwise.inference.worker import EngineTurn
 
 
 class SteppedEngine(LocalEngine):
-    """Steps when it is told to, in the caller's thread; keeps what ended."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.ended = []
-
-    def _on_finished(self, turn, error):
-        self.ended.append((turn, error))
+    """Steps when it is told to, in the caller's thread."""
 
     @property
     def waiting(self):
@@ -50,11 +43,22 @@ class SteppedEngine(LocalEngine):
 LOOP = asyncio.new_event_loop()
 
 
+class RecordedTurn(EngineTurn):
+    """Keeps what is delivered."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.outcomes = []
+
+    def deliver(self, outcome):
+        self.outcomes.append(outcome)
+
+
 def make_turn(prompt, max_tokens, seed, session=None, timeout=None, branch_of=None):
     request = GenerationRequest(
         prompt, max_tokens, seed=seed, session=session, timeout=timeout, branch_of=branch_of
     )
-    return EngineTurn(request, 10_000, asyncio.Future(loop=LOOP))
+    return RecordedTurn(request, 10_000, asyncio.Future(loop=LOOP))
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -159,7 +163,7 @@ class Traffic(RuleBasedStateMachine):
                 break
             self.engine.step(may_admit=False)
         assert not self.engine._active_turns()
-        self.engine._schedule.forget_all()
+        self.engine._schedule.renew(keeps_cache=False)
         assert not self.engine._schedule.prompts._entries  # nothing of the old weights is found
 
     @rule(number=st.integers(1, 4))
@@ -180,11 +184,9 @@ class Traffic(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.finish()
-        ended = [turn for turn, _ in self.engine.ended]
-        assert len(ended) == len(self.turns) == len(set(map(id, ended)))
-        for turn, error in self.engine.ended:
-            assert error is None
-            assert turn.ids == sampled_alone(turn.request, len(turn.ids))
+        for turn in self.turns:
+            (result,) = turn.outcomes
+            assert result.ids == turn.ids == sampled_alone(turn.request, len(turn.ids))
             if turn.finish_reason() is FinishReason.LENGTH:
                 assert len(turn.ids) == turn.request.max_tokens
         for key in range(6):

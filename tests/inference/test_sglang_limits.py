@@ -38,15 +38,6 @@ def test_out_of_time_gives_what_there_is():
         assert (list(late.ids), late.finish_reason) == ([], FinishReason.DEADLINE)
 
 
-def test_a_server_that_hands_nothing_over_after_the_deadline_is_an_error():
-    with serving() as (runtime, _, engine):
-        engine.abort_grace = 0.3
-        runtime.freeze_after = 3
-        start_clock_after(engine, runtime, 3)
-        with pytest.raises(EngineError, match="no answer"):
-            sample(engine, GenerationRequest([5, 6], 20, timeout=0.1))
-
-
 def test_cancelling_the_call_aborts_the_request():
     with serving() as (runtime, server, engine):
         runtime.hold_after = 5
@@ -79,7 +70,7 @@ def test_a_full_context_ends_the_turn_with_its_own_reason():
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_token_outside_the_vocabulary_never_reaches_the_server(token):
     with serving() as (runtime, _, engine):
-        with pytest.raises(ConfigError, match=f"token 1 of the prompt got id {token}"):
+        with pytest.raises(ConfigError, match=f"got the token {token}"):
             sample(engine, GenerationRequest([5, token, 6], 3))
         with pytest.raises(ConfigError, match="vocabulary"):
             asyncio.run(engine.score([5, token, 6], 1))
@@ -124,22 +115,6 @@ def test_a_server_that_exits_in_the_middle_is_an_error_and_closing_still_works()
         with pytest.raises(EngineError, match="broke off"):
             asyncio.run(sample_while_it_dies())
         engine.close()
-
-
-def test_something_else_behind_the_address_is_named():
-    with serving() as (runtime, _, _), SGLangServer(runtime) as server:
-        runtime.server_info = lambda: {"vocab": 3}
-        with pytest.raises(EngineError, match=r"lacks 'max_req_input_len'.*0\.5\.17"):
-            SGLangServerEngine(server.url, tokenizer=TOKENIZER)
-
-
-def test_a_key_opens_a_server_that_wants_one():
-    runtime = TinySGLang(make_model(), TOKENIZER, "elsewhere")
-    with SGLangServer(runtime, api_key="sesame") as server:
-        with pytest.raises(EngineError, match=r"401: .*Unauthorized"):
-            SGLangServerEngine(server.url, tokenizer=TOKENIZER)
-        with SGLangServerEngine(server.url, tokenizer=TOKENIZER, api_key="sesame") as engine:
-            assert len(sample(engine, GenerationRequest([5], 2)).ids) == 2
 
 
 def test_a_model_that_is_not_on_a_disk_here_leaves_the_tokenizer_to_say_its_size(tmp_path):

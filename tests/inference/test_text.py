@@ -1,6 +1,5 @@
 """Engines for people: strings in, strings and all that is known of them out."""
 
-import asyncio
 import copy
 import json
 import threading
@@ -133,21 +132,6 @@ def test_a_stop_string_as_text_or_several(engine):
         assert free[0].startswith(output[0])
 
 
-def test_it_works_inside_a_running_event_loop(engine):
-    expected = engine.generate(PROMPTS, max_tokens=5, seed=1).sequences
-
-    async def notebook_cell():
-        return engine.generate(PROMPTS, max_tokens=5, seed=1).sequences
-
-    assert asyncio.run(notebook_cell()) == expected
-
-
-def test_no_prompts_no_answers(engine):
-    output = engine.generate([])
-    assert (len(output), output.sequences, output.tokens.shape) == (0, [], (0, 0))
-    assert engine.compute_log_probs([], []).shape == (0,)
-
-
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
@@ -164,14 +148,6 @@ def test_arguments_that_make_no_sense_are_named(engine, prompts, options, messag
         engine.generate(prompts, **options)
 
 
-def test_strings_need_a_tokenizer(loaded):
-    with (
-        create_inference_engine(loaded.model, "transformers") as engine,
-        pytest.raises(ConfigError, match="Pass tokenizer="),
-    ):
-        engine.generate("Hello")
-
-
 def test_log_probs_of_given_answers_are_those_of_a_plain_forward(engine, loaded):
     answers = ["yes", "no, never!", ""]
     found = engine.compute_log_probs(PROMPTS, answers)
@@ -182,11 +158,6 @@ def test_log_probs_of_given_answers_are_those_of_a_plain_forward(engine, loaded)
         for prompt, answer in zip(PROMPTS, answers, strict=True)
     ]
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-5)
-
-
-def test_as_many_answers_as_prompts(engine):
-    with pytest.raises(ConfigError, match="3 prompts and 1 responses"):
-        engine.compute_log_probs(PROMPTS, ["one"])
 
 
 def test_the_plain_engine_loads_its_model_itself_and_samples_as_documented(loaded):

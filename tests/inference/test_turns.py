@@ -47,7 +47,7 @@ def test_an_engine_that_breaks_down_tells_everybody():
     engine.close()
 
 
-def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
+def test_an_engine_that_is_stuck_can_be_closed(monkeypatch):
     monkeypatch.setattr(worker, "_CLOSING_SECONDS", 0.05)
     is_stuck, release = threading.Event(), threading.Event()
 
@@ -66,5 +66,4 @@ def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
         assert result.finish_reason is FinishReason.ABORTED
 
     asyncio.run(ask_and_close())
-    assert "did not end within 0.05 s" in caplog.text
     release.set()

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from inference.zoo import REFUSED, SUPPORTED, VOCAB_SIZE, WINDOW, make
-from inference.zoo_table import FAMILIES, PAGE, table
 from turnwise import create_inference_engine
 from turnwise.inference import GenerationRequest, SamplingParams, sampling_log_probs
 from turnwise.inference.local import LocalEngine, UnsupportedModel
@@ -119,13 +118,6 @@ def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, 
     check(model, converse_all(engine, num_turns=1))
 
 
-def test_the_table_in_the_docs_has_every_family_that_is_tested_here():
-    """To write it: PYTHONPATH=src:tests python -m inference.zoo_table"""
-    names = [name for family in FAMILIES for name in family.names]
-    assert sorted(names) == sorted([*SUPPORTED, *REFUSED])
-    assert table() in PAGE.read_text()
-
-
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "qwen3"])
 def test_deterministic_mode_holds_with_experts(name):
     model = make(SUPPORTED[name]()).to(DEVICE)
@@ -138,18 +130,3 @@ def test_deterministic_mode_holds_with_experts(name):
                 return await engine.sample(request)
 
         assert asyncio.run(alone()) == result
-
-
-def test_a_window_that_is_longer_than_a_step_is_kept():
-    config = SUPPORTED["mistral"]()
-    config.sliding_window, config.max_position_embeddings = 150, 512
-    model = make(config).to(DEVICE)
-    request = GenerationRequest(random_ids(random.Random(0), 300), 30, seed=1)
-
-    async def sample(engine):
-        return await engine.sample(request)
-
-    for deterministic in (True, False):
-        with LocalEngine(model, deterministic=deterministic, prefill_tokens=64) as engine:
-            result = asyncio.run(sample(engine))
-        check(model, [([*request.prompt_ids, *result.ids], [(request, result)])])

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from turnwise.learner import MasterOptimizer, optimizer as module
-from turnwise.learner.fast import load_kernels
 from turnwise.models.rounding import round_weight, threshold_key
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -63,12 +62,6 @@ def steps(optimizer, parameters, numbers, num_packs=1):
             optimizer.prepare_step(1e-2 if number > 1 else 1.0)  # another rate: prepared again
         optimizer.step(1e-2, 1.0 / float(norm))
         optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_they_pass_the_probe_that_switches_them_on(dtype, kernels):
-    assert kernels.is_exact(dtype, torch.device(DEVICE))
-    assert load_kernels("adam_kernels", dtype, torch.device(DEVICE)) is kernels
 
 
 @pytest.mark.parametrize("num_packs", [1, 3])

@@ -45,7 +45,6 @@ def test_narrow_tensors_belong_to_the_last_columns():
     assert batch.response_mask.int().tolist() == [[0, 0, 1, 1]]
     torch.testing.assert_close(batch.old_log_probs, torch.tensor([[0, 0, -0.5, -0.6]]))
     assert batch.rewards.tolist() == [[0, 0, 0, 2.0]]
-    assert batch["input_ids"] is batch.input_ids
 
 
 def test_episode_scores_go_on_the_last_policy_token():
@@ -75,11 +74,3 @@ def test_episode_scores_go_on_the_last_policy_token():
 def test_what_does_not_fit_is_named(data, words):
     with pytest.raises(ConfigError, match=words):
         PPOBatch.from_mapping(data)
-
-
-def test_an_unknown_field_says_the_nearest():
-    batch = PPOBatch(torch.tensor([[1, 2]]), torch.tensor([[0, 1]]))
-    with pytest.raises(KeyError, match="advantages"):
-        batch["advantage"]
-    with pytest.raises(ConfigError, match="at least one episode"):
-        PPOBatch.from_streams([])

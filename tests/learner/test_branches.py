@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from learner.episodes import double_model
-from turnwise.algo import get_policy_loss
 from turnwise.chat import TokenStream
 from turnwise.learner import PPOBatch
 from turnwise.learner.packing import make_packs
@@ -85,23 +84,3 @@ def test_the_parts_of_a_batch_keep_their_branches():
     assert batch.select(torch.tensor([1])).branches == [tuple(stream.branches)]
     assert batch.for_imitation().branches == batch.branches
     assert PPOBatch.from_streams([make_stream([([5], [6], 0)])]).branches is None
-
-
-@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "token-mean"])
-def test_an_episode_with_branches_counts_once_where_the_loss_averages_over_sequences(mode):
-    many = make_stream([([5], [6, 7], 0), ([8], [9], 4), ([2, 2], [1, 1], 5), ([3], [4], 4)])
-    batch = PPOBatch.from_streams([make_stream([([5], [6, 7], 0)]), many])
-    log_probs = torch.zeros(batch.input_ids.shape, requires_grad=True)
-    loss, _ = get_policy_loss("ppo")(
-        log_probs.detach(),
-        log_probs,
-        torch.ones(batch.input_ids.shape),
-        batch.response_mask,
-        loss_agg_mode=mode,
-    )
-    (gradient,) = torch.autograd.grad(loss, log_probs)
-    one, other = (-gradient).sum(1).tolist()
-    num_tokens = batch.response_mask.sum(1).tolist()
-    assert num_tokens == [2, 6]
-    shares = [0.5, 0.5] if mode == "seq-mean-token-mean" else [0.25, 0.75]
-    assert [one, other] == pytest.approx(shares)

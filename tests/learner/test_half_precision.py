@@ -80,15 +80,6 @@ def test_weights_that_were_changed_after_loading_stay(float32_folder):
     assert float(masters(learner)["policy.model.norm.weight"].max()) == 2.0
 
 
-def test_a_checkpoint_in_half_precision_is_the_first_policy(tmp_path):
-    make_model("llama").bfloat16().save_pretrained(tmp_path)
-    load_model("tiny", device="cpu").tokenizer.save_pretrained(tmp_path)
-    model = load_model(tmp_path, dtype="bfloat16", device="cpu").model
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    learner = make_learner(ConfigStore(), model)
-    assert all(torch.equal(p, before[n]) for n, p in policy_weights(learner).items())
-
-
 def test_engine_export_and_other_engines_merge_adapters_alike():
     pytest.importorskip("peft")
     from turnwise.learner import add_lora

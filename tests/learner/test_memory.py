@@ -109,43 +109,16 @@ def test_more_memory_means_more_tokens_and_fewer_checkpointed_layers():
     plans = [
         plan_memory(size * GIB, [SEVEN_BILLION], 2, longest=8192) for size in (1, 8, 40, 80, 300)
     ]
-    tokens = [plan.micro_batch_tokens for plan in plans]
-    layers = [plan.num_checkpointed for plan in plans]
+    tokens, layers = map(list, zip(*plans, strict=True))
     assert layers == sorted(layers, reverse=True)
     assert (layers[0], layers[-1]) == (28, 0)
     assert tokens == sorted(tokens)
     for size, plan in zip((8, 40, 80), plans[1:-1], strict=True):
-        used = plan.micro_batch_tokens * SEVEN_BILLION.bytes_per_token(2, plan.num_checkpointed)
-        assert used <= size * GIB / 2
+        assert plan[0] * SEVEN_BILLION.bytes_per_token(2, plan[1]) <= size * GIB / 2
     # Where it is set, nothing is chosen.
-    assert plan_memory(40 * GIB, [SEVEN_BILLION], 2, checkpointing=False).num_checkpointed == 0
-    assert plan_memory(900 * GIB, [SEVEN_BILLION], 2, checkpointing=True).num_checkpointed == 28
-    assert plan_memory(-GIB, [SEVEN_BILLION], 2).micro_batch_tokens == 256
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("num_checkpointed", [0, 1, 2])
-def test_the_estimate_is_not_far_from_what_a_forward_saves(dtype, num_checkpointed):
-    model = double_model("llama", critic=None)
-    model.policy.to(dtype)
-    if num_checkpointed:
-        model.checkpoint_layers(num_checkpointed)
-    batch = random_batch(64, 14)
-    saved = {}
-
-    def remember(tensor):
-        storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes(), tensor  # held, so that no address is reused
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        model(batch.input_ids, batch.attention_mask, batch.response_mask)
-    held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    num_bytes = sum(size for address, (size, _) in saved.items() if address not in held)
-    num_tokens = int(batch.attention_mask.sum())
-    (shape,) = model.layer_shapes
-    estimate = shape.bytes_per_token(dtype.itemsize, num_checkpointed)
-    assert 0.2 < num_bytes / num_tokens / estimate < 2
+    assert plan_memory(40 * GIB, [SEVEN_BILLION], 2, checkpointing=False)[1] == 0
+    assert plan_memory(900 * GIB, [SEVEN_BILLION], 2, checkpointing=True)[1] == 28
+    assert plan_memory(-GIB, [SEVEN_BILLION], 2)[0] == 256
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

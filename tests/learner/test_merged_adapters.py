@@ -7,8 +7,6 @@ import torch
 
 from inference.tiny_models import make_model
 from learner.episodes import random_batch
-from turnwise.inference import TransformersEngine
-from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, PolicyValueModel, add_lora, merged_weights
 from turnwise.learner.lora import merge_lora, without_adapters
 
@@ -72,19 +70,9 @@ def test_other_adapters_are_computed_as_peft_does(change):
     batch = random_batch()
     policy = PolicyValueModel(model, None)
     merging = Learner(policy).score(batch).log_probs
-    policy.merges_adapters = False
+    policy.trunk.merges_adapters = False
     unmerged = Learner(policy).score(batch).log_probs
     if change == "second adapter":  # on q_proj alone
         assert not torch.equal(merging, unmerged)
     else:
         assert torch.equal(merging, unmerged)
-
-
-def test_an_engine_says_whether_it_samples_from_merged_weights():
-    model = adapted_model()
-    with LocalEngine(model) as engine:
-        assert engine.merges_adapters
-        engine.free_memory()
-        assert engine.merges_adapters
-    with TransformersEngine(model) as engine:
-        assert not engine.merges_adapters

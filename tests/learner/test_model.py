@@ -11,7 +11,6 @@ from transformers import (
 
 from inference.tiny_models import CONFIGS, SHAPE, make_model
 from learner.episodes import double_model, random_batch, weights
-from turnwise import ConfigError
 from turnwise.learner import PolicyValueModel, UnsupportedModel
 from turnwise.learner.trunk import Trunk
 
@@ -61,10 +60,9 @@ def test_log_probs_and_entropy_are_those_of_each_episode_alone(family, layout):
     [
         (Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=5.0), "padded"),
         (GraniteConfig(**SHAPE, logits_scaling=3.0), "packed"),
-        (GraniteConfig(**SHAPE, logits_scaling=1.008), "packed"),
         (GraniteConfig(**SHAPE, logits_scaling=1.00001), "packed"),
     ],
-    ids=["gemma2", "granite", "granite, nearly 1", "granite, very nearly 1"],
+    ids=["gemma2", "granite", "granite, nearly 1"],
 )
 def test_models_that_bound_or_scale_their_numbers_are_computed_as_they_are(config, layout):
     policy = made(config)
@@ -97,15 +95,8 @@ def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused():
 def test_a_model_without_a_body_is_refused():
     model = make_model("llama")
     del model.model
-    with pytest.raises(UnsupportedModel, match="no decoder apart from its output layer"):
+    with pytest.raises(UnsupportedModel, match="has no decoder"):
         PolicyValueModel(model, None)
-
-
-def test_the_attention_of_the_model_is_its_own_again_afterwards():
-    policy = make_model("llama")
-    name = policy.config._attn_implementation
-    PolicyValueModel(policy, None)(random_batch().input_ids)
-    assert policy.config._attn_implementation == name
 
 
 def test_values_are_zero_at_first_and_of_the_state_before_the_token():
@@ -138,8 +129,3 @@ def test_dropout_stays_off():
     model.train()
     ids = random_batch().input_ids
     torch.testing.assert_close(model(ids).log_probs, model(ids).log_probs, rtol=0, atol=0)
-
-
-def test_an_unknown_critic_is_refused():
-    with pytest.raises(ConfigError, match="critic got 'twin'"):
-        PolicyValueModel(make_model("llama"), "twin")

@@ -6,7 +6,7 @@ from torch import nn
 
 from learner.episodes import double_model, largest_difference, random_batch, weights, with_targets
 from turnwise import ConfigError
-from turnwise.learner import Learner, LearnerOptions, MasterOptimizer, learning_rate_at
+from turnwise.learner import Learner, LearnerOptions, MasterOptimizer
 
 
 def named(*tensors):
@@ -85,17 +85,12 @@ def test_new_weights_reach_the_masters():
     assert float(parameters[0][1].detach().max()) == 5.0
 
 
-def test_nothing_to_train_is_an_error():
-    with pytest.raises(ConfigError, match="nothing to train"):
-        MasterOptimizer([("p", nn.Parameter(torch.ones(1), requires_grad=False))])
-
-
 def test_schedules():
     def rates(schedule):
-        return [
-            learning_rate_at(s, 2.0, schedule=schedule, warmup_steps=2, total_steps=10)
-            for s in range(12)
-        ]
+        options = LearnerOptions(
+            learning_rate=2.0, lr_schedule=schedule, warmup_steps=2, total_steps=10
+        )
+        return [options.learning_rate_at(step) for step in range(12)]
 
     assert rates("constant") == [1.0] + [2.0] * 11
     linear, cosine = rates("linear"), rates("cosine")
@@ -105,9 +100,8 @@ def test_schedules():
         assert falling[6] == pytest.approx(1.0)
         assert falling[10] == falling[11] == 0.0
     assert linear[4] < cosine[4]
-    assert learning_rate_at(7, 2.0) == 2.0
     with pytest.raises(ConfigError, match="total_steps"):
-        learning_rate_at(0, 1.0, schedule="cosine")
+        LearnerOptions(lr_schedule="cosine").learning_rate_at(0)
 
 
 def test_muon_is_torchs_muon_for_hidden_matrices_and_adamw_for_the_rest():

@@ -79,13 +79,6 @@ def test_models_that_only_attend_are_packed_and_have_the_same_log_probs(name):
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma3"])
-def test_they_are_packed_in_half_precision_too(name):
-    model = PolicyValueModel(make(SUPPORTED[name]()).bfloat16(), None)
-    assert model.layout == "packed"
-    assert model.shares_prefixes
-
-
 class ShiftedLlama(LlamaForCausalLM):
     """A model of the user's own: each token sees a trace of the one before it in the MLP."""
 

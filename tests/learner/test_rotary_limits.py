@@ -1,7 +1,5 @@
 """Rotary embeddings that change with the length: engine and learner use one set of frequencies."""
 
-import asyncio
-
 import pytest
 import torch
 from transformers import Gemma3TextConfig
@@ -51,11 +49,3 @@ def test_parameters_of_one_type_of_layer_are_read():
         (long,) = random_episodes(limit + 1)
         with pytest.raises(ConfigError, match=f"up to {limit}"):
             log_probs(PolicyValueModel(model, None), [long])
-
-
-def test_an_engine_scores_nothing_beyond_the_limit():
-    with LocalEngine(make(SUPPORTED["phi3, longrope"]())) as engine:
-        ids = random_episodes(81)[0].tolist()
-        assert len(asyncio.run(engine.score(ids[:80], 1))) == 79
-        with pytest.raises(ConfigError, match="got 81 tokens, more than the context"):
-            asyncio.run(engine.score(ids, 1))

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 
 from turnwise.learner.sharding import split_shards
-from turnwise.learner.tensor_file import TensorFile, TensorFileWriter, layout_of
+from turnwise.learner.tensor_file import TensorFile, TensorFileWriter
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
@@ -28,7 +28,7 @@ def filled(shapes):
 
 
 def written(path, whole, num_shards):
-    with TensorFileWriter(path, layout_of(whole)) as file:
+    with TensorFileWriter(path, whole) as file:
         for shard in split_shards(whole, num_shards):
             for name, tensor in shard.items():
                 file.append(name, tensor)

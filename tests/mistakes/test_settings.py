@@ -134,7 +134,7 @@ class LateExpert(Good):
         ),
         (
             {"config": {"training": {"kl_target": 0.1}}},
-            "training.kl_target got 0.1, and there is no KL penalty",
+            "training.kl_target got 0.1 and training.kl_coef 0.01, and there is no KL penalty",
         ),
         (
             {"config": {"training": {"adv_estimator": "grpo", "group_size": 1}}},
@@ -142,7 +142,7 @@ class LateExpert(Good):
         ),
         (
             {"config": {"training": {"warm_start": "expert"}}},
-            "training.warm_start got 'expert', and Good has no method expert_action.",
+            "Good has no expert. Give it an expert_action() method",
         ),
         (
             {"environment": LateExpert, "config": {"training": {"warm_start": "expert"}}},

@@ -65,13 +65,13 @@ def maze(method, value):
 STEPS = [
     (("", 1.0), "returned 2 values, expected 4"),
     (("", 1.0, True, False, {}), "GymnasiumEnvironment"),
-    (None, "Does every path end in a return?"),
+    (None, "on every path"),
     ("abcd", "returned type str, expected 4"),
     (("", "1.0", True, {}), "a reward of type str"),
     (("", np.array([1.0, 2.0]), True, {}), "a reward of type ndarray"),
     (("", None, True, {}), "a reward of None"),
-    (("", math.nan, True, {}), "the reward nan, expected a finite number"),
-    (("", np.float32("inf"), True, {}), "the reward inf, expected a finite number"),
+    (("", math.nan, True, {}), "a reward of nan, expected a finite number"),
+    (("", np.float32("inf"), True, {}), "a reward of inf, expected a finite number"),
     (("", 1.0, "yes", {}), "done='yes', expected True or False"),
     (("", True, 0.5, {}), "done=0.5, expected True or False"),
     (("", 1.0, True, "x"), "info of type str, expected a dict"),
@@ -124,9 +124,9 @@ def test_near_types_are_taken(reward):
 
 
 REWARDS = [
-    ("1.0", "returned type str"),
+    ("1.0", "returned str"),
     (None, "Does every path end in a return?"),
-    ((1.0, {}), "Return the dict alone"),
+    ((1.0, {}), "returned dict"),
     (math.nan, "the reward is nan"),
     ([1.0, 2.0], "2 rewards for an episode of 1 turns"),
     ({}, "an empty dict"),
@@ -159,7 +159,7 @@ def test_code_that_raises_is_shown_with_its_lines():
     assert line == "    return trajectory.rewards[99]"
     assert last == "IndexError: list index out of range"
     error, place = failure(Task)
-    assert "self.task is None, since there is no dataset" in error
+    assert error.startswith("TypeError")
     assert 'return self.task["question"]' in place
 
 
@@ -217,10 +217,9 @@ TRAINERS = [
     ({"environment": "guess-numbr"}, "Did you mean 'guess-number'?"),
     ({"environment": "nothing-like-it"}, "path/to/file.py:ClassName"),
     ({"reward_fn": three}, "missing a required argument: 'c'"),
-    ({"reward_fn": "score"}, "Pass the function itself"),
+    ({"reward_fn": "score"}, "expected a function of (trajectory)"),
     ({"config": {"batch_size": 4}}, "Did you mean 'training.batch_size'?"),
     ({"config": {"training": {"batch_size": "abc"}}}, "training.batch_size got 'abc'"),
-    ({"config": {"training": {"batch_size": 10**6, "group_size": 10**6}}}, "in one step"),
     ({"config": "nowhere/run.yaml"}, "there is no configuration file nowhere/run.yaml"),
     ({"config": Good}, "Trainer(config, MyEnvironment)"),
     ({"config": ConfigStore().training}, "config got TrainingConfig"),
@@ -242,11 +241,11 @@ TRAINERS = [
     ({"tokenizer": 5}, "expected a Hugging Face tokenizer"),
     ({"tools": 5}, "tools got 5"),
     ({"tools": "calculator"}, "the setting tools: [calculator"),
-    ({"tools": one}, "tools got one"),
+    ({"tools": one}, "expected a list of functions"),
     ({"tools": [one, one]}, "there is already a tool 'one'"),
     ({"limits": {"max_turns": 5}}, "limits=EpisodeLimits(max_turns=5)"),
-    ({"dataset": {"prompt": "a"}}, "Put a single row into a list"),
-    ({"dataset": iter([1])}, "Make a list of it: list(...)"),
+    ({"dataset": {"prompt": "a"}}, "Make a list of it"),
+    ({"dataset": iter([1])}, "Make a list of it"),
     ({"eval_dataset": 5}, "eval_dataset got int"),
     ({"resume": "yes"}, "expected True to continue a run"),
     ({"model": torch.nn.Identity()}, "got model= without tokenizer="),
@@ -271,7 +270,7 @@ def test_a_dict_and_a_file_are_settings_too(tmp_path):
 
 FILES = [
     (None, "there is no file rows.jsonl"),
-    ("", "rows.jsonl is empty"),
+    ("", "there are no rows in rows.jsonl"),
     ('{"prompt": "a"}\n{"prompt": b}\n', "line 2 is not JSON"),
     (json.dumps({"question": "a"}), "line 1 has no 'prompt'"),
     ('{"prompt": "a"}\n3\n', "line 2 is 3 (int)"),
@@ -288,9 +287,9 @@ def test_files_of_rows(content, words, tmp_path, monkeypatch):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("ids", "got"), [([], "no tokens"), ([0, 0, 0], "the unknown token")])
-def test_a_tokenizer_that_turns_text_into_nothing(ids, got):
-    with pytest.raises(ConfigError, match=f"my-model.*{got}"):
+@pytest.mark.parametrize("ids", [[], [0, 0, 0]])
+def test_a_tokenizer_that_turns_text_into_nothing(ids):
+    with pytest.raises(ConfigError, match=r"my-model.*to unknown tokens or to none"):
         Trainer(environment=Good, model=torch.nn.Identity(), tokenizer=NotReady(ids)).fit()
 
 

@@ -1,14 +1,12 @@
 """Models by name, folder and id; every mistake is one message with its fix."""
 
 import json
-from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
 import torch
 
 from turnwise import ConfigError
-from turnwise.chat import ChatFormat
 from turnwise.models import load_model, load_tokenizer, model_folder
 from turnwise.models.tiny import make_tiny
 
@@ -92,14 +90,10 @@ def test_a_folder_that_is_not_there(name, folder, monkeypatch):
         load_model(name)
 
 
-def test_a_folder_without_a_model_names_the_one_inside(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"no config\.json. Did you mean .*saved"):
-        load_model(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"no config\.json. save_pretrained"):
-        load_model(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="is a file"):
-        load_model(folder / "config.json")
+def test_a_folder_without_a_model(folder):
+    for path in (folder.parent, folder / "config.json"):
+        with pytest.raises(ConfigError, match=r"it has no config\.json"):
+            load_model(path)
 
 
 def test_a_folder_with_a_broken_model(folder):
@@ -125,83 +119,7 @@ def test_code_that_comes_with_a_model_is_run_only_when_asked(folder):
 
 @pytest.mark.parametrize("name", ["tinny", "nobody/nothing"])
 def test_the_hub_out_of_reach(offline, name):
-    with pytest.raises(ConfigError, match="cannot be reached") as raised:
+    with pytest.raises(ConfigError, match="a built-in name, works offline") as raised:
         load_model(name)
-    assert "a built-in name, works offline" in str(raised.value)
     assert ("Did you mean 'tiny'?" in str(raised.value)) == (name == "tinny")
     assert raised.value.__cause__ is not None
-
-
-def test_the_hub_has_no_such_model(monkeypatch):
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    response = SimpleNamespace(headers={}, request=None)
-    for error, message in (
-        (RepositoryNotFoundError, "no such model on the Hugging Face hub"),
-        (GatedRepoError, "hf auth login"),
-    ):
-
-        def refuse(*_, error=error, **__):
-            raise OSError("long text") from error("no", response=response)
-
-        monkeypatch.setattr("transformers.utils.hub.cached_file", refuse)
-        with pytest.raises(ConfigError, match=message):
-            load_model("somebody/something")
-
-
-def change_json(path, change):
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_hidden_layers", 10**7), ("vocab_size", 10**12), ("hidden_size", 10**9)],
-)
-@pytest.mark.parametrize("inside", [False, True])
-def test_numbers_that_no_model_has_are_refused_before_it_is_built(folder, name, value, inside):
-    change = {"text_config": {name: value}} if inside else {name: value}
-    change_json(folder / "config.json", lambda config: config.update(change))
-    with pytest.raises(ConfigError, match=f"config.json has {name}: {value}, expected at most"):
-        load_model(folder, device="cpu")
-
-
-def replace(pattern, content):
-    return {"type": "Replace", "pattern": pattern, "content": content}
-
-
-def in_sequence(step, number, name="normalizers"):
-    return {"type": "Sequence", name: [step] * number}
-
-
-TOKENIZER_BOMBS = {
-    "doubled": ("normalizer", in_sequence(replace({"String": "e"}, "ee"), 40)),
-    "long": ("normalizer", replace({"Regex": "."}, "x" * 1000)),
-    "empty": ("normalizer", replace({"String": ""}, "x")),
-    "empty expression": ("normalizer", replace({"Regex": ""}, "x")),
-    "nested": ("normalizer", in_sequence(in_sequence(replace({"String": "e"}, "eee"), 3), 3)),
-    "decoder": ("decoder", in_sequence(replace({"String": "e"}, "eeee"), 30, "decoders")),
-}
-
-
-@pytest.mark.parametrize(("section", "step"), TOKENIZER_BOMBS.values(), ids=TOKENIZER_BOMBS)
-def test_a_tokenizer_that_makes_texts_far_longer_is_refused(folder, section, step):
-    change_json(folder / "tokenizer.json", lambda tokenizer: tokenizer.update({section: step}))
-    with pytest.raises(ConfigError, match=r"times longer|empty pattern"):
-        load_tokenizer(folder)
-
-
-def test_a_tokenizer_in_the_way_of_sentencepiece_is_loaded(folder):
-    steps = [{"type": "Prepend", "prepend": "_"}, replace({"String": " "}, "\u2581")]
-    normalizer = {"type": "Sequence", "normalizers": steps}
-    change_json(folder / "tokenizer.json", lambda t: t.update(normalizer=normalizer))
-    assert load_tokenizer(folder).encode("a b")
-
-
-def test_an_expression_that_backtracks_without_end_is_a_clear_error(folder):
-    normalizer = replace({"Regex": "(a+)+$"}, "x")
-    change_json(folder / "tokenizer.json", lambda t: t.update(normalizer=normalizer))
-    chat = ChatFormat(load_tokenizer(folder))
-    with pytest.raises(ConfigError, match="the tokenizer cannot encode a text"):
-        chat.prompt_ids([{"role": "user", "content": "a" * 40 + "b"}])

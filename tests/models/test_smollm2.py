@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from chat.families import difference_of
 from turnwise import MissingExtraError
 from turnwise.chat import ChatFormat, Conversation
 from turnwise.models import load_model, smollm2
@@ -42,7 +43,7 @@ def test_it_knows_where_paris_is(loaded):
     sampled = answer[prompt.shape[1] :].tolist()
     assert conversation.answer(sampled, [0.0] * len(sampled)) == "The capital of France is Paris."
     conversation.add([{"role": "user", "content": "And of Italy?"}])
-    assert conversation.difference() is None
+    assert difference_of(conversation) is None
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == 2
     conversation = Conversation(
         ChatFormat(loaded.tokenizer), [{"role": "user", "content": "What is <file_sep>?"}]

@@ -1,12 +1,11 @@
 """Combining reward functions by weights."""
 
 import asyncio
-import threading
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from turnwise.errors import ConfigError, RewardError
+from turnwise.errors import RewardError
 from turnwise.reward import (
     LLMJudge,
     Reward,
@@ -63,21 +62,6 @@ def test_parts_of_parts_keep_both_names():
     assert reward.parts == {"inner/a": 20.0, "inner/b/x": 10.0, "inner/b/y": 30.0}
 
 
-def test_parts_run_at_the_same_time_plain_or_async():
-    meeting = threading.Barrier(2, timeout=60.0)
-
-    def plain(trajectory):
-        meeting.wait()
-        return 1.0
-
-    async def through_a_thread(trajectory):
-        await asyncio.to_thread(meeting.wait)
-        return 2.0
-
-    reward_fn = WeightedReward({"plain": (plain, 1.0), "async": (through_a_thread, 1.0)})
-    assert compute_reward(EPISODE, reward_fn=reward_fn).total == 3.0
-
-
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
@@ -90,19 +74,3 @@ def test_a_part_that_fails_fails_the_whole_by_name(broken, words, weight):
     reward_fn = WeightedReward({"rule": (constant(1.0), 1.0), "judge": (broken, weight)})
     with pytest.raises(RewardError, match=words):
         compute_reward(EPISODE, reward_fn=reward_fn)
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({}, "named parts"),
-        (
-            {"rule": constant(1.0)},
-            r"part 'rule' of a WeightedReward must be a \(function, weight\)",
-        ),
-        ({"rule": (constant(1.0), float("nan"))}, "weight of part 'rule' must be a finite number"),
-    ],
-)
-def test_a_combination_that_cannot_work_is_refused_at_once(parts, words):
-    with pytest.raises(ConfigError, match=words):
-        WeightedReward(parts)

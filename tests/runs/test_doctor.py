@@ -146,7 +146,7 @@ SICK = [
         {"grad_norm": lambda step: {1: 2.0, 2: 40.0}.get(step, 12860.0)},
         "learning-rate-too-high",
         3,
-        "norm of the gradient went from 2 to 12,860 (step 3)",
+        "norm of the gradient went from 2 to 1.29e+04 (step 3)",
     ),
     (
         {"errors": after(20, 0.2, 0.0), "errors__tool": after(20, 0.2, 0.0)},
@@ -287,34 +287,6 @@ def test_a_hard_task_whose_reward_rises_is_not_too_hard(seed):
     assert codes(healthy_run(45, **FLAT | {"reward_std": 0.1} | ways)) == []
 
 
-def fixes(config, **ways):
-    return " ".join(finding.fix for _, finding in diagnose(healthy_run(45, **FLAT | ways), config))
-
-
-HARD = {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9}
-
-
-def test_nothing_is_advised_that_the_settings_have():
-    config = ConfigStore()
-    assert "set training.warm_start=expert" in fixes(config, **HARD)
-    assert "max_grad_norm" not in fixes(config, num_skipped_steps=after(20, 2, 0))  # it is set
-    config.training.warm_start = "expert"
-    config.training.max_grad_norm = None
-    advised = fixes(config, **HARD)
-    assert "warm" not in advised
-    assert advised.startswith("Begin with an easier task (environment.params, a curriculum); ")
-    assert "max_grad_norm" in fixes(config, num_skipped_steps=after(20, 2, 0))
-
-
-def test_an_agent_is_told_nothing_of_environments():
-    config = ConfigStore(agent="solve.py:solve")
-    for ways in (HARD, {"success": 1.0, "reward": 1.0, "reward_std": 0.0}):
-        advised = fixes(config, **ways)
-        assert len(advised) > 20
-        assert "environment." not in advised
-    assert "environment.params" in fixes(ConfigStore(), **HARD)
-
-
 def test_a_consequence_is_not_reported_while_its_cause_is_there():
     run = healthy_run(60, **FLAT | {"malformed_calls": 0.9, "cut_turns": 0.8})
     assert codes(run) == [(20, "cut-turns")]
@@ -388,7 +360,7 @@ def test_the_guide_explains_every_finding():
     assert sorted(told) == sorted([STOPPED, "shared-rows", *(check.code for check in CHECKS)])
     a_setting = r"\b(?:training|inference|model|environment|limits)\.[a-z_]+"
     settings_named = set(re.findall(a_setting, guide))
-    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.advise())}
+    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.fix)}
     for name in settings_named:
         section, setting = name.split(".")
         assert hasattr(getattr(ConfigStore(), section), setting), name

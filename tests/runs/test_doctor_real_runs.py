@@ -64,7 +64,6 @@ def test_a_constant_reward(tmp_path, amount):
         folder, "constant-reward", f"earned exactly {amount:g}", "All 40 episodes"
     )
     assert finding.fix.startswith("First look at the reward")
-    assert finding.example == "train-6-0"
 
 
 def test_a_reward_with_the_wrong_sign(tmp_path):
@@ -79,8 +78,7 @@ def test_a_reward_on_the_wrong_turn(tmp_path):
         return [float(trajectory.success), *[0.0] * (trajectory.num_turns - 1)]
 
     folder = train(tmp_path, Memory, "training.batch_size=16", reward_fn=on_the_first)
-    finding = the_finding(folder, "misplaced-reward", "100% of the successful episodes")
-    assert finding.example.startswith("train-6-")
+    the_finding(folder, "misplaced-reward", "100% of the successful episodes")
 
 
 def test_a_parser_of_another_format(tmp_path):
@@ -94,9 +92,8 @@ def test_a_parser_of_another_format(tmp_path):
 
 def test_too_few_tokens_for_a_turn(tmp_path):
     folder = train(tmp_path, Long, model=speaking_model(Long))
-    finding = the_finding(folder, "cut-turns", "100% of the model's turns", "3 tokens a turn")
+    finding = the_finding(folder, "cut-turns", "100% of the model's turns")
     assert [one.code for one in finding.consequences] == ["constant-reward"]
-    assert finding.example == "train-6-0"
 
 
 def test_an_entropy_that_collapses_while_the_run_learns(tmp_path):
@@ -125,7 +122,7 @@ def keep_old_weights(trainer):
 def test_a_stale_engine(tmp_path):
     allowed = "training.max_log_prob_gap=null"
     folder = train(tmp_path, Echo, allowed, prepare=keep_old_weights)
-    the_finding(folder, "stale-engine", "In the first step", "samples from old ones")
+    the_finding(folder, "stale-engine", "In the first step", "samples from old weights")
 
 
 def test_a_run_that_stopped_says_why(tmp_path):
@@ -133,7 +130,7 @@ def test_a_run_that_stopped_says_why(tmp_path):
     (finding,) = findings(folder)
     assert finding.code == "stopped"
     assert finding.text.startswith("After step ")
-    assert "the run stopped: the learner's log-probs differ by up to" in finding.text
+    assert "the run stopped: the learner's log-probs differ from" in finding.text
 
 
 def test_an_environment_that_shows_its_answer(tmp_path):

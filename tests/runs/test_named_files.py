@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turnwise import ConfigStore
 from turnwise.config import DatasetConfig, EnvironmentItem, RewardItem, setting_types
-from turnwise.runs.places import NAMES, names_in, rewrite_names
+from turnwise.runs.places import NAMES, names_in, servers_in
 
 NO_FILES = {
     *("model.device", "system_prompt", "inference.summary_prompt"),
@@ -44,9 +44,8 @@ def test_all_names_are_rewritten_and_nothing_else():
         "environments.0.dataset.path.1": "b.jsonl",
         "reward.0.function": "r.py:f",
         "tools.0": "t.py:f",
-        "tools.1": "u.py:f",
-        "tools.2.cwd": "",
-        "tools.3": "python",
+        "tools.1.tool": "u.py:f",
+        "tools.3.tool": "python",
         "tools.3.packages.0": "libs",
         "parser": "auto",
         "model.model_name": "tiny",
@@ -55,7 +54,15 @@ def test_all_names_are_rewritten_and_nothing_else():
         "training.optimizer": "adamw",
         "training.warm_start": "warm.jsonl",
     }
-    rewrite_names(config, lambda name: f"new {name.text}")
+    for name in names_in(config):
+        name.replace(f"new {name.text}")
     assert {name.text for name in names_in(config)} == {f"new {text}" for text in found.values()}
-    rewrite_names(config, lambda name: name.text.removeprefix("new "))
+    for name in names_in(config):
+        name.replace(name.text.removeprefix("new "))
     assert config.to_yaml() == before
+
+
+def test_only_a_server_that_is_started_has_a_working_directory():
+    config = ConfigStore()
+    config.tools = ["calculator", {"mcp": "serve x"}, {"mcp": "https://tools.example/mcp"}]
+    assert servers_in(config) == [{"mcp": "serve x"}]

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from turnwise import ConfigStore
+from turnwise.config import EnvironmentItem
 from turnwise.runs.resume_settings import FIXED, changes_between, refusals
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
@@ -78,8 +79,9 @@ def test_a_change_of_each_is_seen_and_refused_or_not():
     for name, was in SETTINGS.items():
         before, now = ConfigStore(), ConfigStore()
         section, _, field = name.rpartition(".")
-        setattr(getattr(now, section) if section else now, field, another_value(was))
-        assert changes_between(before, now) == [(name, was, another_value(was))]
+        value = [EnvironmentItem("e.py:E")] if name == "environments" else another_value(was)
+        setattr(getattr(now, section) if section else now, field, value)
+        assert changes_between(before, now) == [(name, was, value)]
         refused = refusals(before, now)
         if name in FIXED:
             (why,) = refused

@@ -296,7 +296,7 @@ def test_a_class_in_a_file_is_a_sink(tmp_path, monkeypatch, capsys):
     ("name", "problem"),
     [
         ("tracker.py:Nothing", "has no 'Nothing'"),
-        ("tracker.py:half", "no open and no close"),
+        ("tracker.py:half", r"expected a class with open\(first_step\)"),
         ("tracker.py:broken", "broken could not be made: ConnectionError: away"),
     ],
 )

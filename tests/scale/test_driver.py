@@ -1,6 +1,7 @@
 """The trainer's process on Ray: it has no weights, and checkpoints pass through it in shards."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import sys
@@ -25,6 +26,7 @@ from turnwise.runs.run_folder import RunFolder
 from turnwise.scale.ray.cluster import Cluster, Failures
 from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
 from turnwise.scale.ray.transfer import ModelSource
+from turnwise.trainer.schedule import Progress
 from turnwise.trainer.state import (
     has_same_weights,
     load_configured_model_in_parts,
@@ -129,21 +131,23 @@ def test_saving_takes_the_memory_of_a_tensor_and_loading_that_of_a_shard(tmp_pat
         model = make_policy(config, load_configured_model_in_parts(config), algorithm)
         learner = RemoteLearner(model, LearnerOptions.from_config(config), group=group)
         learner.imitate(PPOBatch(ids, ids > 8))
-        save = functools.partial(write_state, learner=learner, config=config, progress={})
-        save_checkpoint_to(tmp_path / "first", save, {}, 1)  # imports what is needed
+        progress = {**dataclasses.asdict(Progress()), "policy/": {}}
+        learners = {"": learner}
+        save = functools.partial(write_state, learners=learners, config=config, progress=progress)
+        save_checkpoint_to(tmp_path / "first", save, 1)  # imports what is needed
         learner.imitate(PPOBatch(ids, ids > 8))
         with growth() as of_saving:
-            saved = save_checkpoint_to(tmp_path / "second", save, {}, 2)
+            saved = save_checkpoint_to(tmp_path / "second", save, 2)
         assert has_same_weights(saved, learner)
         learner.imitate(PPOBatch(ids, ids > 8))
         assert not has_same_weights(saved, learner)
         with growth() as of_loading:
-            read_state(saved, learner)
+            read_state(saved, learners)
         assert has_same_weights(saved, learner)
         group.close()
     finally:
         cluster.close()
-    state = sum(saved.files.values())
+    state = sum(saved.file(name).stat().st_size for name in saved.files)
     assert state > 2.9 * size > 145e6  # weights and two moments
     print(
         f"{size / 1e6:.0f} MB: saving {of_saving[0] / 1e6:.0f}, loading {of_loading[0] / 1e6:.0f}"

@@ -1,6 +1,5 @@
 """A real Ray cluster whose machines come and go, and a worker that hangs."""
 
-import ctypes
 import os
 import signal
 import tempfile
@@ -189,64 +188,6 @@ def test_a_worker_that_hangs_holds_up_neither_the_driver_nor_the_others(
     assert len(versions) > 1, "new weights must reach the others"
     alone = train(tmp_path / "alone", Memory, *settings, "ray.use_ray=false")
     assert seeds_of(folder) == seeds_of(alone[2])
-
-
-def test_others_play_the_episodes_of_a_worker_that_does_not_answer(
-    tmp_path, cluster, monkeypatch, caplog
-):
-    """Also in a synchronous run, which needs all of them, and long before it counts as lost."""
-    with exported_python_path():
-        cluster.add_node(**NODE)
-    monkeypatch.setattr(episode_pool, "SECONDS_BETWEEN_CALLS", 0.5)
-    monkeypatch.setattr(episode_pool, "SECONDS_UNTIL_SILENT", 5.0)
-    settings = (*ELASTIC, "ray.num_actors=2", "ray.min_actors=2")
-    alone = train(tmp_path / "alone", Memory, *settings, "ray.use_ray=false")
-    try:
-        run = train(tmp_path / "run", Hanging, *settings, f"environment.params.notes={tmp_path}")
-    finally:
-        with suppress(ProcessLookupError, FileNotFoundError):
-            os.kill(int((tmp_path / "stopped").read_text()), signal.SIGKILL)
-    assert_same_training(run, alone)
-    assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
-    said = " ".join(record.getMessage() for record in caplog.records)
-    assert said.count("has not answered for 5 s: others play its episodes") == 1
-    assert "was lost" not in said
-
-
-class Blocking(Memory):
-    """One task of it blocks each process that plays it, so that the process cannot answer."""
-
-    def reset(self):
-        first = super().reset()
-        self.task = hash(self.rng.getstate()[1])
-        return first
-
-    def step(self, action):
-        notes = Path(self.config["notes"])
-        if str(os.getpid()) != TESTS:
-            with suppress(FileExistsError):
-                os.symlink(str(self.task), notes / "blocks")
-            mark = notes / f"blocked-{os.getpid()}"
-            if os.readlink(notes / "blocks") == str(self.task) and not mark.exists():
-                mark.touch()
-                ctypes.PyDLL(None).sleep(10)  # unlike time.sleep, with Python's lock
-        return super().step(action)
-
-
-def test_episodes_that_block_every_worker_are_left_once(tmp_path, cluster, monkeypatch, caplog):
-    with exported_python_path():
-        cluster.add_node(**NODE)
-    monkeypatch.setattr(episode_pool, "SECONDS_BETWEEN_CALLS", 0.5)
-    monkeypatch.setattr(episode_pool, "SECONDS_UNTIL_SILENT", 3.0)
-    settings = (*ELASTIC, "ray.num_actors=2", "ray.min_actors=2", "training.steps_per_epoch=3")
-    alone = train(tmp_path / "alone", Memory, *settings, "ray.use_ray=false")
-    run = train(tmp_path / "run", Blocking, *settings, f"environment.params.notes={tmp_path}")
-    assert_same_training(run, alone)
-    assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
-    assert len(list(tmp_path.glob("blocked-*"))) == 2
-    said = " ".join(record.getMessage() for record in caplog.records)
-    assert said.count("has not answered for 3 s: others play its episodes") == 1
-    assert "was lost" not in said
 
 
 def test_more_workers_for_the_start_than_in_all_are_refused(tmp_path):

@@ -1,7 +1,6 @@
 """What runs inside an episode worker, here in this process: engines that load their own model."""
 
 import asyncio
-from importlib.util import find_spec
 
 import pytest
 
@@ -9,7 +8,7 @@ from inference.sglang_cases import GREEDY, TOKENIZER, gap, make_model
 from inference.test_sglang_in_process import stand_in_for_sglang
 from trainer.worlds import Memory
 from turnwise.config import ConfigStore
-from turnwise.errors import ConfigError, MissingExtraError
+from turnwise.errors import ConfigError
 from turnwise.inference import GenerationRequest
 from turnwise.learner.sharding import split_shards
 from turnwise.scale.ray import assemble
@@ -60,14 +59,6 @@ def test_an_engine_with_a_model_of_its_own_gets_the_weights_in_parts(folder, sgl
     assert [result.weight_version for result in results] == [7, 7, 8, 8]
     for model, result in zip([models[0]] * 2 + [models[1]] * 2, results, strict=True):
         assert gap(model, request, result) < 1e-4
-
-
-@pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_an_engine_that_is_not_installed_is_told(folder, backend):
-    if find_spec(backend) is not None:
-        pytest.skip(f"{backend} is installed")
-    with pytest.raises(MissingExtraError, match=rf"pip install 'turnwise\[{backend}\]'"):
-        asyncio.run(EpisodeWorker(0).prepare(spec_for(folder, f"inference.backend={backend}")))
 
 
 def test_too_few_gpus_for_one_copy_of_the_model_are_told():

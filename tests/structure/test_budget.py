@@ -9,31 +9,31 @@ ROOT = SOURCE.parents[1]
 
 # Lines of Python in each package; `.` are the modules beside them.
 LINES = {
-    ".": 1355,
-    "agents": 2495,
-    "algo": 2484,
-    "chat": 2300,
-    "cli": 4668,
-    "config": 1206,
-    "data": 900,
-    "deadlines": 826,
-    "env": 3819,
-    "episode": 3627,
-    "inference": 6247,
-    "learner": 5403,
-    "models": 1497,
-    "progress": 735,
-    "reward": 1249,
-    "runs": 4299,
-    "scale": 3364,
-    "tools": 4480,
-    "trainer": 5386,
-    "user_code": 723,
-    "view": 2548,
+    ".": 910,
+    "agents": 2339,
+    "algo": 2347,
+    "chat": 1539,
+    "cli": 4029,
+    "config": 1160,
+    "data": 746,
+    "deadlines": 614,
+    "env": 3248,
+    "episode": 3306,
+    "inference": 5583,
+    "learner": 4885,
+    "models": 1203,
+    "progress": 531,
+    "reward": 1096,
+    "runs": 3644,
+    "scale": 2990,
+    "tools": 3900,
+    "trainer": 4754,
+    "user_code": 626,
+    "view": 2166,
 }
-FILES = 284
+FILES = 266
 JAVASCRIPT = 5500
-TESTS = 54900
+TESTS = 48600
 
 
 def count(paths):

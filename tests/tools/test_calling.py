@@ -1,33 +1,22 @@
 """Calls that go wrong: each becomes a result; what is not the tool's own passes through."""
 
 import asyncio
-import gc
-import os
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from typing import Any
 
 import pytest
 
-from contention import child_processes
 from turnwise.errors import EnvironmentFault, ToolError
-from turnwise.tools import ToolCall, ToolContext, ToolFailure, ToolRegistry, ToolResult, tool
+from turnwise.tools import ToolCall, ToolFailure, ToolRegistry, ToolResult, tool
 
 
 @tool
 def add(a: int, b: int = 1) -> int:
     """Add."""
     return a + b
-
-
-class BrokenError(Exception):
-    def __str__(self) -> str:
-        raise ValueError("even the message is broken")
 
 
 def both_ways(function: Any, **arguments: Any) -> list[ToolResult]:
@@ -76,7 +65,6 @@ def test_arguments_that_are_no_object_are_bad_arguments(arguments: Any) -> None:
         (RecursionError(), ToolFailure.RAISED),
         (MemoryError(), ToolFailure.RAISED),
         (SystemExit(3), ToolFailure.RAISED),
-        (BrokenError(), ToolFailure.RAISED),
         (ValueError("x" * 10_000_000), ToolFailure.RAISED),
     ],
     ids=lambda value: type(value).__name__,
@@ -155,14 +143,6 @@ def test_cancelling_an_episode_is_no_failure_of_the_tool() -> None:
         asyncio.run(main())
 
 
-def test_a_tool_that_is_cancelled_from_within_is_a_failure() -> None:
-    @tool
-    async def cancelled() -> None:
-        raise asyncio.CancelledError
-
-    assert all(result.failure is ToolFailure.RAISED for result in both_ways(cancelled))
-
-
 def test_an_inline_tool_runs_where_it_is_called_and_others_do_not() -> None:
     @tool(inline=True)
     def here() -> bool:
@@ -176,7 +156,7 @@ def test_an_inline_tool_runs_where_it_is_called_and_others_do_not() -> None:
     assert all(result.value is False for result in both_ways(elsewhere))
 
 
-@pytest.mark.parametrize("how", ["inline=True", "timeout=None", "timeout=120.0"])
+@pytest.mark.parametrize("how", ["timeout=None", "timeout=120.0"])
 def test_the_users_interrupt_gets_through(how: str) -> None:
     script = (
         "import os, time\n"
@@ -200,110 +180,3 @@ def test_the_users_interrupt_gets_through(how: str) -> None:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[0] == "interrupted\n"
-
-
-@pytest.mark.parametrize("inline", [True, False])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_tool_that_forks_does_not_come_back_twice(inline: bool, tmp_path: Any) -> None:
-    children: list[int] = []
-
-    @tool(inline=inline)
-    def fork() -> str:
-        pid = os.fork()
-        if pid:
-            children.append(pid)
-        return "parent" if pid else "child"
-
-    result = ToolRegistry([fork]).execute(ToolCall("fork"))
-    (tmp_path / str(os.getpid())).touch()
-    assert result.text == "parent"
-    assert os.waitpid(children[0], 0) == (children[0], 0)
-    assert os.listdir(tmp_path) == [str(os.getpid())]
-
-
-# ---- hundreds of calls at once ----
-
-
-NUM_CALLS = 300
-RELEASE = threading.Event()
-
-
-@tool(timeout=60.0)
-def good(n: int, context: ToolContext) -> int:
-    context.store[str(n)] = n
-    return n
-
-
-@tool(timeout=60.0)
-def raises(n: int) -> None:
-    raise ValueError(n)
-
-
-@tool(timeout=0.1)
-def hangs(n: int) -> None:
-    RELEASE.wait(60)
-
-
-@tool(timeout=60.0)
-def exits(n: int) -> None:
-    sys.exit(n)
-
-
-@tool(timeout=60.0)
-def forks(n: int) -> str:
-    pid = os.fork()
-    if pid:
-        os.waitpid(pid, 0)
-    return "parent" if pid else "child"
-
-
-EXPECTED: dict[str, ToolFailure | None] = {
-    "good": None,
-    "raises": ToolFailure.RAISED,
-    "hangs": ToolFailure.TIMED_OUT,
-    "exits": ToolFailure.RAISED,
-    "forks": None,
-    "missing": ToolFailure.UNKNOWN_TOOL,
-}
-TOOLS = [good, raises, hangs, exits, forks]
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_every_call_has_a_result_and_nothing_is_left() -> None:
-    rng = random.Random(0)
-    faults = [name for name in EXPECTED if name != "good"]
-    names = [rng.choice(faults) if rng.random() < 0.2 else "good" for _ in range(NUM_CALLS)]
-    registry = ToolRegistry(TOOLS)
-    RELEASE.clear()
-    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    processes = child_processes()
-
-    async def main() -> list[Any]:
-        contexts = [registry.open_context() for _ in names]
-        calls = [
-            registry.execute_async(ToolCall(name, {"n": n}), context)
-            for n, (name, context) in enumerate(zip(names, contexts, strict=True))
-        ]
-        results = await asyncio.gather(*calls)
-        for n, context in enumerate(contexts):
-            assert context.store == ({str(n): n} if names[n] == "good" else {})
-            await context.aclose()
-        assert len(asyncio.all_tasks()) == 1
-        return results
-
-    results = asyncio.run(main())
-    RELEASE.set()
-    assert [result.name for result in results] == names
-    assert [result.failure for result in results] == [EXPECTED[name] for name in names]
-    assert all(result.success == (result.failure is None) for result in results)
-    assert all(result.text and len(result.text) < 20_000 for result in results)
-    assert sum(Counter(result.failure for result in results).values()) == NUM_CALLS
-    assert {result.text for result in results if result.name == "forks"} == {"parent"}
-    deadline = time.monotonic() + 60
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    # Fewer is no fault: what tests before this one left behind may be collected meanwhile.
-    gc.collect()
-    assert threading.active_count() <= threads
-    assert len(os.listdir("/proc/self/fd")) <= files
-    assert child_processes() <= processes

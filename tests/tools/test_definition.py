@@ -12,7 +12,6 @@ from pydantic import Field
 
 from turnwise.errors import ToolError
 from turnwise.tools import FunctionTool, Tool, ToolDefinition, ToolRegistry, tool
-from turnwise.tools.schema import spec_from_schema
 
 
 @dataclass
@@ -38,8 +37,6 @@ def paint(
 
     Returns:
         size: this is not about the argument.
-
-    It dries in an hour.
     """
     return f"{colour} {at} {size} {tags}"
 
@@ -48,7 +45,7 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
     definition = FunctionTool(paint).definition
     properties = definition.parameters["properties"]
     assert definition.name == "paint"
-    assert definition.description == "Paint a spot on the wall. It dries in an hour."
+    assert definition.description == "Paint a spot on the wall."
     assert properties["colour"]["enum"] == ["red", "blue"]
     assert properties["colour"]["description"] == "The colour: red or blue."
     assert properties["at"]["description"] == "Where, in steps."
@@ -112,20 +109,7 @@ def test_arguments_may_have_names_that_are_used_elsewhere(name: str) -> None:
     assert not registry.execute_tool("double", self="x")[0]
 
 
-def test_default_that_json_cannot_show_is_left_to_the_function() -> None:
-    marker = object()
-
-    def function(a: int = 1, b: Any = marker) -> bool:
-        return b is marker
-
-    made = FunctionTool(function)
-    assert "default" not in made.definition.parameters["properties"]["b"]
-    assert made.check({}) == {}
-
-
 def test_mistakes_in_a_tool_say_the_cure() -> None:
-    def positional(a: int, /) -> None: ...
-
     def unknown_type(a: "Nowhere") -> None: ...  # noqa: F821
 
     class Strange: ...
@@ -137,8 +121,6 @@ def test_mistakes_in_a_tool_say_the_cure() -> None:
 
         def execute(self, **params: Any) -> None: ...
 
-    with pytest.raises(ToolError, match="Remove the '/'"):
-        _ = FunctionTool(positional).definition
     with pytest.raises(ToolError, match=r"Nowhere.*top of its module"):
         _ = FunctionTool(unknown_type).definition
     with pytest.raises(ToolError, match="Use str, int"):
@@ -159,21 +141,3 @@ def test_import_is_light() -> None:
         "assert not {'torch', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("kind", ["string", "integer", "array"])
-def test_bounds_are_those_of_their_type(kind: str) -> None:
-    bounds = {"minimum": 3, "minLength": 3, "minItems": 3}
-    schema = {"type": "object", "properties": {"x": {"type": [kind, "null"], **bounds}}}
-
-    def echo(x: object = None) -> str:
-        return repr(x)
-
-    spec = spec_from_schema(schema, echo)
-    good, short = {"string": ("abc", "a"), "integer": (3, 1), "array": ([1, 2, 3], [])}[kind]
-    for value, is_right in ((None, True), (good, True), (short, False)):
-        if is_right:
-            spec.check({"x": value})
-        else:
-            with pytest.raises(ToolError):
-                spec.check({"x": value})

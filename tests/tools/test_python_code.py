@@ -6,24 +6,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from contention import wait_until
 from tools.jailed import REASON, needs_isolation, separate_processes
 from turnwise.errors import ConfigError, ToolError
-from turnwise.tools import ToolCall, ToolFailure, ToolRegistry, ToolResult
-from turnwise.tools.python_code import (
-    CodeLimits,
-    PythonCodeTool,
-    run_code,
-    runner,
-    tool as tool_module,
+from turnwise.tools import (
+    ToolCall,
+    ToolFailure,
+    ToolRegistry,
+    ToolResult,
+    python_code as tool_module,
 )
+from turnwise.tools.python_code import CodeLimits, PythonCodeTool, run_code, runner
 
 
 def execute(code: str, **limits: Any) -> ToolResult:
@@ -119,39 +116,11 @@ def test_other_ends_are_told_too(code: str, told: str) -> None:
     assert told in result.text
 
 
-def stall_at_output(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
-    """When something is printed, it takes that long and 100 seconds until the next look."""
-    printed = threading.Event()
-    add = runner.OutputKeeper.add
-
-    def hear(keeper: runner.OutputKeeper, data: bytes) -> None:
-        add(keeper, data)
-        wait_until(until)
-        printed.set()
-
-    def monotonic() -> float:
-        return time.monotonic() + 100.0 * printed.is_set()
-
-    monkeypatch.setattr(runner.OutputKeeper, "add", hear)
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=monotonic))
-
-
 @needs_isolation
-def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stall_at_output(monkeypatch, lambda: True)
-    result = execute("print('started', flush=True)\nwhile True: pass", seconds=60)
+def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed() -> None:
+    result = execute("print('started', flush=True)\nwhile True: pass", seconds=3.0)
     assert result.failure is ToolFailure.REFUSED
-    assert result.text == "started\nThe program was stopped after 60 seconds."
-
-
-@needs_isolation
-def test_a_program_that_ended_while_we_stalled_was_not_too_slow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stall_at_output(monkeypatch, lambda: not separate_processes())
-    assert execute("print('done')", seconds=60).text == "done\n"
+    assert result.text == "started\nThe program was stopped after 3 seconds."
 
 
 @needs_isolation

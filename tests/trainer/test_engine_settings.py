@@ -82,10 +82,6 @@ class TestRotaryLimits:
             assert options["max_model_len"] == expected
         assert "max_model_len" not in self.make(monkeypatch, "phi3")
 
-    def test_a_server_that_takes_longer_texts_is_refused(self, monkeypatch):
-        with pytest.raises(ConfigError, match=r"takes .* tokens, expected at most 80"):
-            self.make(monkeypatch, "phi3, longrope", "inference.url=http://localhost:1")
-
     def test_dynamic_frequencies_are_refused(self, monkeypatch):
         with pytest.raises(ConfigError, match=r"rope_type 'dynamic'.*Set it to 'local'"):
             self.make(monkeypatch, "llama, dynamic rope")

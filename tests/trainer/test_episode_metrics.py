@@ -5,10 +5,9 @@ import json
 import pytest
 
 from episode.worlds import Recording
-from trainer.worlds import Echo
 from turnwise import BaseEnvironment, EpisodeCollector, EpisodeLimits
+from turnwise.episode import Collection
 from turnwise.trainer.episode_metrics import (
-    environments_with_success,
     episode_metrics,
     split_seconds,
 )
@@ -48,9 +47,9 @@ def figures_of(*scripts, on_error="retry", **options):
             **options,
         )
         collection = collector.collect_sync([number])
-        results += collection.results
+        results += collection
         dropped += collection.dropped
-    collection.results, collection.dropped = results, dropped
+    collection = Collection(results, dropped)
     return episode_metrics(collection), collection
 
 
@@ -116,20 +115,3 @@ def test_seconds_are_split_by_what_episodes_waited_for():
     assert found["time/environment"] == pytest.approx(1.0)
     assert found["time/idle"] == pytest.approx(2.0)
     assert sum(found.values()) == pytest.approx(5.0)
-
-
-class Proud(Echo):
-    """Reports success only where there is one."""
-
-    def step(self, action):
-        self._done = True
-        return "", 1.0, True, {"success": True} if action == "a" else {}
-
-
-def test_a_world_that_reports_only_successes_had_none_once_it_has_reported_one():
-    solved = EpisodeCollector(Recording(lambda text: "a"), Proud).collect_sync([1, 2])
-    failed = EpisodeCollector(Recording(lambda text: "b"), Proud).collect_sync([1, 2])
-    reported = environments_with_success(solved)
-    assert episode_metrics(solved)["success"] == 1.0
-    assert "success" not in episode_metrics(failed)
-    assert episode_metrics(failed, reported)["success"] == 0.0

@@ -53,18 +53,3 @@ def test_a_script_that_was_stopped_resumes_the_fit_that_was_under_way(tmp_path, 
     assert stopped.outcomes[-1] == "interrupted"
     parts, _ = two_fits(tmp_path)
     assert_same_run(whole, parts)
-
-
-def test_other_steps_per_epoch_from_a_resume_on(tmp_path):
-    settings = (*SMALL, "checkpoint.run_name=mine", "training.num_epochs=3")
-    listener = Listener(lambda what, number: what == "step" and number == 3)
-    two = (*settings, "training.steps_per_epoch=2")
-    with (
-        small_trainer(tmp_path, Echo, *two, reporter=listener) as trainer,
-        contextlib.suppress(KeyboardInterrupt),
-    ):
-        trainer.fit()
-    with small_trainer(tmp_path, Echo, *settings, "training.steps_per_epoch=3") as trainer:
-        history = trainer.fit()
-    assert [m["epoch"] for m in history] == [1, 1, 2, 2, 2, 3, 3, 3]
-    assert [m["step"] for m in history if "eval/greedy/reward" in m] == [2, 5, 8]

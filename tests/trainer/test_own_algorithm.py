@@ -109,8 +109,7 @@ def test_a_wrong_function_says_what_is_expected(tmp_path):
         ({"adv_estimator": one_tensor}, r"returned Tensor, expected \(advantages, returns\)"),
         (
             {"adv_estimator": per_episode},
-            r"returned advantages of shape \(2,\), expected \(2, \d+\), .*"
-            r"advantages\[:, None\] \* response_mask",
+            r"returned \[\(2,\), .*advantages\[:, None\] \* response_mask",
         ),
         ({"policy_loss": three}, r"Expected \(old_log_probs, log_probs, advantages, response_mask"),
         ({"policy_loss": no_metrics}, r"returned Tensor, expected \(loss, metrics\)"),

@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         ({"policies": {"x": {"modle": "tiny"}}}, "policies"),
         ({"policies": {"x": {}}, "ray": {"use_ray": True}}, "ray.use_ray to false"),
         ({"policies": {"x": {}}, "training": {"max_staleness": 1}}, "max_staleness to 0"),
-        ({"policies": {"x": {}}, "training": {"warm_start": "expert"}}, "warm_start imitates"),
+        ({"policies": {"x": {}}, "training": {"warm_start": "expert"}}, "warm_start to null"),
     ],
 )
 def test_what_cannot_be_played_with_is_refused(tmp_path, settings, message):

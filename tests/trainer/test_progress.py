@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import re
 import sys
-import types
 
 import pytest
 
@@ -121,50 +120,6 @@ def test_a_terminal_gets_the_live_display_and_all_else_above_it(tmp_path, termin
     assert "\nNext: turnwise view " in everything[picture:]
     assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")  # the cursor is back
     assert sys.stdout is sys.stderr is screen
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    """As much of a notebook's kernel as a display needs; what its cell shows, in order."""
-    shown = []
-    handle = types.SimpleNamespace(update=lambda bundle, raw: shown.append(bundle))
-
-    def display(bundle, raw, display_id):
-        shown.append(bundle)
-        return handle
-
-    shell = types.SimpleNamespace(kernel=object())
-    package = types.ModuleType("IPython")
-    package.get_ipython = lambda: shell
-    package.display = types.ModuleType("IPython.display")
-    package.display.display = display
-    monkeypatch.setitem(sys.modules, "IPython", package)
-    monkeypatch.setitem(sys.modules, "IPython.display", package.display)
-    return shown
-
-
-class Named(Echo):
-    """Its failures and its name carry HTML."""
-
-    def step(self, action):
-        if self.rng.random() < 0.3:
-            raise KeyError("<script>alert(1)</script>")
-        return super().step(action)
-
-
-def test_a_notebook_gets_one_output_that_is_updated(tmp_path, kernel, capfd):
-    trainer = fit(tmp_path, Named, "training.on_error=retry")
-    text, page = kernel[-1]["text/plain"], kernel[-1]["text/html"]
-    assert text.startswith(f"run folder {trainer.run_folder}\ntraining tiny on Named, 2 steps\n")
-    assert text.count("\nstep ") == 2
-    assert re.search(r"^finished after \d:\d\d$", text, re.M)
-    assert text.endswith(
-        f"Next: turnwise view {trainer.run_folder}, turnwise eval {trainer.run_folder}"
-    )
-    assert 'in step\n        raise KeyError("<script>' in text  # the user's own lines
-    assert "<script" not in page
-    assert "step 2/2" in page
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_worker_process_displays_nothing():

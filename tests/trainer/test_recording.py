@@ -131,7 +131,7 @@ def test_tools_that_the_settings_name_count_by_what_they_do(tmp_path, monkeypatc
 
 def record(**parts):
     given = UserComponents(environment=Echo, **parts)
-    return record_run(ConfigStore(), given, given.filled_from(ConfigStore()), {})
+    return record_run(ConfigStore(), given, given.filled_from(ConfigStore()))
 
 
 class Fresh(PromptDataset):
@@ -150,10 +150,10 @@ def test_rows_in_memory_are_kept_as_they_are_or_said_to_be_lost(monkeypatch):
     texts = record(eval_dataset=PromptDataset(["Say a.", "Say b."]))  # texts are no names of files
     assert texts.files["eval_dataset.jsonl"].startswith(b'{"prompt": "Say a."}')
     for lost, words in [
-        ([{"at": (0, 1)}], "row 0 changes when it is written as JSON"),
-        ([{"at": 1}, {"at": {2: 3}}], "row 1 changes when it is written as JSON"),
+        ([{"at": (0, 1)}], "row 0 changes"),
+        ([{"at": 1}, {"at": {2: 3}}], "row 1 changes"),
         ([{"at": b"picture"}], "row 0 cannot be written as JSON"),
-        (Fresh(size=2), "differ each time that they are read"),
+        (Fresh(size=2), "row 0 changes"),
     ]:
         found = record(dataset=lost)
         assert found.files == {}

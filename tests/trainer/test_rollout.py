@@ -137,20 +137,6 @@ class TestDatasets:
             assert sorted(orders[-1]) == [row["prompt"] for row in rows]
         assert orders[0] != orders[1]
 
-    def test_openings_keep_their_seed_and_are_sampled_anew(self, tmp_path):
-        openings = CustomEnvDataset(Echo, size=4, seed=100)
-        settings = (*QUICK, "training.learning_rate=1e-12", "training.num_epochs=3")
-        with small_trainer(tmp_path, Echo, *settings, dataset=openings) as trainer:
-            trainer.fit()
-        said = []
-        for step in (1, 2, 3):
-            stored = sorted(episodes(trainer.run_folder)["train", step], key=lambda e: e["seed"])
-            assert [e["seed"] for e in stored] == [100, 101, 102, 103]
-            letters = [e["agents"][0]["messages"][-2]["content"] for e in stored]
-            assert letters == [openings[n]["state"] for n in range(4)]
-            said.append([e["agents"][0]["turns"][0]["text"] for e in stored])
-        assert said[0] != said[1] != said[2]
-
     def test_evaluation_has_rows_of_its_own(self, tmp_path):
         held_out = [{"prompt": "Held out.", "answer": "x"}]
         settings = (*QUICK, "training.eval_episodes=2")

@@ -16,11 +16,10 @@ VLLM = ["inference.backend=vllm"]
         ([], ["model.tensor_parallel_size=2"], r"one device.*vllm or sglang"),
         ([*VLLM, "model.tensor_parallel_size=2"], ["inference.backend=transformers"], "one device"),
         (SERVER, ["inference.backend=local"], r"the local engine runs in this process.*vllm"),
-        (SERVER, ["model.tensor_parallel_size=2"], "decided when that server was started"),
         (SERVER, ["ray.use_ray=true", "ray.num_actors=2"], "num_actors got 2.*from one worker"),
-        (QLORA, ["training.lora_rank=0"], "4-bit weights cannot be trained"),
-        (QLORA, VLLM, "'vllm' does not support"),
-        (QLORA, ["ray.use_ray=true"], "Ray does not support"),
+        (QLORA, ["training.lora_rank=0"], "Set training.lora_rank"),
+        (QLORA, VLLM, "inference.backend to local"),
+        (QLORA, ["ray.use_ray=true"], "ray.use_ray to false"),
         (["training.kl_loss_coef=0.1"], ["training.kl_coef=0.2", "training.kl_loss_coef=0"], "KL"),
         ([], ["training.warm_start=exprt"], "got 'exprt', expected 'expert', 'random', or"),
     ],
@@ -34,8 +33,3 @@ def test_what_cannot_be_combined_or_has_no_effect_is_refused(good, more, error):
 def test_a_warm_start_is_bounded():
     with pytest.raises(ConfigError, match="warm_start_steps got 100000000000"):
         ConfigStore.load(overrides=["training.warm_start_steps=100000000000"])
-
-
-def test_options_of_a_tracker_that_is_not_used_are_mentioned(caplog):
-    check_settings(ConfigStore.load(overrides=["logging.wandb.project=mine"]))
-    assert "logging.sinks has no wandb" in caplog.text

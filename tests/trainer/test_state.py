@@ -5,7 +5,8 @@ import json
 import pytest
 
 from trainer.worlds import Echo, small_trainer
-from turnwise import CheckpointError
+from turnwise import CheckpointError, ConfigError
+from turnwise.runs.checkpoints import save_checkpoint_to
 from turnwise.trainer.state import find_checkpoint
 
 QUICK = (
@@ -34,6 +35,18 @@ def test_nothing_in_it_is_pickled(run):
         ]
         state = json.loads((folder / "state.json").read_text())
         assert state["progress"]["step"] == int(folder.name[-8:])
+
+
+def test_one_of_another_layout_is_refused(tmp_path):
+    def write(folder):
+        (folder / "state.json").write_text('{"progress": {"step": 1}, "random": {}}')
+
+    old = save_checkpoint_to(tmp_path / "old", write, 1)
+    with (
+        small_trainer(tmp_path, Echo, *QUICK) as trainer,
+        pytest.raises(ConfigError, match="was saved by another version of turnwise"),
+    ):
+        trainer.load_checkpoint(old.path)
 
 
 def test_finding_one(run, tmp_path):

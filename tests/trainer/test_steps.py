@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from trainer.runs import Listener, assert_same_run, episodes, metrics_of
+from trainer.runs import Listener, assert_same_run, metrics_of
 from trainer.worlds import LETTERS, Echo, small_trainer
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.run_folder import RunFolder
@@ -177,18 +177,3 @@ class TestKilled:
         assert line.startswith("beginning again at step 1")
         assert line.endswith("again: 3")
         assert_same_run(whole, parts)
-
-    def test_an_asynchronous_run_within_a_pass(self, tmp_path):
-        settings = (*KILLED, "training.max_staleness=1")
-        kill(tmp_path, *settings, at=6)
-        listener = Listener()
-        trainer = train(tmp_path, *settings, listener=listener)
-        assert any(line.endswith("played again: 2") for line in listener.said)
-        assert [m["step"] for m in trainer.metrics_history] == [*range(1, 11)]
-        numbers = [
-            episode["task"]["number"]
-            for (kind, _), played in episodes(trainer.run_folder).items()
-            for episode in played
-            if kind == "train"
-        ]
-        assert sorted(numbers) == [*range(20)]

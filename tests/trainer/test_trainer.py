@@ -1,14 +1,13 @@
 """`Trainer`: every algorithm, what goes wrong in a run, and checkpoints by hand."""
 
 import math
-import os
 
 import pytest
 import torch
 
-from trainer.runs import Listener, assert_same_run, metrics_of, newest_files
+from trainer.runs import Listener, metrics_of, newest_files
 from trainer.worlds import QUICK, Echo, Memory, Several, small_model, small_trainer
-from turnwise import CheckpointError, ConfigError, Trainer, whole_files
+from turnwise import CheckpointError, ConfigError, Trainer
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from turnwise.errors import TrainingStopped
 from turnwise.runs.checkpoints import CheckpointStore
@@ -96,55 +95,11 @@ class TestNotFinite:
 
 
 class TestDamage:
-    def test_the_one_before_is_taken(self, tmp_path, caplog):
-        settings = (*QUICK, "training.num_epochs=3")
-        whole = small_trainer(tmp_path / "whole", Several, *settings)
-        whole.fit()
-        stop = Listener(lambda what, number: (what, number) == ("step", 2))
-        stopped = small_trainer(tmp_path, Several, *settings, reporter=stop)
-        with pytest.raises(KeyboardInterrupt):
-            stopped.fit()
-        run = stopped.run_folder
-        weights_file = run / "checkpoints/step-00000002/weights.safetensors"
-        data = bytearray(weights_file.read_bytes())
-        data[-100] ^= 1
-        weights_file.write_bytes(data)
-        trainer = small_trainer(tmp_path, Several, *settings)
-        trainer.fit()
-        assert trainer.run_folder == run
-        (warning,) = [r.message for r in caplog.records if "instead" in r.message]
-        assert "step-00000002" in warning
-        assert "Using step-00000001 instead" in warning
-        assert_same_run(whole.run_folder, run)
-
     def test_a_checkpoint_of_another_model(self, tmp_path):
         path = small_trainer(tmp_path, Several, *QUICK).save_checkpoint(tmp_path / "mine")
         grpo = small_trainer(tmp_path, Several, *QUICK, "training.adv_estimator=grpo")
         with pytest.raises(CheckpointError, match="belongs to another model: value_head"):
             grpo.load_checkpoint(path)
-
-
-class TestDisks:
-    def test_a_full_one_while_saving(self, tmp_path, monkeypatch):
-        force = os.fsync
-
-        def full(handle):
-            """Full for checkpoints: without room for its status a run does not even begin."""
-            if "checkpoints" in os.readlink(f"/proc/self/fd/{handle}"):
-                raise OSError(28, os.strerror(28))
-            force(handle)
-
-        listener = Listener()
-        with small_trainer(tmp_path, Several, *QUICK, reporter=listener) as trainer:
-            trainer.fit()
-            good = newest_files(trainer.run_folder)
-            with monkeypatch.context() as patch:
-                patch.setattr(whole_files.os, "fsync", full)
-                with pytest.raises((CheckpointError, ConfigError), match=r"No space|disk is full"):
-                    trainer.fit()
-        assert listener.outcomes[0] == "finished"
-        assert listener.outcomes[1].startswith("stopped: cannot")
-        assert newest_files(trainer.run_folder) == good
 
 
 class TestCheckpoints:
@@ -191,8 +146,7 @@ class TestCheckpoints:
             trainer.fit()
             saved = trainer.save_checkpoint()
         assert saved == trainer.run_folder / "checkpoints" / "step-00000002"
-        (found,) = CheckpointStore(saved.parent).list()
-        assert found.meta == {"environment": "Several"}
+        assert [one.step for one in CheckpointStore(saved.parent).list()] == [2]
 
     def test_the_best_one_is_kept(self, tmp_path):
         rewards = iter([1.0, 5.0, 2.0, 3.0, 4.0, 0.0])
@@ -215,7 +169,7 @@ class TestCheckpoints:
         trainer = small_trainer(tmp_path, Several, *settings, reward_fn=told, reporter=Changing())
         trainer.fit()
         store = CheckpointStore(trainer.run_folder / "checkpoints")
-        assert (store.best.step, store.best.mark.value, store.best.mark.metric) == (
+        assert (store.best.step, store.best.value, store.best.metric) == (
             2,
             5.0,
             "reward",

@@ -99,14 +99,11 @@ def test_two_different_turn_limits_are_refused(given, tmp_path, monkeypatch):
     ("settings", "given", "horizon"),
     [
         ((), {}, 12),  # three tokens, four steps
-        (("inference.max_tokens=5",), {}, 20),
         (("inference.max_turns=2",), {}, 6),
-        (("limits.max_turns=2",), {}, 6),
         (("limits.max_tokens_per_turn=7",), {}, 28),
         (("limits.max_tokens=9",), {}, 9),
         (("limits.max_tokens=9", "limits.max_context_tokens=8"), {}, 12),  # it may sample more
         (("inference.multi_turn=false",), {}, 3),
-        (("environment.max_steps=6",), {}, 18),
         ((), {"limits": EpisodeLimits(max_turns=2, max_tokens_per_turn=8)}, 16),
         ((), {"limits": EpisodeLimits(max_turns=2, max_tokens_per_turn=None)}, None),
     ],

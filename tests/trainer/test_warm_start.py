@@ -122,17 +122,6 @@ class TestFiles:
         assert tokenizer.decode(long.ids[: long.turns[1][0]]) == prompt
         assert sum(long.mask) == len(CHAT.answer_ids("Yes.")) + len(CHAT.answer_ids("Me."))
 
-    def test_only_a_line_feed_ends_a_line(self, tmp_path):
-        """JSON may contain the other characters at which `str.splitlines` cuts."""
-        talk = [TALK[1], {"role": "assistant", "content": "a\u2028b\u2029c\x85d"}]
-        lines = json.dumps({"messages": talk}, ensure_ascii=False), json.dumps(TALK)
-        file = tmp_path / "talks.jsonl"
-        file.write_bytes("\r\n".join(lines).encode())
-        first, second = read_conversations(file, CHAT)
-        ((start, end),) = first.turns
-        assert CHAT.decode(first.ids[start:end]) == talk[1]["content"]
-        assert len(second.turns) == 2
-
     def test_they_are_learned(self, tmp_path):
         talk = {"messages": [*TALK[1:2], {"role": "assistant", "content": "zz"}]}
         file = self.write(tmp_path, talk)

@@ -17,7 +17,6 @@ from forked import fork_server
 from trainer.worlds import Memory, Uneven, small_trainer
 from turnwise import whole_files
 from turnwise.runs import checkpoints
-from turnwise.trainer import stopping
 
 # Each of these changes what is on the disk, or makes sure of it.
 POINTS = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir")
@@ -38,7 +37,6 @@ now = {
     "wait_at": None,
     "is_saving": False,
     "is_stopping": False,
-    "is_reminded": False,
 }
 
 
@@ -99,16 +97,6 @@ class Stubborn(Memory):
         return super().step(action)
 
 
-class InExecutor(Memory):
-    """Leaves a thread behind that is no daemon."""
-
-    async def step(self, action):
-        if now["place"] == now["slow"]:
-            say("blocked")
-            await asyncio.to_thread(time.sleep, BLOCKED_SECONDS)
-        return super().step(action)
-
-
 WORLDS = {
     "uneven": Uneven,
     "thread": Blocking,
@@ -117,7 +105,6 @@ WORLDS = {
     "gil": HoldingGil,
     "gil in a thread": HoldingGilInThread,
     "stubborn": Stubborn,
-    "executor": InExecutor,
 }
 
 
@@ -136,7 +123,6 @@ class Teller:
         if text.startswith("warm start"):
             now["place"] = "step 1"
         now["is_stopping"] |= text.startswith("stopping")
-        now["is_reminded"] |= "still stopping" in text and "slowly" in text
         say(text)
 
     def progress(self, what, done, total):
@@ -177,15 +163,14 @@ def die_in_a_save(number, point):
         setattr(whole_files.os, name, guarded(getattr(os, name)))
 
 
-def delay_saves(until):
-    """Let the save of a run that stops take as long as that of a large model."""
+def delay_saves():
+    """Let the save of a run that stops never end."""
     rename = os.rename
 
     def slowly(*args, **kwargs):
         if now["is_stopping"]:
             say("saving")
-            while not (until == "reminded" and now["is_reminded"]):
-                time.sleep(0.01)
+            time.sleep(BLOCKED_SECONDS)
         return rename(*args, **kwargs)
 
     whole_files.os.rename = slowly
@@ -196,7 +181,7 @@ def train(
     die_at_save=None,
     slow_at=None,
     world="thread",
-    slow_save=None,
+    slow_save=False,
     wait_at=None,
     settings=(),
     resume="auto",
@@ -205,8 +190,8 @@ def train(
 
     `die_at_save=(2, 7)`: killed, as by kill -9, before the 7th change that its 2nd save makes on
     the disk. `slow_at`: where steps of the environment block, "warm start" or "step 2"; `world` is
-    how, or "uneven" for steps of varying length. `slow_save`: how long the save of a run that is to
-    stop takes, until it is "reminded" or for "ever". `wait_at`: where it waits until it is to stop,
+    how, or "uneven" for steps of varying length. `slow_save`: the save of a run that is to stop
+    never ends. `wait_at`: where it waits until it is to stop,
     such as "episodes 2". `settings` are settings in addition to `SMALL`. `resume` is the trainer's.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
@@ -214,9 +199,8 @@ def train(
     torch.set_num_threads(1)
     if die_at_save is not None:
         die_in_a_save(*die_at_save)
-    stopping._REMINDER_SECONDS = 0.2 if slow_save == "reminded" else BLOCKED_SECONDS
     if slow_save:
-        delay_saves(slow_save)
+        delay_saves()
     now["slow"], now["wait_at"] = slow_at, wait_at
     environment = Memory if slow_at is None and world != "uneven" else WORLDS[world]
     given = {"reporter": Teller(), "resume": resume}

@@ -60,7 +60,7 @@ def test_what_has_no_name_in_a_module_is_lost():
 
     for lost in (inner, lambda t: 1.0):
         assert code_name(lost).startswith("<function>:")
-        with pytest.raises(ConfigError, match=r"defined inside a function.*give --reward"):
+        with pytest.raises(ConfigError, match=r"inside a function.*give --reward"):
             import_object(code_name(lost), option="--reward")
 
 

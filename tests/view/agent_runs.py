@@ -6,7 +6,7 @@ import sys
 
 from agents.test_agents import call
 from chat.families import make_format
-from turnwise.agents import AgentEpisodes
+from turnwise.agents.episode import AgentEpisodes
 from turnwise.episode import EpisodeCollector
 from turnwise.inference.scripted import ScriptedEngine
 from view.runs_to_view import write_run

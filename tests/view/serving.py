@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import signal
 import threading
 import time
 from urllib.parse import quote, urlencode
@@ -65,7 +66,7 @@ def serving(*places, is_read_only=False):
     viewer = Viewer(open_library(*places), is_read_only)
     door = listening(0)
     port = door.getsockname()[1]
-    server = ViewServer(viewer, make_app(viewer, port))
+    server = ViewServer(viewer, make_app(viewer))
     thread = threading.Thread(target=server.run, args=([door],))
     thread.start()
     try:
@@ -73,7 +74,7 @@ def serving(*places, is_read_only=False):
             time.sleep(0.005)
         yield Client(port, viewer)
     finally:
-        server.end()
+        server.handle_exit(signal.SIGTERM, None)
         thread.join(timeout=60)
         door.close()
         assert not thread.is_alive()

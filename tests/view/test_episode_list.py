@@ -56,12 +56,6 @@ class TestChanges:
         other.refresh()
         assert len(ids(other)) == 7
 
-    def test_a_run_of_an_older_version_says_so(self, run):
-        (run.files.folder.episodes / "step-00000001.npz").touch()
-        refresh(run)
-        (problem,) = run.summary()["problems"]
-        assert "an older turnwise wrote this run" in problem
-
     def test_the_run_folder_itself_is_left_alone(self, run):
         def files():
             return {p: p.stat().st_mtime_ns for p in run.files.path.rglob("*")}

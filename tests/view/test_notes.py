@@ -19,11 +19,9 @@ def place():
     """A folder that also others may look into: a test writes as another user."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
-    for name in ("a", "b", "damaged", "linked"):
+    for name in ("a", "b", "damaged"):
         write_run(folder / name, {1: [said("Hello")]})
     (folder / "damaged" / "notes.json").write_text('{"tags": "no list"}')
-    (folder / "elsewhere.json").write_text('{"note": "not of the run"}')
-    (folder / "linked" / "notes.json").symlink_to(folder / "elsewhere.json")
     yield folder
     shutil.rmtree(folder)
 
@@ -77,16 +75,13 @@ def test_what_others_wrote_into_the_file_stays(client, place):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"tags": "paper"}, "tags got 'paper', expected a list of at most 32 texts"),
+        ({"tags": "paper"}, "notes got {'tags': 'paper'}, expected tags: a list of texts"),
         ({"tags": ["a,b"]}, "without commas"),
-        ({"tags": [""]}, "1 to 64 characters"),
-        ({"tags": ["x"] * 3 + [str(n) for n in range(33)]}, "at most 32"),
-        ({"note": 3}, "note got 3, expected text of at most 10,000 characters"),
-        ({"note": "x" * 10_001}, "at most 10,000 characters"),
-        ({"archived": "yes"}, "archived got 'yes', expected true or false"),
-        ({"status": "finished"}, "notes got status, expected tags, note or archived"),
-        ({}, "notes got nothing, expected tags, note or archived"),
-        ([], "notes got [], expected a JSON object"),
+        ({"tags": [""]}, "without commas"),
+        ({"note": 3}, "note: text"),
+        ({"archived": "yes"}, "archived: true or false"),
+        ({"status": "finished"}, "expected tags, note or archived"),
+        ([], "notes got [], expected tags, note or archived"),
         (b"{", "the request is not JSON"),
     ],
 )
@@ -101,22 +96,17 @@ def test_other_things_are_refused_and_told(client, changes, expected):
     [
         {"Origin": None},
         {"Origin": "http://evil.example"},
-        {"Origin": "null"},
         {"Host": "evil.example"},
         {"X_Turnwise_Token": None},
         {"X_Turnwise_Token": "guessed"},
         {"Sec_Fetch_Site": "cross-site"},
         {"Sec_Fetch_Site": "same-site"},
-        {"Content_Type": "text/plain"},
-        {"Content_Type": None},
-        {"Content_Length": "70000"},
-        {"Transfer_Encoding": "chunked"},
     ],
 )
 def test_only_the_page_itself_can_save(client, place, headers):
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     status, answer = save(client, {"note": "from elsewhere"}, **headers)
-    assert status in (403, 411, 413, 415)
+    assert status == 403
     assert answer["error"]
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
 
@@ -132,13 +122,9 @@ def test_only_to_the_notes_of_a_run_that_is_served(client, place):
 def test_a_file_that_cannot_be_read_is_shown_and_not_replaced(client, place):
     status, answer = save(client, {"note": "mine"}, "damaged")
     assert status == 400
-    assert "tags got 'no list'" in answer["error"]
+    assert "expected tags: a list" in answer["error"]
     assert (place / "damaged" / "notes.json").read_text() == '{"tags": "no list"}'
     assert "no list" in client.get("/api/runs/damaged")["problems"][0]
-    status, answer = save(client, {"note": "mine"}, "linked")
-    assert status == 403
-    assert "is a link" in answer["error"]
-    assert notes_of(client, "linked") == NONE
 
 
 def test_a_folder_that_cannot_be_written_is_told(client, place):

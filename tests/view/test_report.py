@@ -77,14 +77,6 @@ def main_ended(arguments):
     assert ended.value.code == 0
 
 
-def test_what_is_no_run_is_told(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(tmp_path), str(tmp_path / "x.html")])
-    assert ended.value.code == 2
-    assert "is not a run" in capsys.readouterr().err
-    assert not (tmp_path / "x.html").exists()
-
-
 def test_it_stays_within_its_size_and_says_what_it_leaves_out(folder):
     run = open_library(folder).get("rooms")
     small = export_run(run, 20, max_bytes=20_000)

@@ -62,15 +62,6 @@ def test_a_tokenizer_of_pieces_with_byte_fallback(tmp_path):
     assert texts.texts([1, 4 + 0xFF, 2]) == [" Hello", "\\xff", " world"]
 
 
-def test_a_tokenizer_of_words(tmp_path):
-    """As BERT's: the spaces are not in the tokens, its decoder puts them back."""
-    words = ["[UNK]", "hello", "wor", "##ld"]
-    core = Tokenizer(models.WordPiece({word: n for n, word in enumerate(words)}))
-    core.decoder = decoders.WordPiece()
-    found = texts_of(core, tmp_path).texts([1, 2, 3])
-    assert (len(found), "".join(found)) == (3, "hello world")
-
-
 def test_a_tokenizer_of_merged_bytes(tmp_path):
     """As GPT-2's: tokens of several bytes, a character between two of them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -87,5 +78,5 @@ def test_a_file_that_is_no_tokenizer(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
     texts = TokenTexts(path)
-    assert texts.texts([1]) is None
+    assert texts.texts([1]) == ["⟨1⟩"]
     assert "cannot be read" in texts.note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from turnwise.agents.expert import Expert, ExpertSession
 from turnwise.agents.gateway import Gateway
-from turnwise.agents.runner import AgentSource, CommandResult, check_agent, run_agent
+from turnwise.agents.runner import CommandResult, check_agent, run_agent
 from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import SampledTurn, ThoughtPolicy
 from turnwise.deadlines import episode_task, is_interrupt
@@ -23,7 +24,6 @@ from turnwise.errors import (
     RewardError,
     TurnwiseError,
     describe_error,
-    error_message,
 )
 from turnwise.reward.function import step_rewards
 from turnwise.reward.result import count_turns, read_reward
@@ -45,12 +45,9 @@ class AgentEpisodes(EpisodeSource):
 
     def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> AgentEpisode:
         """Make the episode of a task."""
-        return self._episode(setup, task, attempt, None)
-
-    @property
-    def has_expert(self) -> bool:
-        """Whether there is an expert that can play in the model's place."""
-        return self.expert is not None
+        seeds = (task.seed, task.group, task.member)
+        session = AgentSession(setup, seeds=seeds, thoughts=self.thoughts)
+        return AgentEpisode(setup, self, session, task, attempt)
 
     def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> AgentEpisode:
         """Make an episode of a task in which the expert replies in the model's place."""
@@ -59,24 +56,17 @@ class AgentEpisodes(EpisodeSource):
                 "there is no expert for the agent. Pass Trainer(agent=..., expert=expert), or set "
                 "expert: file.py:function; it takes (messages, tools) and returns the reply."
             )
-        return self._episode(setup, task, 1, self.expert)
+        seeds = (task.seed, task.group, task.member)
+        session = ExpertSession(setup, self.expert, seeds=seeds, thoughts=self.thoughts)
+        return AgentEpisode(setup, self, session, task)
 
-    def _episode(
-        self, setup: EpisodeSetup, task: EpisodeTask, attempt: int, expert: Expert | None
-    ) -> AgentEpisode:
+    @property
+    def gateway(self) -> Gateway:
+        """Serves the episodes; the first call starts it."""
         with self._starting:
             if self._gateway is None:
                 self._gateway = Gateway().start()
-            gateway = self._gateway
-        return AgentEpisode(
-            setup,
-            self.agent,
-            gateway,
-            task,
-            attempt=attempt,
-            thoughts=self.thoughts,
-            expert=expert,
-        )
+            return self._gateway
 
     def close(self) -> None:
         """Stop the gateway; may be called twice."""
@@ -85,12 +75,10 @@ class AgentEpisodes(EpisodeSource):
                 self._gateway.stop()
             self._gateway = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process has a gateway of its own."""
-        return {"agent": self.agent, "expert": self.expert, "thoughts": self.thoughts}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {**state, "_gateway": None, "_starting": threading.Lock()}
+        make = functools.partial(AgentEpisodes, thoughts=self.thoughts, expert=self.expert)
+        return make, (self.agent,)
 
 
 class AgentEpisode:
@@ -104,22 +92,15 @@ class AgentEpisode:
     def __init__(
         self,
         setup: EpisodeSetup,
-        agent: AgentSource,
-        gateway: Gateway,
+        source: AgentEpisodes,
+        session: AgentSession,
         task: EpisodeTask,
-        *,
         attempt: int = 1,
-        thoughts: ThoughtPolicy = "as_sent",
-        expert: Expert | None = None,
     ) -> None:
         self._setup = setup
-        self._agent = agent
-        self._gateway = gateway
+        self._source = source
+        self._session = session
         self._task: Mapping[str, Any] = {"seed": task.seed} if task.task is None else task.task
-        seeds = (task.seed, task.group, task.member)
-        self._session = AgentSession(setup, seeds=seeds, thoughts=thoughts)
-        if expert is not None:
-            self._session = ExpertSession(setup, expert, seeds=seeds, thoughts=thoughts)
         self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
         self._engine_seconds = 0.0
         self.result = EpisodeResult(
@@ -129,19 +110,20 @@ class AgentEpisode:
     async def run(self) -> EpisodeResult:
         """Play to the end; afterwards nothing is open or held. A cancellation propagates."""
         async with episode_task() as user_calls:
-            llm = self._gateway.open(self._session)
+            gateway = self._source.gateway
+            llm = gateway.open(self._session)
             returned: Any = None
             status, error = EpisodeStatus.DONE, None
             try:
                 with self._timer.component("agent"):
                     timeout = self._timer.within(None)
-                    returned = await run_agent(self._agent, self._task, llm, timeout)
+                    returned = await run_agent(self._source.agent, self._task, llm, timeout)
             except BaseException as raised:
                 if is_interrupt(raised):
                     raise
                 status, error = self._failure(raised)
             finally:
-                await self._gateway.close(llm)
+                await gateway.close(llm)
             record = self._record(returned)
             self.result.agents = [record]
             if self._session.failure is not None:
@@ -159,7 +141,7 @@ class AgentEpisode:
     def _failure(self, error: BaseException) -> tuple[EpisodeStatus, str]:
         """The status of an agent that raised or did not return in time."""
         exhausted = self._session.exhausted
-        text = error_message(error) if isinstance(error, TurnwiseError) else describe_error(error)
+        text = str(error) if isinstance(error, TurnwiseError) else describe_error(error)
         is_late = isinstance(error, DeadlineExceeded) and self._timer.is_over
         if is_late:  # the same words in every episode, whatever was left of its time
             limit = self._setup.limits.max_seconds
@@ -181,8 +163,7 @@ class AgentEpisode:
         record.trajectory.status, record.trajectory.error = status, error
 
     async def _score(self, record: AgentRecord, returned: Any) -> None:
-        is_command = isinstance(returned, CommandResult)
-        value = returned.reward if is_command else returned
+        value = returned.reward if isinstance(returned, CommandResult) else returned
         if isinstance(value, Mapping) and isinstance(value.get("success"), bool):
             if record.turns:
                 record.turns[-1].info["success"] = value["success"]
@@ -197,12 +178,11 @@ class AgentEpisode:
             else:
                 record.reward = read_reward(value, count_turns(record.trajectory))
         except RewardError as error:
-            text = error_message(error)
+            text = str(error)
             if value is not None and not self._has_reward_function:
-                what = "wrote {} into its reward file" if is_command else "returned {}"
                 text = (
-                    f"the agent {what.format(f'{value!r:.80}')}, which is no reward: {text} Or "
-                    "pass reward_fn, which finds it in trajectory.result."
+                    f"the agent returned {value!r:.80}, which is no reward: {text} Or pass "
+                    "reward_fn, which finds it in trajectory.result."
                 )
             self._set_status(record, EpisodeStatus.REWARD_ERROR, text)
 
@@ -232,28 +212,20 @@ class AgentEpisode:
             self._engine_seconds += played.seconds["engine"]
         if record.turns:
             record.turns[-1].done = True
-        trajectory.states = [turn.state for turn in record.turns]
-        trajectory.actions = [turn.text for turn in record.turns]
-        trajectory.observations = [turn.observation for turn in record.turns]
-        trajectory.rewards = [0.0] * len(record.turns)
-        trajectory.dones = [turn.done for turn in record.turns]
-        trajectory.infos = [turn.info for turn in record.turns]
+        record.fill_trajectory()
         trajectory.prompts = [_text(turns[0])] if turns else []
         return record
 
 
 def _no_reward(returned: Any) -> str:
     """What to do about an agent without a reward."""
-    if not isinstance(returned, CommandResult):
-        return (
-            "the agent returned no reward, expected a number or a dict of numbers. Return one, or "
-            "pass reward_fn."
-        )
-    said = f": {returned.output.strip()[-500:]}" if returned.output.strip() else ""
+    ended = ""
+    if isinstance(returned, CommandResult):
+        output = returned.output.strip()[-500:] or "nothing"
+        ended = f". The command ended with exit code {returned.exit_code} and wrote: {output}"
     return (
-        f"the agent's command ended with exit code {returned.exit_code} and left no reward. Write "
-        "a number or an object of numbers as JSON into the file $TURNWISE_REWARD_FILE, or pass "
-        f"reward_fn. Its output{said or ' is empty'}"
+        "the agent left no reward, expected a number or a dict of numbers. Return one, write it as "
+        f"JSON into $TURNWISE_REWARD_FILE if it is a command, or pass reward_fn{ended}"
     )
 
 

@@ -1,6 +1,5 @@
 """An expert in the model's place: the agent runs unchanged, and its replies are the expert's."""
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -51,8 +50,6 @@ class ExpertSession(AgentSession):
                 limit_name="limits.max_seconds",
             )
             ids = self._written(reply, request, prompt)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             self.failure = error
             raise ApiError(f"the expert failed: {describe_error(error)}", status=500) from error
@@ -78,17 +75,14 @@ class ExpertSession(AgentSession):
                 f"{len(calls)}: the format of this model's chat template cannot write it, or the "
                 "request has no tools. Reply with one call at a time, or with a text."
             )
-        for name, most in (
-            ("limits.max_tokens_per_turn (inference.max_tokens)", limits.max_tokens_per_turn),
-            ("max_tokens of the request", request.max_tokens),
-        ):
-            if most is not None and len(ids) > most:
-                raise ConfigError(
-                    f"the expert's turn {text!r:.200} has {len(ids)} tokens, and the model may "
-                    f"write {most}: raise {name}"
-                )
-        length = self._setup.engine.context_length
-        if len(prompt.ids) + len(ids) > min(length, limits.max_tokens or length):
+        wanted = (limits.max_tokens_per_turn, request.max_tokens)
+        most = min((number for number in wanted if number is not None), default=len(ids))
+        if len(ids) > most:
+            raise ConfigError(
+                f"the expert's turn {text!r:.200} has {len(ids)} tokens, and the model may write "
+                f"{most}: raise inference.max_tokens, or max_tokens of the request"
+            )
+        if len(prompt.ids) + len(ids) > self._setup.max_tokens:
             self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS
             raise ConfigError(
                 f"the expert's conversation has {len(prompt.ids) + len(ids)} tokens, which is more "
@@ -101,23 +95,21 @@ def _read(reply: Any) -> tuple[str, str, list[ToolCall]]:
     """The text, the thought and the calls of what an expert returned."""
     if isinstance(reply, str):
         return reply, "", []
-    if not isinstance(reply, Mapping) or not {"content", "tool_calls"} & reply.keys():
+    try:
+        if not {"content", "tool_calls"} & reply.keys():
+            raise KeyError("content")
+        calls = [_call(call) for call in reply.get("tool_calls") or ()]
+        return str(reply.get("content") or ""), str(reply.get("reasoning_content") or ""), calls
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the expert returned {reply!r:.200}, expected a text, or a message such as "
             '{"content": "...", "tool_calls": [{"name": "...", "arguments": {...}}]}'
-        )
-    calls = [_call(call) for call in reply.get("tool_calls") or ()]
-    return str(reply.get("content") or ""), str(reply.get("reasoning_content") or ""), calls
+        ) from error
 
 
-def _call(call: Any) -> ToolCall:
+def _call(call: Mapping[str, Any]) -> ToolCall:
     """A call in OpenAI's form, or as its name and arguments alone."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ConfigError(
-            f"the expert's tool call is {call!r:.200}, expected "
-            '{"name": "...", "arguments": {...}}, or a call in OpenAI\'s form'
-        )
+    function = call.get("function", call)
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = json.loads(arguments)

@@ -14,7 +14,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,15 +27,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
-from turnwise.agents.live import ReplyStream
+from turnwise.agents.live import EventWriter
 from turnwise.agents.requests import ApiError, ChatReply, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
 from turnwise.deadlines import LoopCall, LoopThread
 from turnwise.errors import ConfigError, describe_error
-from turnwise.http_server import BoundedServer, is_same_site, open_listener
+from turnwise.http_server import AppServer, is_same_site, open_listener
 
 HOST = "127.0.0.1"
-MAX_BODY_BYTES = 16 * 2**20
 _LOG = logging.getLogger("turnwise")
 _STOP_SECONDS = 30.0
 
@@ -68,11 +67,6 @@ class LLM:
         }
 
 
-def _log_failure(serving: Future[None]) -> None:
-    if (error := serving.exception()) is not None:
-        _LOG.error("The gateway has ended: %s", describe_error(error))
-
-
 class Gateway:
     """Serves the sessions of episodes over HTTP; use it as a context manager."""
 
@@ -90,7 +84,7 @@ class Gateway:
         self._episodes: dict[str, tuple[AgentSession, str | None]] = {}
         """The session and the key of each episode; None: no key is asked for."""
         self._listener: socket.socket | None = None
-        self._server: BoundedServer | None = None
+        self._server: AppServer | None = None
         self._thread = LoopThread("gateway")
         self._serving: LoopCall[None] | None = None
         self.address = ""
@@ -111,12 +105,17 @@ class Gateway:
 
     def start(self) -> Gateway:
         """Serve requests, in a thread of its own."""
+
+        def log_failure(serving: Future[None]) -> None:
+            if (error := serving.exception()) is not None:
+                _LOG.error("The gateway has ended: %s", describe_error(error))
+
         if self._listener is None:
             self.listen()
         assert self._listener is not None
-        self._server = BoundedServer(self._app(), has_lifespan=False, keep_alive=60)
+        self._server = AppServer(self._app(), has_lifespan=False, keep_alive=60)
         self._serving = self._thread.submit(self._server.serve([self._listener]))
-        self._serving.outcome.add_done_callback(_log_failure)
+        self._serving.outcome.add_done_callback(log_failure)
         return self
 
     def stop(self) -> None:
@@ -213,18 +212,18 @@ class Gateway:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
         name = request.path_params.get("episode", "")
-        if name and self._is_at_root:
+        if name and "" in self._episodes:  # this serves one model to everyone, at `/v1`
             raise self._unknown_url(request)
         session, key = self._episodes.get(name, (None, None))
         is_allowed = key is None or hmac.compare_digest(given.encode(), key.encode())
         if session is None or not is_allowed:
-            hint = (
-                ", or the episode has ended. An agent's client needs the llm.base_url and "
-                "llm.api_key of the same episode."
+            raise ApiError(
+                "Incorrect API key provided, or the episode has ended. An agent's client needs the "
+                "llm.base_url and llm.api_key of the same episode, a client of turnwise serve the "
+                "one that the server printed: 'Authorization: Bearer KEY'.",
+                status=401,
+                code="invalid_api_key",
             )
-            if self._is_at_root:  # a served model, which has one key
-                hint = ". Send the one that the server printed: 'Authorization: Bearer KEY'."
-            raise ApiError(f"Incorrect API key provided{hint}", status=401, code="invalid_api_key")
         hosts, origins = (request.headers.getlist(name) for name in ("host", "origin"))
         if key is None and not is_same_site(hosts, origins):
             raise ApiError(
@@ -265,10 +264,11 @@ class Gateway:
         if not fields.stream:
             replies = await _unless_disconnected(request, complete(None))
             return JSONResponse(api.body(self.model, replies, fields))
-        stream = ReplyStream(complete, api.Events(self.model, fields))
+        report = functools.partial(self._report, request, 200, started)
+        stream = EventStream(complete, api.Events(self.model, fields), report)
         # A request that is refused is an error as any other, not an event.
         await _unless_disconnected(request, stream.begin())
-        return EventStream(stream, functools.partial(self._report, request, 200, started))
+        return stream
 
     async def _count_tokens(self, request: Request, api: ModuleType) -> Response:
         session = self._session(request)
@@ -284,27 +284,18 @@ class Gateway:
         return await self._answer(refuse, api, request)
 
     def _unknown_url(self, request: Request) -> ApiError:
-        of_openai, of_anthropic = " (llm.base_url)", " (llm.anthropic_url)"
-        if self._is_at_root:
-            of_openai = of_anthropic = ""
         return ApiError(
             f"Invalid URL ({request.method} {request.url.path}). Clients of OpenAI's API take a "
-            f"base URL that ends with /v1{of_openai}, those of Anthropic's the same without "
-            f"it{of_anthropic}.",
+            "base URL that ends with /v1 (llm.base_url), those of Anthropic's the same without it "
+            "(llm.anthropic_url).",
             status=404,
             code="unknown_url",
         )
 
-    @property
-    def _is_at_root(self) -> bool:
-        """Whether this serves one model to everyone, at `/v1`."""
-        return "" in self._episodes
-
     def _check_model(self, name: str) -> None:
         if name != self.model:
-            hint = "." if self._is_at_root else ": pass llm.model to the agent's client."
             raise ApiError(
-                f"The model `{name}` does not exist; this server has `{self.model}`{hint}",
+                f"The model `{name}` does not exist; this server has `{self.model}`.",
                 status=404,
                 code="model_not_found",
                 param="model",
@@ -312,22 +303,9 @@ class Gateway:
 
 
 async def _read_json(request: Request) -> Any:
-    """Return the JSON of a request, within limits."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(
-                f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB",
-                status=413,
-                code="request_too_large",
-            )
+    body = await request.body()
     try:
-        value = json.loads(body.decode("utf-8-sig"), parse_constant=refuse)
+        value = json.loads(body.decode("utf-8-sig"))
         if b"\\ud" in body.lower():  # half of a surrogate pair is no text that has tokens
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -360,19 +338,60 @@ async def _unless_disconnected(request: Request, work: Any) -> Any:
 
 
 class EventStream(StreamingResponse):
-    """The response with a reply's events; the sampling ends with it, whatever the client does."""
+    """Samples replies and sends their events. Await `begin` first.
 
-    def __init__(self, stream: ReplyStream, on_end: Callable[[], None]) -> None:
+    The sampling ends with the response, whatever the client does.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[Callable[[Delta], None]], Any],
+        writer: EventWriter,
+        on_end: Callable[[], None],
+    ) -> None:
         super().__init__(
-            stream.events(),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-cache"},
+            self._events(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
         )
-        self._stream, self._on_end = stream, on_end
+        self._writer, self._on_end = writer, on_end
+        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._work = asyncio.ensure_future(complete(self._deltas.put_nowait))
+        self._work.add_done_callback(lambda _: self._deltas.put_nowait(None))
+        self._first: Delta | None = None
+
+    async def begin(self) -> None:
+        """Wait for the first text or the end; raises ApiError for a request that is refused."""
+        try:
+            self._first = await self._deltas.get()
+            if self._first is None:
+                await self._work
+        except BaseException:  # a cancellation too: nothing is sampled any longer
+            await self._end_sampling()
+            raise
+
+    async def _events(self) -> AsyncIterator[str]:
+        # Each is sent at once: asyncio logs several sends to a client that has hung up.
+        delta = self._first
+        while delta is not None:
+            yield self._writer.delta(delta)
+            delta = await self._deltas.get()
+        error = None if self._work.cancelled() else self._work.exception()
+        if self._work.cancelled():
+            yield self._writer.failed(ApiError("the episode has ended", status=401))
+        elif error is None:
+            yield self._writer.end(self._work.result())
+        elif isinstance(error, ApiError):
+            yield self._writer.failed(error)
+        else:
+            text = describe_error(error)
+            yield self._writer.failed(ApiError(text, status=500, code="server_error"))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._on_end()
-            await self._stream.close()
+            await self._end_sampling()
+
+    async def _end_sampling(self) -> None:
+        self._work.cancel()
+        await asyncio.gather(self._work, return_exceptions=True)

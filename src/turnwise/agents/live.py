@@ -1,12 +1,10 @@
 """Replies as server-sent events, which can begin while a reply is sampled."""
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from turnwise.agents.requests import ApiError, ChatReply, Delta, pieces
-from turnwise.errors import describe_error
 from turnwise.tools.thoughts import HARMONY_MARKS, THOUGHT_MARKS, answer_of, thought_of
 
 _REFINEMENT = 256
@@ -160,46 +158,3 @@ class EventWriter(ABC):
     @abstractmethod
     def failed(self, error: ApiError) -> str:
         """Write an error after the stream has begun."""
-
-
-class ReplyStream:
-    """Samples replies and writes their events. Await `begin`, then read `events`, then `close`."""
-
-    def __init__(self, complete: Callable[[Callable[[Delta], None]], Any], writer: EventWriter):
-        self._writer = writer
-        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
-        self._work = asyncio.ensure_future(complete(self._deltas.put_nowait))
-        self._work.add_done_callback(lambda _: self._deltas.put_nowait(None))
-        self._first: Delta | None = None
-
-    async def begin(self) -> None:
-        """Wait for the first text or the end; raises ApiError for a request that is refused."""
-        try:
-            self._first = await self._deltas.get()
-            if self._first is None:
-                await self._work
-        except BaseException:  # a cancellation too: nothing is sampled any longer
-            await self.close()
-            raise
-
-    async def events(self) -> AsyncIterator[str]:
-        # Each is sent at once: asyncio logs several sends to a client that has hung up.
-        delta = self._first
-        while delta is not None:
-            yield self._writer.delta(delta)
-            delta = await self._deltas.get()
-        error = None if self._work.cancelled() else self._work.exception()
-        if self._work.cancelled():
-            yield self._writer.failed(ApiError("the episode has ended", status=401))
-        elif error is None:
-            yield self._writer.end(self._work.result())
-        elif isinstance(error, ApiError):
-            yield self._writer.failed(error)
-        else:
-            text = describe_error(error)
-            yield self._writer.failed(ApiError(text, status=500, code="server_error"))
-
-    async def close(self) -> None:
-        """Cancel what is still sampled."""
-        self._work.cancel()
-        await asyncio.gather(self._work, return_exceptions=True)

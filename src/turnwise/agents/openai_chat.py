@@ -41,10 +41,6 @@ class TemplateVariables(Shape):
     thinking: bool | None = None
     """The same under the name that some templates have."""
 
-    @property
-    def thinks(self) -> bool | None:
-        return self.thinking if self.enable_thinking is None else self.enable_thinking
-
 
 class ChatCompletionBody(Shape):
     """The fields of a request that have an effect."""
@@ -67,8 +63,8 @@ class ChatCompletionBody(Shape):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
-    chat_template_kwargs: TemplateVariables | None = None
     modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
 
 def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequest]:
@@ -77,6 +73,8 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequ
     if fields.response_format and fields.response_format.get("type", "text") != "text":
         raise unsupported("response_format")
     tools = fields.tools or []
+    variables = fields.chat_template_kwargs or TemplateVariables()
+    thinks = variables.thinking if variables.enable_thinking is None else variables.enable_thinking
     request = ChatRequest(
         [_chat_message(message, number) for number, message in enumerate(fields.messages)],
         tools,
@@ -87,7 +85,7 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequ
         stop=stop_strings(fields.stop),
         sampling=read_sampling(fields.temperature, fields.top_p, fields.top_k, fields.min_p),
         seed=fields.seed,
-        enable_thinking=fields.chat_template_kwargs and fields.chat_template_kwargs.thinks,
+        enable_thinking=thinks,
         wants_log_probs=bool(fields.logprobs),
     )
     return fields, request
@@ -164,12 +162,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
     if error.status == 429:
         kind = "insufficient_quota"
     return {
-        "error": {
-            "message": error.message,
-            "type": kind,
-            "param": error.param,
-            "code": error.code,
-        }
+        "error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     }
 
 
@@ -199,11 +192,7 @@ def _usage(replies: Sequence[ChatReply]) -> dict[str, int]:
     """Tokens of a response, as OpenAI counts them."""
     prompt = replies[0].num_prompt_tokens if replies else 0
     sampled = sum(reply.num_sampled_tokens for reply in replies)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def _log_probs(reply: ChatReply) -> dict[str, Any] | None:

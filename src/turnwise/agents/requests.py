@@ -16,12 +16,7 @@ class ApiError(TurnwiseError, RuntimeError):
     """A request that is refused; each API writes it in its own form."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        code: str | None = None,
-        param: str | None = None,
+        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -228,38 +223,32 @@ def tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, An
         return {"may_call_tools": kind != "none"}
     functions = [tool.get("function") for tool in tools]
     names = [function.get("name") for function in functions if isinstance(function, Mapping)]
-    if kind not in ("required", "any", "function", "tool"):  # two APIs, two names each
-        problem = f"got {kind!r}, expected auto, none, required or one function"
-    elif not names:
-        problem = "asks for a call, and the request has no tools"
-    elif kind in ("required", "any"):
+    if kind in ("required", "any") and names:  # two APIs, two names each
         return {"must_call": names}
-    elif name in names:
+    if kind in ("function", "tool") and name in names:
         return {"must_call": [name]}
-    else:
-        problem = f"names the function {name!r}, and tools has {', '.join(map(str, names))}"
-    raise ApiError(f"tool_choice {problem}", param="tool_choice")
+    raise ApiError(
+        f"tool_choice got {choice!r:.200}, expected auto, none, required or a function of the "
+        f"request's tools: {', '.join(map(str, names)) or 'it has none'}",
+        param="tool_choice",
+    )
 
 
 def check_message(message: Message, number: int) -> None:
     """Raise ApiError for calls without a function, and for names and ids that are no texts."""
-
-    def check(what: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
-        if not isinstance(value, kinds):
-            raise ApiError(
-                f"messages[{number}].{what} got a {type(value).__name__}, expected {expected}",
-                param=f"messages.{number}.{what}",
-            )
-
-    for name in ("name", "tool_call_id"):
-        check(name, message.get(name), (str, type(None)), "text")
     calls = message.get("tool_calls") or []
-    check("tool_calls", calls, list, "a list")
-    for call in calls:
-        check("tool_calls", call, Mapping, "an object with a function")
-        check("tool_calls.id", call.get("id"), (str, type(None)), "text")
-        check("tool_calls.function", call.get("function"), Mapping, "an object")
-        check("tool_calls.function.name", call["function"].get("name"), str, "text")
+    texts = [message.get("name"), message.get("tool_call_id")]
+    try:
+        texts += [call.get("id") for call in calls]
+        is_valid = all(isinstance(call["function"]["name"], str) for call in calls)
+    except (AttributeError, KeyError, TypeError):
+        is_valid = False
+    if not is_valid or not all(isinstance(text, str | None) for text in texts):
+        raise ApiError(
+            f"messages[{number}] has a name, an id or tool_calls of the wrong type, expected texts "
+            "and a list of {'id': ..., 'function': {'name': ..., 'arguments': ...}}",
+            param=f"messages.{number}",
+        )
 
 
 def pieces(text: str, size: int = 64) -> Iterator[str]:

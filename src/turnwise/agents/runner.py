@@ -38,12 +38,10 @@ class CommandResult:
 
 def check_agent(agent: Any) -> AgentSource:
     """Refuse what cannot be called as an agent."""
-    if isinstance(agent, str) and not agent.strip():
-        raise ConfigError("agent got an empty text, expected a command or a function")
-    if not isinstance(agent, str) and not callable(agent):
+    if not callable(agent) and not (isinstance(agent, str) and agent.strip()):
         raise ConfigError(
-            f"agent got {type(agent).__name__}, expected a function of (task, llm), plain or "
-            'async, or a command such as "my-cli --task {task}"'
+            f"agent got {agent!r:.80}, expected a function of (task, llm), plain or async, or a "
+            'command such as "my-cli --task {task}"'
         )
     if callable(agent):
         try:

@@ -1,7 +1,6 @@
 """One agent's calls of the model in one episode: exact tokens, budgets, sampling."""
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import json
@@ -21,12 +20,13 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import TurnRecord
 from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError, ToolError
-from turnwise.inference import FinishReason, GenerationRequest
+from turnwise.inference import FinishReason
 from turnwise.tools import ToolCall, answer_of, get_parser
 from turnwise.tools.thoughts import thought_of
 from turnwise.types import EpisodeStatus
 
 _RESPONSES_PER_CONVERSATION = 16
+_MOST_CHARACTERS_PER_TOKEN = 100
 _LONG_TEXT = 8192
 """Characters that take some milliseconds to encode, for which other episodes would wait."""
 
@@ -55,8 +55,6 @@ class AgentSession:
         self._marks = (*self._parser.special_tokens, *setup.chat.thought_marks)
         """Special tokens that the text of a turn keeps: those of calls and thoughts."""
         self.tree = ConversationTree(TemplateWriter(setup.messages, self._parser), thoughts)
-        self._writers = {None: self.tree.writer, setup.chat.enable_thinking: self.tree.writer}
-        """By the `enable_thinking` of requests."""
         self.records: dict[SampledTurn, TurnRecord] = {}
         """What is known of each turn besides its tokens and its place among the others."""
         self.responses: dict[str, Sequence[Message]] = {}
@@ -151,24 +149,18 @@ class AgentSession:
                 EpisodeStatus.TRUNCATED_BY_TIME, f"take {seconds:g} seconds (limits.max_seconds)"
             )
 
-    @property
-    def _max_tokens(self) -> int:
-        length, limit = self._setup.engine.context_length, self._setup.limits.max_tokens
-        return length if limit is None else min(length, limit)
-
     def _check_messages(self, messages: Sequence[Message]) -> None:
         if not messages:
             raise ApiError("messages is empty, expected at least one message", param="messages")
-        if len(messages) > self._max_tokens:  # each has a token at least
-            raise self._too_long(f"more than {len(messages)}")
         for number, message in enumerate(messages):
             check_message(message, number)
 
     def _too_long(self, num_tokens: str) -> ApiError:
         self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS
         return ApiError(
-            f"This model's maximum context length is {self._max_tokens} tokens. However, your "
-            f"messages resulted in {num_tokens} tokens. Please reduce the length of the messages.",
+            f"This model's maximum context length is {self._setup.max_tokens} tokens. However, "
+            f"your messages resulted in {num_tokens} tokens. Please reduce the length of the "
+            "messages.",
             code="context_length_exceeded",
             param="messages",
         )
@@ -180,10 +172,7 @@ class AgentSession:
         setup = self._setup
         started = self._timer.seconds
         prompt = self.tree.match(request.messages, request.tools)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.tree.cancel, prompt)
-            session = self.engine_sessions.open(prompt.parent)
-            undo.callback(self.engine_sessions.release, session)
+        with self.engine_sessions.opened(prompt, self.tree) as session:
             await self._encode(prompt, request)
             in_thought = setup.chat.begins_in_thought(prompt.ids)
             live = None
@@ -203,7 +192,6 @@ class AgentSession:
             else:
                 seed = derive_seed(request.seed, number)
             result = await self._sample(request, prompt, session, seed, live)
-            undo.pop_all()
         text = setup.chat.decode(result.ids, self._marks)
         message, calls = self._read(request, text, in_thought, prompt.key)
         turn = self.tree.add(prompt, result.ids, result.log_probs, message, result.inserted)
@@ -260,26 +248,19 @@ class AgentSession:
 
     async def _encode(self, prompt: TreePrompt, request: ChatRequest) -> None:
         """Encode a prompt; a long one in a thread, so that the loop serves other episodes."""
+        tools = prompt.tools if prompt.parent is None else ()
+        num_characters = sum(len(str(entry)) for entry in (*prompt.messages, *tools))
+        # One that cannot fit would take gigabytes for nothing.
+        if num_characters > _MOST_CHARACTERS_PER_TOKEN * self._setup.max_tokens:
+            raise self._too_long(f"more than {self._setup.max_tokens}")
         try:
             for tool in request.tools:
                 tool_definition(tool)
-        except ToolError as error:
-            raise ApiError(str(error), param="tools") from error
-        tools = prompt.tools if prompt.parent is None else ()
-
-        def encode_long(writer: MessageWriter) -> None:
-            # One that cannot fit would take gigabytes for nothing.
-            if self._setup.chat.is_longer_than(self._max_tokens, prompt.messages, tools):
-                raise self._too_long(f"more than {self._max_tokens}")
-            prompt.encode(writer)
-
-        entries = (*prompt.messages, *tools)
-        try:
             writer = self._writer(request.enable_thinking)
-            if sum(len(str(value)) for entry in entries for value in entry.values()) < _LONG_TEXT:
+            if num_characters < _LONG_TEXT:
                 prompt.encode(writer)
             else:
-                await asyncio.to_thread(encode_long, writer)
+                await asyncio.to_thread(prompt.encode, writer)
         except (ConfigError, ToolError) as error:
             raise ApiError(str(error), param="messages") from error
         if not prompt.ids:
@@ -288,8 +269,8 @@ class AgentSession:
     def _writer(self, enable_thinking: bool | None) -> MessageWriter:
         """Return what writes a request's messages; raises ConfigError if the template cannot."""
         chat = self._setup.chat
-        if enable_thinking in self._writers:
-            return self._writers[enable_thinking]
+        if enable_thinking in (None, chat.enable_thinking):
+            return self.tree.writer
         if not self._honours_sampling:
             raise ApiError(
                 f"chat_template_kwargs.enable_thinking is {enable_thinking}, and this run has "
@@ -297,9 +278,7 @@ class AgentSession:
                 param="chat_template_kwargs",
             )
         other = ChatFormat(chat.tokenizer, chat.template, enable_thinking=enable_thinking)
-        writer = TemplateWriter(MessageBuilder(other), self._parser)
-        self._writers[enable_thinking] = writer
-        return writer
+        return TemplateWriter(MessageBuilder(other), self._parser)
 
     async def _sample(
         self,
@@ -310,30 +289,19 @@ class AgentSession:
         live: LiveText | None,
     ) -> TurnTokens:
         setup, limits = self._setup, self._setup.limits
-        num_left = self._max_tokens - len(prompt.ids)
-        if num_left < 1:
+        if len(prompt.ids) >= setup.max_tokens:
             raise self._too_long(f"{len(prompt.ids)}")
-        wanted = (request.max_tokens, limits.max_tokens_per_turn, num_left)
-        sampling = setup.sampling
-        if self._honours_sampling:
-            sampling = request.sampling or sampling
-        generation = GenerationRequest(
-            prompt.ids,
-            min(n for n in wanted if n is not None),
-            sampling,
-            stop_ids=setup.chat.stop_ids,
-            stop_strings=(*setup.chat.stop_strings, *request.stop),
-            seed=seed,
-            timeout=self._timer.within(limits.generation_timeout),
-            session=session.name,
-            branch_of=session.branch_of,
-            on_tokens=None if live is None else live.add,
-        )
+        most = (request.max_tokens, limits.max_tokens_per_turn)
+        timeout = self._timer.within(limits.generation_timeout)
+        generation = setup.request(prompt.ids, most, seed, timeout, session)
+        generation.stop_strings += request.stop
+        if self._honours_sampling and request.sampling is not None:
+            generation.sampling = request.sampling
+        if live is not None:
+            generation.on_tokens = live.add
         opening = self._opening(request.must_call) if request.must_call else ()
         try:
             turn = await sample_turn(setup, generation, opening)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             self._check_time()  # it may have cut the turn
             self.failure = error
@@ -342,7 +310,7 @@ class AgentSession:
             ) from error
         if turn.finish_reason is FinishReason.DEADLINE:
             self._check_time()
-            self.failure = too_slow(generation.timeout)
+            self.failure = too_slow(timeout)
             raise ApiError(str(self.failure), status=500, code="server_error")
         return turn
 

@@ -26,7 +26,10 @@ from turnwise.algo.advantages.turns import (
 from turnwise.algo.choose import (
     ADVANTAGE_ESTIMATORS,
     POLICY_LOSSES,
+    AdvantageEstimator,
     Algorithm,
+    PolicyLoss,
+    TokenSelection,
     compute_advantages,
     get_advantage_estimator,
     get_policy_loss,
@@ -51,13 +54,10 @@ from turnwise.algo.losses.policy import (
     compute_sapo_loss,
 )
 from turnwise.algo.losses.value import (
-    compute_entropy_loss,
     compute_value_loss,
-    entropy_from_logits,
     explained_variance,
 )
 from turnwise.algo.masked import BatchTotals, aggregate_loss, discounted_suffix_sum, masked_mean
-from turnwise.algo.records import AdvantageEstimator, PolicyLoss, TokenSelection
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",
@@ -76,7 +76,6 @@ __all__ = [
     "compute_dppo_kl_loss",
     "compute_dppo_tv_loss",
     "compute_dr_grpo_advantage",
-    "compute_entropy_loss",
     "compute_gae_advantage_return",
     "compute_gdpo_advantage",
     "compute_geo_mean_loss",
@@ -104,7 +103,6 @@ __all__ = [
     "compute_turn_grpo_advantage",
     "compute_value_loss",
     "discounted_suffix_sum",
-    "entropy_from_logits",
     "estimate_advantages",
     "estimate_kl",
     "explained_variance",

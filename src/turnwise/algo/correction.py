@@ -10,11 +10,9 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.masked import TensorMetrics, as_mask, keep, masked_mean, wide
 from turnwise.errors import ConfigError, did_you_mean
-
-# Weights are bounded by exp(±20) before they are truncated.
-_MAX_LOG_RATIO = 20.0
 
 Bounds: TypeAlias = float | Sequence[float]
 """An upper bound, or (lower, upper)."""
@@ -31,7 +29,7 @@ def measure_log_prob_gap(
         "gap_mean": masked_mean(gap.abs(), mask),
         "gap_max": gap.abs().amax() if gap.numel() else gap.sum(),
         # k3, which is never negative, from samples of the sampler.
-        "gap_kl": masked_mean(gap.clamp(max=_MAX_LOG_RATIO).expm1() - gap, mask),
+        "gap_kl": masked_mean(gap.clamp(max=MAX_LOG_RATIO).expm1() - gap, mask),
     }
 
 
@@ -43,7 +41,6 @@ def compute_importance_weights(
     *,
     level: Literal["token", "sequence"] = "token",
     bounds: Bounds = 2.0,
-    normalize: bool = False,
 ) -> tuple[torch.Tensor, TensorMetrics]:
     """Truncated importance sampling (Espeholt et al., https://arxiv.org/abs/1802.01561).
 
@@ -54,8 +51,6 @@ def compute_importance_weights(
         sampler_log_probs, log_probs: [B, T], at sampling and from the learner.
         bounds: C; or (lower, upper): weights outside become 0 (IcePop,
             https://arxiv.org/abs/2510.18855).
-        normalize: Divide by the mean weight (per token or per sequence), so that the step size
-            does not change.
 
     Returns:
         weights [B, T], 0 on masked tokens, and metrics: `is_mean`, `is_max`, `is_truncated`
@@ -67,7 +62,7 @@ def compute_importance_weights(
         log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
     elif level != "token":
         raise ConfigError(f"level got {level!r}, expected 'token' or 'sequence'")
-    raw = keep(log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp(), mask)
+    raw = keep(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), mask)
     lower, upper = checked_bounds(bounds)
     outside = raw > upper
     if lower is None:
@@ -83,13 +78,6 @@ def compute_importance_weights(
         "is_ess": weights.sum().square()
         / (mask.sum().clamp(min=1) * weights.square().sum()).clamp(min=1e-30),
     }
-    if normalize:
-        # Every token of a sequence has the same weight there, so a sequence counts once.
-        share = mask.to(weights.dtype)
-        if level == "sequence":
-            share = share / share.sum(1, keepdim=True).clamp(min=1)
-        mean = (weights * share).sum() / share.sum().clamp(min=1)
-        weights = weights / mean.clamp(min=1e-8)
     return weights, metrics
 
 
@@ -116,7 +104,7 @@ def compute_rejection_mask(
     """
     mask = as_mask(response_mask)
     difference = keep(wide(log_probs) - sampler_log_probs, mask)
-    difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     accepted = mask
     metrics: TensorMetrics = {}
     for name, bounds in criteria.items():
@@ -133,10 +121,8 @@ _DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "k3": lambda d: d.expm1() - d,
 }
 _CRITERIA = [
-    f"{place}_{kind}"
-    for place in ("token", "seq_sum", "seq_mean", "seq_max")
-    for kind in _DIVERGENCES
-    if (place, kind) != ("seq_max", "k1")
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
 ]
 
 
@@ -146,34 +132,30 @@ def _accepts(
     """Return which tokens one criterion accepts: [B, T] bool."""
     if name not in _CRITERIA:
         raise ConfigError(f"there is no rejection {name!r}. {did_you_mean(name, _CRITERIA)}")
-    place, _, kind = name.rpartition("_")
+    reduction, _, kind = name.rpartition("_")
     divergence = keep(_DIVERGENCES[kind](difference), mask)
-    if place == "seq_max":
+    if reduction == "seq_max":
         # Divergences of these kinds are never negative.
         divergence = torch.nn.functional.pad(divergence, (0, 1)).amax(1, keepdim=True)
-    elif place != "token":
+    elif reduction != "token":
         divergence = divergence.sum(1, keepdim=True)
-        if place == "seq_mean":
+        if reduction == "seq_mean":
             divergence = divergence / mask.sum(1, keepdim=True).clamp(min=1)
     lower, upper = checked_bounds(bounds)
-    if kind != "k1":
-        if lower is not None:
-            raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
-        return (divergence <= upper).expand_as(mask)
-    lower = 1.0 / upper if lower is None else lower
-    inside = (divergence >= math.log(lower)) & (divergence <= math.log(upper))
-    return inside.expand_as(mask)
+    if kind == "k1":
+        lower, upper = math.log(1.0 / upper if lower is None else lower), math.log(upper)
+        return ((divergence >= lower) & (divergence <= upper)).expand_as(mask)
+    if lower is not None:
+        raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
+    return (divergence <= upper).expand_as(mask)
 
 
 def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
     """Return (lower, upper), where lower may be None; raise for invalid bounds."""
     pair = (None, bounds) if isinstance(bounds, int | float) else tuple(bounds)
-    if len(pair) != 2:
-        raise ConfigError(f"bounds got {bounds!r}, expected a number, or (lower, upper)")
-    lower, upper = pair
-    if upper <= 0 or (lower is not None and not 0 < lower <= upper):
+    if len(pair) != 2 or pair[1] <= 0 or (pair[0] is not None and not 0 < pair[0] <= pair[1]):
         raise ConfigError(
             f"bounds got {bounds!r}, expected a number above 0, or (lower, upper) with "
             "0 < lower ≤ upper"
         )
-    return lower, upper
+    return pair

@@ -70,11 +70,8 @@ def without_rounding(
     return torch.where(is_rounding, log_probs, ref_log_probs)
 
 
-def compute_kl_penalty(
-    log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: str = "k1"
-) -> torch.Tensor:
-    """The same as `estimate_kl`."""
-    return estimate_kl(log_probs, ref_log_probs, kind)
+compute_kl_penalty = estimate_kl
+"""The name of `estimate_kl` in hand-written training loops."""
 
 
 @torch.no_grad()
@@ -113,12 +110,11 @@ class KLController:
         adaptive: bool = False,
         horizon: float = 10_000,
     ) -> None:
-        if adaptive and not (target_kl and target_kl > 0):
+        if adaptive and not (target_kl and target_kl > 0 and horizon > 0):
             raise ConfigError(
-                f"an adaptive KLController needs a target_kl above 0, got {target_kl}"
+                f"an adaptive KLController got target_kl={target_kl} and horizon={horizon}, "
+                "expected numbers above 0"
             )
-        if horizon <= 0:
-            raise ConfigError(f"horizon got {horizon}, expected a number above 0")
         self.value = float(init_kl_coef)
         self.target_kl = target_kl
         self.adaptive = adaptive

@@ -1,14 +1,11 @@
 """One conversation: its messages for people and parsers, its token stream for the model."""
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from turnwise.chat.format import ChatFormat
 from turnwise.chat.rendering import Message
 from turnwise.chat.stream import TokenStream
-
-_LOG = logging.getLogger("turnwise")
 
 
 class Conversation:
@@ -33,10 +30,19 @@ class Conversation:
         self._restarted: tuple[list[Message], int] = ([], 0)
         """Messages of the present branch that come before those of `messages` from this number."""
 
-    def answer(self, ids: Sequence[int], log_probs: Sequence[float]) -> str:
-        """Append a turn of the agent as it was sampled; return its text, for reading only."""
-        self.stream.add_turn(ids, log_probs)
-        text = self.format.decode(ids)
+    def answer(
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        inserted: tuple[int, int] | None = None,
+        keep: Collection[str] = (),
+    ) -> str:
+        """Append a turn of the agent as it was sampled; return its text, for reading only.
+
+        `inserted` is that of `TokenStream.add_turn`, `keep` that of `ChatFormat.decode`.
+        """
+        self.stream.add_turn(ids, log_probs, inserted)
+        text = self.format.decode(ids, keep)
         self.messages.append({"role": "assistant", "content": text})
         return text
 
@@ -96,45 +102,3 @@ class Conversation:
         """The messages of the present branch, from its first one."""
         before, number = self._restarted
         return [*before, *self.messages[number:]] if number else self.messages
-
-    def warn_of_difference(self) -> None:
-        """Log where the template would write this conversation differently; once per format.
-
-        Only the first conversations of a format are compared: a difference shows early.
-        """
-        if self.format.num_to_compare == 0 or len(self.stream.turns) < 2 or self.stream.branches:
-            return
-        if self._has_special_tokens_in_turns():
-            return
-        self.format.num_to_compare -= 1
-        if (difference := self.difference()) is not None:
-            self.format.num_to_compare = 0
-            _LOG.warning(
-                "The chat template is not append-only: %s. Training keeps the tokens as they were "
-                "sampled; a server that renders the whole conversation again will see the other.",
-                difference,
-            )
-
-    def _has_special_tokens_in_turns(self) -> bool:
-        """Return whether turns contain special tokens, as untrained models sample them.
-
-        Decoding leaves them out, so a rendering differs with any template. Those that a parser
-        asked for are in the text.
-        """
-        control, ends = self.format.control, self.format.stop_ids
-        turns = self.stream.turns
-        answers = [message for message in self.messages if message["role"] == "assistant"]
-        for (start, end), answer in zip(turns, answers[-len(turns) :], strict=True):
-            spoken = self.stream.ids[start : end - (self.stream.ids[end - 1] in ends)]
-            unspoken = control.special.intersection(spoken)
-            if any(control.names[i] not in answer["content"] for i in unspoken):
-                return True
-        return False
-
-    def difference(self) -> str | None:
-        """Return where a rendering of the whole conversation would differ; None: nowhere.
-
-        A turn may end with any end-of-turn token; that does not count as a difference.
-        """
-        ids = self.format.with_template_ends(self.stream.ids, self.stream.turns)
-        return self.format.difference(self.messages, ids, self._tools)

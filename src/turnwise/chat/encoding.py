@@ -7,17 +7,13 @@ which no such text spells a control token is encoded in one call, so that its to
 the tokenizer; otherwise it is cut inside each forged token, and the pieces are encoded one by one.
 """
 
-import json
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from turnwise.chat.ownership import RenderedText, Span
-from turnwise.errors import ConfigError
 
 # Model authors mark only some control tokens as special; most of the others look like these.
 _MARKER = re.compile(r"<[^\s<>]+>|<[|｜].+[|｜]>|\[[^\s\[\]]+\]", re.DOTALL)
@@ -71,10 +67,8 @@ class ControlTokens:
 
     def spans(self, text: str) -> list[tuple[int, int, int]]:
         """Return where a text spells control tokens: start, end and id."""
-        return [
-            (match.start(), match.end(), self._by_name[match[0]])
-            for match in self._pattern.finditer(text)
-        ]
+        matches = self._pattern.finditer(text)
+        return [(match.start(), match.end(), self._by_name[match[0]]) for match in matches]
 
     @cached_property
     def _by_name(self) -> dict[str, int]:
@@ -100,22 +94,14 @@ def end_ids(tokenizer: Any, control: ControlTokens) -> frozenset[int]:
 
 def configured_ends(tokenizer: Any) -> list[int]:
     """Return the end tokens in the generation_config.json of a tokenizer; none without one."""
-    source = str(getattr(tokenizer, "name_or_path", "") or "")
-    path: Any = Path(source) / "generation_config.json"
-    if not source:
-        return []
-    if not path.is_file():  # in the hub's cache; nothing is downloaded
-        if Path(source).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
-            return []
-        from huggingface_hub import try_to_load_from_cache
+    from transformers import GenerationConfig  # it imports torch
 
-        path = try_to_load_from_cache(source, "generation_config.json")
-        if not isinstance(path, str):
-            return []
-    try:
-        ends = json.loads(Path(path).read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # the file may be missing or broken
+    source = str(getattr(tokenizer, "name_or_path", "") or "")
+    try:  # nothing is downloaded
+        config = GenerationConfig.from_pretrained(source, local_files_only=True)
+    except (OSError, ValueError):  # the file may be missing or broken
         return []
+    ends = config.eos_token_id
     numbers = ends if isinstance(ends, list) else [ends]
     size = len(tokenizer)
     return [i for i in numbers if isinstance(i, int) and 0 <= i < size]
@@ -127,21 +113,9 @@ _ANCHORS = ("a", ".", "1", "\n", ")")
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Encode a text as the tokenizer does, control tokens included and none added."""
-    with _readable_panics():
-        # Not verbose: it warns of texts longer than the model's context, which callers count.
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    # Not verbose: it warns of texts longer than the model's context, which callers count.
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     return ids
-
-
-@contextmanager
-def _readable_panics() -> Iterator[None]:
-    """Turn a panic of the `tokenizers` library, which no `except Exception` sees, into an error."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ConfigError(f"the tokenizer cannot encode a text: {error}") from error
 
 
 class Encoder:
@@ -204,10 +178,6 @@ class Encoder:
                 waiting += reversed([*zip(cuts, [*cuts[1:], end], strict=True)])
         return done
 
-    def control_tokens(self, rendered: RenderedText) -> tuple[int, ...]:
-        """Return the control tokens that a rendering is encoded to."""
-        return self._control.of(self.encode(rendered))
-
     def control_spans(self, text: str) -> list[Span]:
         """Return the spans of a text that would become control tokens."""
         if not self._has_offsets:
@@ -221,10 +191,16 @@ class Encoder:
         if not text:
             return [], []
         is_continued = is_continued and self.adds_prefix
-        if not self._has_offsets:
-            return self._with_places_names(text, is_continued)
+        if not self._has_offsets:  # only control tokens get a span
+            ids = self._continued(text) if is_continued else self.encode_text(text)
+            named = iter(self._control.spans(text))
+            spans = (next(named, (0, 0, 0)) if i in self._control.ids else (0, 0, 0) for i in ids)
+            return ids, [(start, end) for start, end, _ in spans]
         for anchor in _ANCHORS if is_continued else ("",):
-            ids, offsets = self._with_offsets(anchor + text)
+            encoded = self._tokenizer(
+                anchor + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+            ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
             if not anchor:
                 return ids, offsets
             before = self.encode_text(anchor)
@@ -233,23 +209,6 @@ class Encoder:
                 token_spans = [(max(0, a - shift), max(0, b - shift)) for a, b in offsets]
                 return ids[len(before) :], token_spans[len(before) :]
         return self._with_spans(text, is_continued=False)
-
-    def _with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        with _readable_panics():
-            encoded = self._tokenizer(
-                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-        return encoded["input_ids"], encoded["offset_mapping"]
-
-    def _with_places_names(self, text: str, is_continued: bool) -> tuple[list[int], list[Span]]:
-        """The same for tokenizers without offsets: only control tokens get a span."""
-        ids = self._continued(text) if is_continued else self.encode_text(text)
-        named = iter(self._control.spans(text))
-        token_spans: list[Span] = []
-        for token in ids:
-            span = next(named, None) if token in self._control.ids else None
-            token_spans.append((0, 0) if span is None else (span[0], span[1]))
-        return ids, token_spans
 
     def _continued(self, text: str) -> list[int]:
         """Return the ids of a text that follows another, without the mark of a text's start."""

@@ -10,39 +10,35 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from os.path import commonprefix
-from typing import Any, Protocol
+from typing import Any
 
 from turnwise.chat.encoding import ControlTokens, Encoder, end_ids
-from turnwise.chat.ownership import ROLES, RenderedText, change_messages, change_tools
+from turnwise.chat.ownership import RenderedText
 from turnwise.chat.rendering import Message, Renderer
-from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.thoughts import THOUGHT_ENDS, THOUGHT_MARKS, may_open_thought, opens_thought
 
-_CHARACTERS_PER_TOKEN = 8
-"""Texts with fewer per token of the context are encoded without being counted first."""
-_PIECE = 50_000
 _NUM_TAG_TOKENS = 12
 """More tokens than the tag that starts a thought and the space after it can have."""
+_CHATML = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+_PLAIN = """\
+{%- for message in messages -%}
+{{ message.role | capitalize + ': ' + message.content + '\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'Assistant:' }}{%- endif -%}"""
+TEMPLATES = {"chatml": _CHATML, "plain": _PLAIN}
+"""Chat templates by name, for tokenizers without one. Their markers are plain text, which a
+tokenizer encodes as special tokens if it knows them."""
 # An answer of the agent in the synthetic conversation; no other text contains it.
 ANSWER = "turnwiseAnswer7f3a"
 QUESTION: Message = {"role": "user", "content": "q"}
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
 # Qwen3, GLM, SmolLM3 and Hunyuan have the first, DeepSeek-V3.1 and Granite the second.
 _THINKING = ("enable_thinking", "thinking")
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
-
-    chat_template: Any
-    eos_token_id: int | None
-    all_special_tokens: list[str]
-    all_special_ids: list[int]
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
-    def encode(self, text: str, *, add_special_tokens: bool, verbose: bool = True) -> list[int]: ...
-    def decode(self, ids: Any, *, skip_special_tokens: bool) -> Any: ...
 
 
 class ChatFormat:
@@ -56,7 +52,7 @@ class ChatFormat:
     def __init__(
         self, tokenizer: Any, template: str | None = None, *, enable_thinking: bool | None = None
     ) -> None:
-        self.tokenizer: Tokenizer = tokenizer
+        self.tokenizer = tokenizer
         if template is None and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "this tokenizer has no chat template. Choose one by name: ChatFormat(tokenizer, "
@@ -74,6 +70,7 @@ class ChatFormat:
             text = text.get("tool_use") or text.get("default") or ""
         self.template = str(text)
         """The text of the template; it shows how tool calls are written."""
+        self._may_open_thought = may_open_thought(self.template)
         self.control = ControlTokens(tokenizer, self.template)
         """The tokens that only the template and the policy may write."""
         self._encoder = Encoder(tokenizer, self.control)
@@ -81,8 +78,6 @@ class ChatFormat:
         self.enable_thinking = enable_thinking
         if enable_thinking is not None:
             self._set_thinking(enable_thinking)
-        self.num_to_compare = 16
-        """Conversations that are still to be compared with a full rendering."""
 
     def _set_thinking(self, enable: bool) -> None:
         for name in _THINKING:
@@ -106,10 +101,7 @@ class ChatFormat:
         return self._encoder.encode(self._renderer.render_with_spans(messages, tools))
 
     def increment_ids(
-        self,
-        messages: Sequence[Message],
-        turn_ids: Sequence[int],
-        history: Sequence[Message] = (),
+        self, messages: Sequence[Message], turn_ids: Sequence[int], history: Sequence[Message] = ()
     ) -> list[int]:
         """Return what follows a turn: its end, the new messages, the start of the next turn.
 
@@ -117,69 +109,24 @@ class ChatFormat:
         end-of-turn token, nothing if the turn was cut by length) is not added again. `history` are
         all earlier messages, for templates that count them.
         """
-        rendered = self._render_increment(self._renderer.completed(messages, history), history)
+        rendered = self.render_after_answer(messages, history)
         ids = self._encoder.encode(rendered, is_continued=True)
         return ids[self._num_closed(ids, turn_ids) :]
 
-    def is_longer_than(
-        self,
-        num_tokens: int,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> bool:
-        """Return whether a conversation surely has more tokens than this, at little cost.
-
-        Encoding takes some hundred bytes of memory per character. So a long text is counted piece
-        by piece until it has twice as many tokens: cutting a text adds few, and what a tokenizer
-        merges or leaves out is not counted.
-        """
-        texts: list[str] = []
-
-        def collect(text: str) -> str:
-            texts.append(text)
-            return text
-
-        change_messages(messages, collect)
-        change_tools(tools, collect)
-        if sum(map(len, texts)) <= _CHARACTERS_PER_TOKEN * num_tokens:
-            return False
-        num_counted = 0
-        for text in texts:
-            for start in range(0, len(text), _PIECE):
-                num_counted += len(self._encoder.encode_text(text[start : start + _PIECE]))
-                if num_counted > 2 * num_tokens:
-                    return True
-        return False
-
-    def _render_increment(
-        self, messages: Sequence[Message], history: Sequence[Message]
-    ) -> RenderedText:
-        if len(history) > 2 and self._counts_messages:
-            try:
-                return self._render_after_answer(messages, _skeleton(history))
-            except ConfigError:  # the template refuses these roles, or contents that are texts
-                pass
-        return self._render_after_answer(messages)
-
-    def render_after_answer(self, messages: Sequence[Message]) -> str:
-        """Return the text that the template writes for messages after an answer of the agent."""
-        return self._render_after_answer(self._renderer.completed(messages)).text
-
-    def _render_after_answer(
-        self, messages: Sequence[Message], before: Sequence[Message] = (QUESTION, ANSWERED)
+    def render_after_answer(
+        self, messages: Sequence[Message], history: Sequence[Message] = ()
     ) -> RenderedText:
         """Render messages behind a synthetic conversation; return what follows its answer."""
+        messages = self._renderer.completed(messages, history)
         try:
-            rendered = self._renderer.render_with_spans(messages, before=before)
+            rendered = self._renderer.render_with_spans(messages, before=(QUESTION, ANSWERED))
         except ConfigError:
             if messages[0].get("role") != "tool":
                 raise
-            return self._render_after_call(messages, before)
+            return self._render_after_call(messages)
         return rendered.after(_end_of_answer(rendered.text))
 
-    def _render_after_call(
-        self, messages: Sequence[Message], before: Sequence[Message]
-    ) -> RenderedText:
+    def _render_after_call(self, messages: Sequence[Message]) -> RenderedText:
         """Render tool results for templates that accept them only after tool calls.
 
         The agent sampled its calls itself, so only what follows them is returned.
@@ -190,7 +137,7 @@ class ChatFormat:
             "content": "",
             "tool_calls": [_call(result) for result in results],  # some templates write only one
         }
-        rendered = self._renderer.render_with_spans([called, *messages], before=before[:-1])
+        rendered = self._renderer.render_with_spans([called, *messages], before=(QUESTION,))
         rendered = rendered.after(rendered.text.find(ANSWER))
         written = [
             (start, token)
@@ -240,10 +187,6 @@ class ChatFormat:
             for mark in THOUGHT_MARKS
             if not self.decode(encode(mark, add_special_tokens=False))
         )
-
-    @cached_property
-    def _may_open_thought(self) -> bool:
-        return may_open_thought(self.template)
 
     def begins_in_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a turn after these tokens begins inside a thought, which the template started."""
@@ -323,16 +266,6 @@ class ChatFormat:
         return text[_end_of_answer(text) :]
 
     @cached_property
-    def _counts_messages(self) -> bool:
-        """Whether the output depends on the number of earlier messages (ChatGLM's rounds)."""
-        earlier = [QUESTION, {"role": "assistant", "content": "a"}]
-        try:
-            text = self._renderer.render([*earlier, QUESTION, ANSWERED, QUESTION])
-            return text[_end_of_answer(text) :] != self._next
-        except ConfigError:
-            return False
-
-    @cached_property
     def closing_text(self) -> str:
         """The text between an answer and the next message."""
         if self._next.startswith(self._final):
@@ -345,7 +278,7 @@ class ChatFormat:
 
     @cached_property
     def closing_ids(self) -> list[int]:
-        return self._encode(self.closing_text)
+        return self.written_ids(self.closing_text)
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -367,7 +300,7 @@ class ChatFormat:
     @cached_property
     def _sampled_end(self) -> list[int]:
         """The tokens that the agent itself samples at the end of a turn."""
-        ids = self._encode(self._final)
+        ids = self.written_ids(self._final)
         num = next((n for n, i in enumerate(ids, 1) if i in self.stop_ids), len(ids))
         eos = self.tokenizer.eos_token_id
         return ids[:num] or self._next_role_ids[:1] or ([] if eos is None else [eos])
@@ -389,13 +322,13 @@ class ChatFormat:
         """Control tokens that end a turn or start another one; a turn must not contain them."""
         if self._end_id not in self.stop_ids:
             return self.stop_ids  # harmony: a turn has several messages
-        return self.stop_ids | set(self.control.of(self._encode(self._next)))
+        return self.stop_ids | set(self.control.of(self.written_ids(self._next)))
 
     @cached_property
     def _closers(self) -> frozenset[int]:
         """Tokens with which the template or the agent ends a turn; not those of the next role."""
-        _closers = self.stop_ids - set(self._next_role_ids)
-        return _closers if self._end_id is None else _closers | {self._end_id}
+        closers = self.stop_ids - set(self._next_role_ids)
+        return closers if self._end_id is None else closers | {self._end_id}
 
     def _num_closed(self, ids: Sequence[int], turn: Sequence[int]) -> int:
         """Return how many of the tokens after an answer were sampled in the turn itself."""
@@ -442,15 +375,15 @@ class ChatFormat:
     @cached_property
     def _final_id(self) -> int | None:
         """The token that ends the last answer."""
-        return self.control.first(self._encode(self._final))
+        return self.control.first(self.written_ids(self._final))
 
     @cached_property
     def _end_id(self) -> int | None:
         """The token that ends an answer before another message."""
         if self._final_id is None:
             return None
-        end_id = self.control.first(self._encode(self._next))
-        is_end = end_id in (self._final_id, self.control.first(self._encode(self._again)))
+        end_id = self.control.first(self.written_ids(self._next))
+        is_end = end_id in (self._final_id, self.control.first(self.written_ids(self._again)))
         return end_id if is_end else None
 
     @cached_property
@@ -464,12 +397,9 @@ class ChatFormat:
                 text = self._after([{"role": role, "content": "q"}])
             except ConfigError:  # a template without tools
                 continue
-            first = self._encode(text)[:1]
+            first = self.written_ids(text)[:1]
             role_ids += [i for i in first if i in self.control.ids and i not in role_ids]
         return role_ids
-
-    def _encode(self, text: str) -> list[int]:
-        return self._encoder.encode(RenderedText(text), is_continued=True)
 
 
 def _end_of_answer(text: str) -> int:
@@ -491,12 +421,6 @@ def with_thought(template: str, answer: str, thought: str) -> Message:
     if "reasoning_content" in template:
         return {**message, "reasoning_content": thought}
     return {**message, "content": f"<think>\n{thought}\n</think>\n\n{answer}"}
-
-
-def _skeleton(history: Sequence[Message]) -> list[Message]:
-    """Return the same roles with short texts, ending with the synthetic answer."""
-    roles = [message["role"] if message["role"] in ROLES else "user" for message in history[:-1]]
-    return [*({"role": role, "content": "q"} for role in roles), ANSWERED]
 
 
 def _call(result: Message) -> Message:

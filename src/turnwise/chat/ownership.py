@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from turnwise.errors import ConfigError
-
 Span: TypeAlias = tuple[int, int]
 Change: TypeAlias = Callable[[str], str]
 FindSpans: TypeAlias = Callable[[str], Sequence[Span]]
@@ -25,7 +23,6 @@ FindSpans: TypeAlias = Callable[[str], Sequence[Span]]
 
 _NUMBER = str(secrets.randbelow(10**24)).zfill(24)
 _MARKS = re.compile(rf"4{_NUMBER}([12])(\d{{7}})")
-_MOST_LEVELS = 100
 # Templates compare roles and keys with these words; all other strings they only write.
 ROLES = frozenset(
     {
@@ -78,11 +75,6 @@ def change_messages(messages: Sequence[Mapping[str, Any]], change: Change) -> li
 def change_tools(tools: Sequence[Mapping[str, Any]] | None, change: Change) -> list[Any] | None:
     """Return tool definitions with every string changed, also the names of parameters."""
     return [_walk(tool, change) for tool in tools] if tools else None
-
-
-def make_inert(text: str) -> str:
-    """Return a text of the same shape that spells no control token."""
-    return text if text.strip() in _WORDS else re.sub(r"\S", "x", text)
 
 
 def break_names(find_spans: FindSpans) -> Change:
@@ -161,19 +153,14 @@ class Marks:
         return written == text or len(self._find_spans(written)) <= len(self._find_spans(text))
 
 
-def _walk(value: Any, change: Change, depth: int = 0) -> Any:
+def _walk(value: Any, change: Change) -> Any:
     """Return the same data with every string in it changed, also the keys."""
     if isinstance(value, str):
         return change(value)
-    if depth > _MOST_LEVELS and isinstance(value, Mapping | list | tuple):
-        raise ConfigError(
-            f"a message or tool definition is nested more than {_MOST_LEVELS} levels deep. "
-            "Leave the tool out, or flatten its parameters."
-        )
     if isinstance(value, Mapping):
-        return {_walk(k, change): _walk(item, change, depth + 1) for k, item in value.items()}
+        return {_walk(key, change): _walk(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_walk(item, change, depth + 1) for item in value]
+        return [_walk(item, change) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return change(str(value))  # an object has methods, which are not for a template

@@ -1,4 +1,4 @@
-"""Renders chat templates within limits, and finds out which parts of the output are quoted."""
+"""Renders chat templates, and finds out which parts of the output are quoted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,7 +11,6 @@ from turnwise.chat.ownership import (
     break_names,
     change_messages,
     change_tools,
-    make_inert,
 )
 from turnwise.errors import ConfigError
 
@@ -58,25 +57,13 @@ class Renderer:
             return self._render(changed, change_tools(tools, change), generation_prompt=True)
 
         plain = render(str)
-        marks = Marks(self._encoder.control_spans)
+        find = self._encoder.control_spans
+        marks = Marks(find)
         marked, is_whole = _read(render, marks.mark_whole, marks)
         if is_whole and marked.text == plain:
             return marked
-        return self._without_forgeries(render, plain, marked if is_whole else None)
-
-    def _without_forgeries(
-        self, render: Callable[[Change], str], plain: str, marked: RenderedText | None
-    ) -> RenderedText:
-        """Render for templates that inspect the texts and behave differently when they are marked.
-
-        The output for harmless texts shows which control tokens the template writes itself.
-        """
-        find = self._encoder.control_spans
+        # The template inspects the texts and behaves differently when they are marked.
         marks = Marks(find)
-        expected = self._encoder.control_tokens(_read(render, make_inert, marks)[0])
-        for rendered in (RenderedText(plain), marked):
-            if rendered is not None and self._encoder.control_tokens(rendered) == expected:
-                return rendered
         named, _ = _read(render, marks.mark_names, marks)
         if named.text == plain:
             return named
@@ -93,7 +80,12 @@ class Renderer:
             filled = {**message, "content": "" if content is None else str(content)}
             if message.get("role") == "tool":
                 if "tool_call_id" in self._template and not message.get("tool_call_id"):
-                    filled["tool_call_id"] = self._call_id(message, num_results)
+                    # Mistral accepts only nine letters or digits; Kimi-K2's ids are the function
+                    # and its place among all calls.
+                    name = f"call{num_results % 100_000:05}"
+                    if "## Return of" in self._template:
+                        name = f"functions.{message.get('name') or 'tool'}:{num_results}"
+                    filled["tool_call_id"] = name
                 num_results += 1
             thought = next((message[k] for k in _THOUGHTS if message.get(k) is not None), None)
             if thought is not None:
@@ -101,56 +93,33 @@ class Renderer:
             completed.append(filled)
         return completed
 
-    def _call_id(self, message: Message, number: int) -> str:
-        if "## Return of" in self._template:  # Kimi-K2: the function, and its place among all calls
-            return f"functions.{message.get('name') or 'tool'}:{number}"
-        return f"call{number % 100_000:05}"  # Mistral accepts only nine letters or digits
-
     def _render(
         self, messages: Sequence[Message], tools: list[Any] | None, generation_prompt: bool
     ) -> str:
-        from turnwise.chat.sandbox import TooLarge  # as late as transformers
+        def apply(tools: list[Any] | None) -> str:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=tools,
+                    chat_template=self._given,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                    **self.variables,
+                )
+            )
 
         try:
-            return self._apply(messages, tools, generation_prompt)
-        except TooLarge as error:
-            raise ConfigError(
-                f"the chat template computes too much: {error}. Give another with "
-                "ChatFormat(tokenizer, template)."
-            ) from error
+            try:
+                return apply(tools)
+            except TypeError:  # a template that iterates over tools unconditionally
+                if tools:
+                    raise
+                return apply([])
         except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages[:20])
             raise ConfigError(
                 f"the chat template does not take messages of the roles {roles}: {error}"
             ) from error
-
-    def _apply(
-        self, messages: Sequence[Message], tools: list[Any] | None, generation_prompt: bool
-    ) -> str:
-        from transformers import PreTrainedTokenizerBase
-
-        from turnwise.chat.sandbox import compile_template, render
-
-        apply = self._tokenizer.apply_chat_template
-        if getattr(apply, "__func__", None) is not PreTrainedTokenizerBase.apply_chat_template:
-            # A tokenizer with code of its own, such as Mistral's.
-            return str(apply(
-                list(messages), tools=tools, chat_template=self._given,
-                add_generation_prompt=generation_prompt, tokenize=False, **self.variables,
-            ))  # fmt: skip
-        template = compile_template(self._tokenizer.get_chat_template(self._given, tools))
-        variables = {
-            **self._tokenizer.special_tokens_map,
-            **self.variables,
-            "documents": None,
-            "add_generation_prompt": generation_prompt,
-        }
-        try:
-            return render(template, messages, tools, variables)
-        except TypeError:  # a template that iterates over tools unconditionally
-            if tools:
-                raise
-            return render(template, messages, [], variables)
 
 
 def _read(

@@ -113,10 +113,7 @@ class TokenStream:
         (2, [5, 6, 8, 9], [5, 6, 7, 8, 9])
         """
         positions = [at for start, end in self.context(len(self)) for at in range(start, end)]
-        same = takewhile(
-            lambda pair: self._ids[pair[0]] == pair[1], zip(positions, ids, strict=False)
-        )
-        num_shared = sum(1 for _ in same)
+        num_shared = common_length(self.path, ids)
         self.begin_branch(positions[num_shared - 1] + 1 if num_shared else 0)
         self.add_context(ids[num_shared:])
         return num_shared
@@ -193,6 +190,12 @@ class TokenStream:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return sum(1 for _ in same)
 
 
 def context_spans(branches: Sequence[tuple[int, int]], token: int) -> list[tuple[int, int]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from turnwise.chat.rendering import Message
-from turnwise.chat.stream import TokenStream
+from turnwise.chat.stream import TokenStream, common_length
 
 ThoughtPolicy: TypeAlias = Literal["as_sent", "keep"]
 """What becomes of a turn's thoughts when the agent sends its message back without them. `as_sent`:
@@ -35,10 +34,7 @@ class MessageWriter(Protocol):
     ) -> list[int]: ...
 
     def increment_ids(
-        self,
-        messages: Sequence[Message],
-        turn_ids: Sequence[int],
-        history: Sequence[Message] = (),
+        self, messages: Sequence[Message], turn_ids: Sequence[int], history: Sequence[Message] = ()
     ) -> list[int]: ...
 
 
@@ -63,10 +59,6 @@ class SampledTurn:
     order: tuple[int, int, bytes, int]
     """Place in the stream: the same for the same requests, in whichever order parallel ones came
     back."""
-
-    @property
-    def depth(self) -> int:
-        return self.order[1]
 
     def conversation_ids(self) -> list[int]:
         """All tokens up to the end of this turn, as the engine had them."""
@@ -131,19 +123,6 @@ class ConversationTree:
     _under_way: int = 0
     _wave: int = 0
 
-    def prompt(self, messages: Sequence[Message]) -> TreePrompt:
-        """Find what these messages continue, and encode what is new; then `add` or `cancel` it.
-
-        Raises ConfigError for messages that the chat template cannot write.
-        """
-        prompt = self.match(messages)
-        try:
-            prompt.encode(self.writer)
-        except BaseException:
-            self.cancel(prompt)
-            raise
-        return prompt
-
     def match(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> TreePrompt:
@@ -157,8 +136,8 @@ class ConversationTree:
         if self._under_way == 0:
             self._wave += 1
         self._under_way += 1
+        repeat = self._requests[digest]
         self._requests[digest] += 1
-        repeat = self._requests[digest] - 1
         history, new = messages[:num_common], messages[num_common:]
         return TreePrompt(parent, history, new, tools, digest, self._wave, repeat)
 
@@ -173,6 +152,7 @@ class ConversationTree:
         """Keep a turn as it was sampled; `reply` is the message that the agent gets for it."""
         self._under_way -= 1
         parent = prompt.parent
+        depth = 0 if parent is None else parent.order[1] + 1
         turn = SampledTurn(
             parent,
             prompt.messages,
@@ -182,7 +162,7 @@ class ConversationTree:
             inserted,
             reply,
             len(prompt.ids) + len(ids),
-            (prompt.wave, 0 if parent is None else parent.depth + 1, prompt.digest, prompt.repeat),
+            (prompt.wave, depth, prompt.digest, prompt.repeat),
         )
         self.turns.append(turn)
         self._known.setdefault(_digest(prompt.digest, self._key(reply)), []).append(turn)
@@ -199,10 +179,7 @@ class ConversationTree:
         """
         gone = set(turns)
         self.turns = [turn for turn in self.turns if turn not in gone]
-        known = {
-            digest: [turn for turn in same if turn not in gone]
-            for digest, same in self._known.items()
-        }
+        known = {d: [turn for turn in same if turn not in gone] for d, same in self._known.items()}
         self._known = {digest: same for digest, same in known.items() if same}
         kept = {turn.order[2] for turn in self.turns}
         self._requests = Counter({d: n for d, n in self._requests.items() if d in kept})
@@ -236,13 +213,18 @@ class StreamPlaces:
     def __init__(self, stream: TokenStream) -> None:
         self._stream = stream
         self._ends: dict[SampledTurn | None, int] = {None: 0}
-        self._siblings: dict[SampledTurn | None, list[_Placed]] = {}
+        self._siblings: dict[SampledTurn | None, list[tuple[Sequence[int], list[int]]]] = {}
+        """The contexts that follow a turn, and where each token of them stands in the stream."""
 
     def add(self, turn: SampledTurn) -> tuple[int, int]:
         """Append a turn, in a branch unless it follows the last token; return its span."""
         stream = self._stream
         known = self._siblings.setdefault(turn.parent, [])
-        shared = max((_common(placed, turn.context_ids) for placed in known), key=len, default=[])
+        shared: list[int] = []
+        for ids, places in known:
+            num_shared = common_length(ids, turn.context_ids)
+            if num_shared > len(shared):
+                shared = places[:num_shared]
         stream.begin_branch(shared[-1] + 1 if shared else self._ends[turn.parent])
         start = len(stream)
         stream.add_context(turn.context_ids[len(shared) :])
@@ -252,22 +234,12 @@ class StreamPlaces:
         return stream.turns[-1]
 
 
-_Placed: TypeAlias = tuple[Sequence[int], list[int]]
-"""Tokens of a context, and where each of them stands in the stream."""
-
-
-def _common(placed: _Placed, ids: Sequence[int]) -> list[int]:
-    """Where the beginning that a context has in common with these tokens stands."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(placed[0], ids, strict=False))
-    return placed[1][: sum(1 for _ in same)]
-
-
 def _call_key(call: Mapping[str, Any]) -> list[Any]:
     """A tool call without its id; its arguments as values, since clients format JSON anew."""
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             arguments = json.loads(arguments)
     return [function.get("name"), arguments]
 
@@ -280,8 +252,7 @@ def _digest(before: bytes, value: Any) -> bytes:
 def _same_calls(turns: Sequence[SampledTurn], message: Message) -> SampledTurn:
     """Of turns with equal replies, the one with the same ids of its calls; else the latest."""
     wanted = [call.get("id") for call in message.get("tool_calls") or ()]
-    for turn in turns:
-        ids = [call.get("id") for call in turn.reply.get("tool_calls") or ()]
-        if wanted and ids == wanted:
+    for turn in turns if wanted else ():
+        if wanted == [call.get("id") for call in turn.reply.get("tool_calls") or ()]:
             return turn
     return turns[-1]

@@ -7,10 +7,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from turnwise import __version__
 from turnwise.cli.chat import chat
@@ -21,38 +20,17 @@ from turnwise.cli.eval import evaluate
 from turnwise.cli.export import export
 from turnwise.cli.play import play
 from turnwise.cli.plot import plot
-from turnwise.cli.serve import serve
+from turnwise.cli.serve import serve, view
 from turnwise.cli.start import config, init
 from turnwise.cli.train import train
-from turnwise.cli.view import view
 from turnwise.errors import TurnwiseError
 from turnwise.legible import LegibleFormatter
 
 _EXAMPLES = "[bold]Examples[/bold]"
 
 
-class _Help:
-    """Help without a type where it says nothing: `<bool>` of a flag, `<str>` of an argument."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if param.param_type_name == "argument" or param.is_flag:
-                param.display_type_rich = lambda ctx: None
-        return params
-
-
-class _Command(_Help, TyperCommand):
-    pass
-
-
-class _Group(_Help, TyperGroup):
-    pass
-
-
 app = typer.Typer(
     name="turnwise",
-    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -65,7 +43,7 @@ def _add(command: Callable[..., None], name: str | None = None) -> None:
     about, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_EXAMPLES)
     lines = [f"[cyan]{line}[/cyan]" for line in examples.splitlines() if line]
     epilog = "\n\n".join([_EXAMPLES, *lines])
-    app.command(name, cls=_Command, help=about, epilog=epilog)(command)
+    app.command(name, help=about, epilog=epilog)(command)
 
 
 _add(train)
@@ -106,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logging.lastResort.setFormatter(LegibleFormatter("%(message)s"))
     try:
         app(args=arguments)
-    except TurnwiseError as error:
+    except (TurnwiseError, OSError) as error:  # such as a folder that cannot be written
         say(f"error: {error}", err=True)
         sys.exit(2)
     except Exception:  # its traceback quotes them too

@@ -1,93 +1,114 @@
-"""Who plays episodes: a model, the expert, the random player, a function, a model behind a URL."""
+"""Who plays episodes: a model, the expert, the random player, a function, a model behind a URL.
 
-from __future__ import annotations
+And the model of `turnwise chat` and `turnwise serve`: both are clients of one `AgentSession`.
+"""
 
+import contextlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from turnwise.cli.run_paths import which_checkpoint
+import typer
+
+from turnwise.agents.session import AgentSession
+from turnwise.chat import TEMPLATES, ChatFormat, Message
+from turnwise.cli.run_paths import find_source, run_containing, which_checkpoint
+from turnwise.cli.settings import Overrides, find_code
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.deadlines import call_with_deadline
 from turnwise.env.base import BaseEnvironment
+from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.players import Player, expert_player, random_player
+from turnwise.episode import EpisodeCollector, episode_limits
+from turnwise.episode.collector import EpisodeSource
+from turnwise.episode.messages import describe_tools
+from turnwise.episode.options import EpisodeLimits, EpisodeOptions, make_setup
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import ConfigError
-from turnwise.reward.chat_server import Answer, ChatServer
-from turnwise.user_code import import_object
-
-if TYPE_CHECKING:
-    from turnwise.chat import Message
-    from turnwise.config import ConfigStore
-    from turnwise.inference import BaseInferenceEngine, GenerationRequest
-    from turnwise.models import LoadedModel
+from turnwise.inference import (
+    BaseInferenceEngine,
+    GenerationRequest,
+    SamplingParams,
+    ScriptedEngine,
+    create_inference_engine,
+)
+from turnwise.models import LoadedModel
+from turnwise.reward.judge import Answer, ChatServer
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.places import base_folders
+from turnwise.runs.run_folder import RunFolder
+from turnwise.tools import ActionParser, ToolRegistry, get_parser
+from turnwise.tools.by_name import parser_by_name, tools_by_name
+from turnwise.tools.parsers import JSONActionParser
+from turnwise.trainer import state
+from turnwise.trainer.components import UserComponents
+from turnwise.trainer.rollout import GREEDY
+from turnwise.trainer.state import find_checkpoint, load_trained_model
+from turnwise.user_code import import_object, settings_from
 
 SCRIPTED = ("expert", "random")
 AgentMaker: TypeAlias = Callable[[int, int], Player]
 """Makes the player of an episode from the seed of the task and the index of the attempt."""
 
-_EXPECTED = (
-    "expected a function (observation) or (observation, state) that returns the action as text, "
-    "plain or async; or a class with such a __call__, of which each episode gets an object"
-)
 
+def load_players(
+    name: str | None, source: Path | None, config: ConfigStore, options: Mapping[str, Any]
+) -> tuple[LoadedModel, dict[str, LoadedModel]]:
+    """Return the model of a run or a checkpoint, or the model `name`; and the models of those of
+    the run's players that have their own.
 
-def load_player(
-    name: str | None,
-    source: Path | None,
-    checkpoint: str,
-    config: ConfigStore,
-    model: str | None,
-    trust_remote_code: bool,
-) -> LoadedModel:
-    """Return the model of a run or a checkpoint, or the model `name`; None: only a tokenizer.
-
-    The actions of a player without a model become tokens too. `model` overrides the base model of
-    the run's weights. The sections `model` and `inference` become those of the model that plays.
+    Without a name only a tokenizer is loaded: the actions of a player without a model become tokens
+    too. The sections `model` and `inference` become those of the model that plays. `options` are
+    those of the command: its model overrides the base model of the run's weights.
     """
-    from turnwise.models import LoadedModel
-    from turnwise.trainer import state
-
+    model, is_trusted = options["model"], options["trust_remote_code"]
     if name is None:
         if model is not None:
             state.use_model(config, model)
-        return LoadedModel(None, state.load_configured_tokenizer(config))
+        return LoadedModel(None, state.load_configured_tokenizer(config)), {}
     if source is None:
         config.model.model_name, config.model.local_path = name, None
-        config.model.trust_remote_code = trust_remote_code
-        return state.load_configured_model(config)
-    player, trained = state.load_trained_model(
-        source, which_checkpoint(checkpoint), trust_remote_code=trust_remote_code, model=model
-    )
+        config.model.trust_remote_code = is_trusted
+        return state.load_configured_model(config), {}
+    which = which_checkpoint(options["checkpoint"])
+    load = partial(state.load_trained_model, source, which, trust_remote_code=is_trusted)
+    player, trained = load(model=model)
     config.model, config.inference = trained.model, trained.inference
-    return player
+    return player, {policy: load(policy=policy)[0] for policy in config.policies}
 
 
-def load_policies(
-    source: Path | None, checkpoint: str, config: ConfigStore, trust_remote_code: bool
-) -> dict[str, LoadedModel]:
-    """Return the models of a run's players that have their own."""
-    from turnwise.trainer.state import load_trained_model
+def open_collector(
+    config: ConfigStore,
+    components: UserComponents,
+    source: EnvironmentFactory | EpisodeSource,
+    players: tuple[LoadedModel, dict[str, LoadedModel]],
+    closing: ExitStack,
+    *,
+    is_greedy: bool,
+) -> EpisodeCollector:
+    """Return what plays episodes of the settings by these models, until `closing` is closed."""
 
-    if source is None:
-        return {}
-    which = which_checkpoint(checkpoint)
-    return {
-        player: load_trained_model(
-            source, which, trust_remote_code=trust_remote_code, policy=player
-        )[0]
-        for player in config.policies
-    }
+    def engine_for(player: LoadedModel) -> BaseInferenceEngine:
+        if player.model is None:  # a scripted player only needs the tokenizer
+            return closing.enter_context(ScriptedEngine(player.tokenizer))
+        engine = create_inference_engine(player.model, tokenizer=player.tokenizer)
+        return closing.enter_context(engine)
 
-
-def engine_for(player: LoadedModel) -> BaseInferenceEngine:
-    """Return the engine of a model; of a scripted player, one that only has the tokenizer."""
-    from turnwise.inference import ScriptedEngine, create_inference_engine
-
-    if player.model is None:
-        return ScriptedEngine(player.tokenizer)
-    return create_inference_engine(player.model, tokenizer=player.tokenizer)
+    player, policies = players
+    options = components.episode_options(config, closing)
+    return EpisodeCollector(
+        engine_for(player),
+        source,
+        options,
+        engines={name: engine_for(model) for name, model in policies.items()},
+        sampling=GREEDY if is_greedy else options.sampling,
+    )
 
 
 def agent_by_name(who: str) -> AgentMaker:
@@ -101,34 +122,35 @@ def agent_by_name(who: str) -> AgentMaker:
     if ":" not in who:
         raise ConfigError(f"--agent got {who!r}, expected expert, random or path/to/file.py:name")
     agent = import_object(who, option="--agent")
-    if not callable(agent):
+    is_class, num_needed = isinstance(agent, type), 0
+    if callable(agent):
+        parameters = inspect.signature(agent.__call__ if is_class else agent).parameters.values()
+        needed = [
+            one.name
+            for one in parameters
+            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+            and (one.default is one.empty or one.name == "state")
+        ]
+        num_needed = len(needed) - int(is_class)  # self
+    if num_needed not in (1, 2):
         raise ConfigError(
-            f"--agent got {who!r}, which is of type {type(agent).__name__}; {_EXPECTED}"
+            f"--agent got {who!r} of type {type(agent).__name__}; expected a function "
+            "(observation) or (observation, state) that returns the action as text, or a class "
+            "with such a __call__, of which each episode gets an object"
         )
-    is_class = isinstance(agent, type)
-    parameters = list(inspect.signature(agent.__call__ if is_class else agent).parameters.values())
-    parameters = parameters[int(is_class) :]  # without self
-    others = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in others]
-    takes_state = len(needed) == 2 or any(p.name == "state" for p in parameters[1:2])
-    if not parameters or len(needed) > 2:
-        given = ", ".join(str(parameter) for parameter in parameters)
-        raise ConfigError(f"--agent got {who!r} with the arguments ({given}); {_EXPECTED}")
 
     def make(seed: int, attempt: int) -> Player:
         function = agent() if is_class else agent
 
         async def play(env: BaseEnvironment, observation: str) -> str:
             arguments = [observation]
-            if takes_state:
+            if num_needed == 2:
                 arguments.append(env.get_state_description())
             # In a thread: a plain function may wait for a server, and other episodes must not.
             action = await call_with_deadline(function, *arguments, timeout=None, waiting_for=who)
             if not isinstance(action, str):
-                raise ConfigError(
-                    f"{who} returned {action!r:.80} of type {type(action).__name__}, expected the "
-                    "action as text"
-                )
+                returned = f"{action!r:.80} of type {type(action).__name__}"
+                raise ConfigError(f"{who} returned {returned}, expected the action as text")
             return action
 
         return play
@@ -143,22 +165,18 @@ class ServedModel:
     """
 
     def __init__(
-        self, url: str, model: str | None, *, sends_temperature: bool, max_tokens: int | None
+        self, url: str, model: str | None, sends_temperature: bool, max_tokens: int | None
     ) -> None:
         """Without `model`, the only one that the server offers.
 
         What the user did not set is not sent: the server has its own, and may refuse others'.
         """
         self._server = ChatServer(url, os.environ.get("OPENAI_API_KEY"), timeout=600.0)
-        if model is None:
-            offered = self._server.models()
-            if len(offered) != 1:
-                raise ConfigError(
-                    f"{url} offers {len(offered)} models. Name one with --model: "
-                    f"{', '.join(offered[:10])}"
-                )
-            (model,) = offered
-        self.model = model
+        offered = [model] if model is not None else self._server.models()
+        if len(offered) != 1:
+            names = ", ".join(offered[:10])
+            raise ConfigError(f"{url} offers {len(offered)} models. Name one with --model: {names}")
+        self.model = model = offered[0]
         self.name = f"{model} at {url}"
         self._sends_temperature = sends_temperature
         self._max_tokens = max_tokens
@@ -185,3 +203,127 @@ class ServedModel:
             waiting_for=self.name,
         )
         return answer
+
+
+@dataclass
+class ChatModel:
+    """A model that replies to requests, and how a run used it."""
+
+    session: AgentSession
+    context_length: int
+    system_prompt: str | None
+    tools: ToolRegistry | None
+    parser: ActionParser
+    sampling: SamplingParams | None
+    """That of a run; None: it is no run."""
+    max_tokens: int
+    about: str | None
+    """A line about what is used of a run."""
+    step: int | None
+    """The step of a run's checkpoint; None: it is no run."""
+
+
+def open_chat_model(
+    ctx: typer.Context,
+    closing: contextlib.ExitStack,
+    overrides: Overrides,
+    max_conversations: int,
+    has_tools: bool = True,
+) -> ChatModel:
+    """Load the model of a run or a checkpoint, or one by its name, its folder, a server's URL.
+
+    The options of the command (`ctx.params`) say which one, and how. That of a run comes with the
+    run's prompt, tools and sampling, but without its environment.
+    Without `has_tools` its tools are not imported: clients of a server bring theirs.
+    """
+    names = ("model", "checkpoint", "backend", "template", "tokenizer")
+    model, checkpoint, backend, template, tokenizer = (ctx.params[name] for name in names)
+    given = {name: ctx.params[name] for name in ("dtype", "device", "trust_remote_code")}
+    is_trusted = given["trust_remote_code"]
+    source = find_source(model, checkpoint)
+    overrides.allow_code()
+    config, loaded = ConfigStore(), None
+    step = about = sampling = None
+    if source is not None:
+        if backend not in ("local", "transformers"):
+            raise ConfigError(
+                f"--backend {backend} cannot load the checkpoint of {model}. Export it first "
+                f"(turnwise export {model} FOLDER), and name that folder."
+            )
+        if (given["dtype"], given["device"], tokenizer) != ("auto", "auto", None):
+            raise ConfigError(
+                f"--dtype, --device and --tokenizer are for a model, and {model} is a run, which "
+                "has its own. Leave them out."
+            )
+        saved = find_checkpoint(source, which_checkpoint(checkpoint))
+        step = saved.step
+        loaded, config = load_trained_model(saved.path, trust_remote_code=is_trusted)
+        sampling = SamplingParams(config.inference.temperature, top_p=config.inference.top_p)
+    environment = config.environment_name
+    config.environments = config.agent = config.expert = config.reward = None
+    config.environment = EnvironmentConfig()
+    config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
+    config.tools = config.tools if has_tools else []
+    with settings_from(source, is_trusted=is_trusted):
+        overrides.put_into(config)
+        if source is not None:
+            run = run_containing(source)
+            find_code(config, base_folders(run), run=run)
+        tools = tools_by_name(config.tools, closing) if config.tools else None
+        chosen = parser_by_name(config.parser)
+    if loaded is None:
+        options = {name: value for name, value in given.items() if value not in ("auto", False)}
+        engine = create_inference_engine(model, backend, options, tokenizer=tokenizer)
+    else:
+        prompt = "your system prompt"
+        if overrides.system_prompt is None:
+            prompt = _recorded_prompt(run) or config.system_prompt or ""
+            # Its tools are described anew: those of the environment are not here.
+            tools_title = describe_tools([], JSONActionParser()).splitlines()[0]
+            config.system_prompt = prompt.partition(tools_title)[0].rstrip() or None
+            prompt = "its system prompt" if config.system_prompt else "no system prompt"
+        known = "no tools" if tools is None else f"the tools {', '.join(tools.names)}"
+        about = (
+            f"the model after step {step:,}, with {prompt} and {known}; its environment "
+            f"{environment} is not used"
+        )
+        engine = create_inference_engine(loaded.model, backend, tokenizer=loaded.tokenizer)
+    closing.enter_context(engine)
+    if engine.tokenizer is None:
+        raise ConfigError(f"{model} came without a tokenizer. Name one with --tokenizer.")
+    if template is None and not engine.tokenizer.chat_template:
+        if source is None:
+            raise ConfigError(
+                f"the tokenizer of {model} has no chat template. Choose one with --template: "
+                f"{', '.join(TEMPLATES)}."
+            )
+        template = "plain"  # as in the run
+    chat = ChatFormat(engine.tokenizer, template, enable_thinking=config.inference.enable_thinking)
+    parser = get_parser(chosen, template=chat.template) if isinstance(chosen, str) else chosen
+    # A request says how long its reply may be; otherwise the context is the limit.
+    limits = EpisodeLimits(max_turns=sys.maxsize, max_tokens_per_turn=None, max_seconds=None)
+    setup = make_setup(
+        engine, EpisodeOptions(chat_format=chat, limits=limits, sampling=sampling, parser=parser)
+    )
+    return ChatModel(
+        session=AgentSession(setup, honours_sampling=True, max_conversations=max_conversations),
+        context_length=engine.context_length,
+        system_prompt=config.system_prompt,
+        tools=tools,
+        parser=parser,
+        sampling=sampling,
+        max_tokens=(source and episode_limits(config).max_tokens_per_turn) or 256,
+        about=about,
+        step=step,
+    )
+
+
+def _recorded_prompt(run: Path) -> str | None:
+    """Return the system message of the run's last episodes, with what its environment added."""
+    store = EpisodeStore(RunFolder(run).episodes, budget_bytes=0)  # it is only read
+    with contextlib.suppress(ConfigError):  # a damaged file: the prompt of the settings is used
+        for step in reversed(store.steps()):
+            for episode in store.read(step):
+                for message in episode.agent.messages[:1]:
+                    return str(message["content"]) if message["role"] == "system" else None
+    return None

@@ -9,22 +9,25 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, say, working
 from turnwise.cli.settings import Overrides
+from turnwise.tools import ToolCall, ToolContext
 
 if TYPE_CHECKING:
     from turnwise.agents.requests import ChatReply, Delta
-    from turnwise.cli.chat_model import ChatModel
+    from turnwise.cli.agents import ChatModel
     from turnwise.inference import SamplingParams
-    from turnwise.tools import ToolContext
 
 HELP = (
-    "/reset starts a new conversation, /stats shows token counts, /quit exits (so does Ctrl-D). "
+    "/reset starts a new conversation, /quit exits (so does Ctrl-D). "
     "Ctrl-C stops a reply. To send a message that begins with a slash, write two: //like this"
 )
 MOST_ROUNDS = 20
@@ -33,59 +36,41 @@ MOST_ROUNDS = 20
 
 def chat(
     ctx: typer.Context,
-    model: Annotated[
-        str,
-        opt.argument(
-            "RUN_OR_MODEL",
-            "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
-            "or the URL of a server.",
-        ),
-    ],
+    model: opt.ModelArgument,
     backend: opt.BackendOption = opt.BackendName.local,
     system: Annotated[
         str | None,
-        typer.Option(
-            "--system",
-            "--system-prompt",
-            metavar="TEXT",
-            help="System prompt.",
-            show_default="the run's own, if any",
+        opt.option(
+            "System prompt.", "TEXT", "--system", "--system-prompt", default="the run's own, if any"
         ),
     ] = None,
     tool: opt.ToolOption = None,
     parser: opt.ParserOption = None,
     checkpoint: opt.CheckpointOption = "last",
     temperature: Annotated[
-        float | None,
-        typer.Option(min=0, help="0 is greedy decoding.", show_default="0.7, or the run's own"),
+        float | None, opt.option("0 is greedy decoding.", default="0.7, or the run's own", min=0)
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            help="Nucleus sampling: cumulative probability.", show_default="0.9, or the run's own"
-        ),
+        opt.option("Nucleus sampling: cumulative probability.", default="0.9, or the run's own"),
     ] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum tokens per reply.", show_default="256, or the run's own"),
+        int | None, opt.option("Maximum tokens per reply.", default="256, or the run's own", min=1)
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Seed for reproducible sampling.", show_default="random"),
-    ] = None,
+    seed: opt.SeedOption = None,
     template: opt.TemplateOption = None,
     tokenizer: opt.TokenizerOption = None,
     dtype: opt.DtypeOption = "auto",
     device: opt.DeviceOption = "auto",
-    trust_remote_code: opt.TrustModelCode = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
 ) -> None:
     """Chat with the model of a run or a checkpoint, or with any other model.
 
     The model of a run uses the run's system prompt, tools, parser and sampling. The environment is
     not used; to watch the model in it: `turnwise play --player RUN`.
 
-    In the chat, [bold]/reset[/bold] starts a new conversation, [bold]/stats[/bold] shows token
-    counts and [bold]/quit[/bold] exits; Ctrl-C stops a reply. Piped input is one message per line.
+    In the chat, [bold]/reset[/bold] starts a new conversation and [bold]/quit[/bold] exits; Ctrl-C
+    stops a reply. Piped input is one message per line.
 
     [bold]Examples[/bold]
 
@@ -99,7 +84,7 @@ def chat(
     overrides = Overrides(tool=tool, parser=parser, system_prompt=system)
     with contextlib.ExitStack() as closing:
         with working(f"loading {model}"):
-            from turnwise.cli.chat_model import open_chat_model
+            from turnwise.cli.agents import open_chat_model
             from turnwise.inference import SamplingParams
 
             opened = open_chat_model(ctx, closing, overrides, max_conversations=1)
@@ -111,36 +96,28 @@ def chat(
         first_seed = random.randrange(2**31) if seed is None else seed
         runner = closing.enter_context(asyncio.Runner())
         closing.callback(lambda: runner.run(opened.session.close()))
-        talk = _Chat(opened, runner, sampling, max_tokens or opened.max_tokens, first_seed)
+        seeds = itertools.count(first_seed)
+        talk = _Chat(opened, runner, sampling, max_tokens or opened.max_tokens, seeds)
         closing.callback(talk.reset)
-        if opened.about is not None and talk.is_terminal:
-            talk.note(legible(opened.about))
-        elif opened.about is not None:
-            say(opened.about, err=True)
+        if opened.about is not None:
+            talk.note(opened.about, is_told_to_pipes=True)
         talk.run()
 
 
+@dataclass(eq=False)
 class _Chat:
     """A conversation in the terminal; without styles if the output is piped."""
 
-    def __init__(
-        self,
-        model: ChatModel,
-        runner: asyncio.Runner,
-        sampling: SamplingParams,
-        max_tokens: int,
-        seed: int,
-    ) -> None:
+    _model: ChatModel
+    _runner: asyncio.Runner
+    _sampling: SamplingParams
+    _max_tokens: int
+    _seeds: Iterator[int]
+    _context: ToolContext | None = None
+
+    def __post_init__(self) -> None:
         self.console = make_console()
         self.is_terminal = sys.stdin.isatty() and self.console.is_terminal
-        self._model, self._runner = model, runner
-        self._sampling, self._max_tokens = sampling, max_tokens
-        self._seeds = itertools.count(seed)
-        self._messages: list[dict[str, Any]] = []
-        self._context: ToolContext | None = None
-        self._replies: list[ChatReply] = []
-        self._seconds = 0.0
-        self._num_used = 0
         self.reset()
 
     def run(self) -> None:
@@ -166,15 +143,6 @@ class _Chat:
             if command == "/reset":
                 self.reset()
                 self.note("New conversation.")
-            elif command == "/stats":
-                number = sum(reply.num_sampled_tokens for reply in self._replies)
-                self.console.print(
-                    f"{len(self._replies)} {'reply' if len(self._replies) == 1 else 'replies'}, "
-                    f"{number} tokens, {number / max(self._seconds, 1e-9):.1f} tokens/s; the "
-                    f"conversation has {self._num_used:,} of {self._model.context_length:,} tokens"
-                )
-            elif command == "/help":
-                self.console.print(HELP)
             elif command.startswith("/") and not command.startswith("//"):
                 self.console.print(f"There is no command {legible(command)}. {HELP}")
             elif command:
@@ -183,16 +151,18 @@ class _Chat:
     def reset(self) -> None:
         """Start a new conversation."""
         system = self._model.system_prompt
-        self._messages = [{"role": "system", "content": system}] if system else []
-        self._num_used = 0
+        first: dict[str, Any] = {"role": "system", "content": system}
+        self._messages = [first] if system else []
         if self._context is not None:
             self._context.close()
             self._context = None
 
-    def note(self, text: str) -> None:
-        """Print a dimmed line, only on a terminal."""
+    def note(self, text: str, *, is_told_to_pipes: bool = False) -> None:
+        """Print a dimmed line on a terminal; otherwise nothing, or a line to the errors."""
         if self.is_terminal:
-            self.console.print(text, style="dim")
+            self.console.print(legible(text), style="dim")
+        elif is_told_to_pipes:
+            say(text, err=True)
 
     def _say(self, text: str) -> None:
         """Send a message and show the replies; tools that one calls are executed."""
@@ -202,17 +172,12 @@ class _Chat:
         self._messages.append({"role": "user", "content": text})
         try:
             for _ in range(MOST_ROUNDS):
-                reply = self._reply()
-                self._call_tools(reply)
+                self._call_tools(self._reply())
                 if self._messages[-1]["role"] == "assistant":
                     break
         except KeyboardInterrupt:
-            # Calls without all their results are forgotten: no template can write them.
-            asked = [n for n, message in enumerate(self._messages) if message.get("tool_calls")]
-            if asked and len(self._messages[asked[-1] + 1 :]) < len(
-                self._messages[asked[-1]]["tool_calls"]
-            ):
-                del self._messages[asked[-1] :]
+            if self._messages[-1]["role"] != "assistant" or self._messages[-1].get("tool_calls"):
+                del self._messages[before:]  # no template can write calls without their results
             self.note("\n  interrupted\n")
             if not self.is_terminal:
                 raise
@@ -220,33 +185,24 @@ class _Chat:
             if error.code != "context_length_exceeded":
                 raise
             del self._messages[before:]
-            length = f"{self._model.context_length:,}"
-            full = f"the context of {length} tokens is full, /reset starts a new conversation"
+            full = f"the context of {self._model.context_length:,} tokens is full"
             self.console.print()
-            self.note(f"  {full}\n")
-            if not self.is_terminal:
-                say(full, err=True)
+            self.note(f"{full}, /reset starts a new conversation", is_told_to_pipes=True)
 
     def _reply(self) -> ChatReply:
         """Sample one reply and show it meanwhile; of an interrupted one its text is kept."""
-        from rich.text import Text
-
         from turnwise.agents.requests import ChatRequest, Delta, Sent
 
-        sent, started = Sent(), time.monotonic()
+        sent, started, is_over = Sent(), time.monotonic(), False
 
         def show(delta: Delta) -> None:
+            if is_over:  # an engine may report its last tokens after the reply
+                return
             text = delta.text if sent.text else delta.text.lstrip()
             between = "\n\n" if text and sent.thought and not sent.text else ""
             sent.add(delta)
             pieces = ((legible(delta.thought), "dim"), between, legible(text))
             self.console.print(Text.assemble(*pieces), end="", soft_wrap=True)
-
-        is_over = False
-
-        def show_live(delta: Delta) -> None:
-            if not is_over:  # an engine may report its last tokens after the reply
-                show(delta)
 
         tools = self._model.tools
         request = ChatRequest(
@@ -257,36 +213,29 @@ class _Chat:
             seed=next(self._seeds),
         )
         try:
-            (reply,) = self._runner.run(self._model.session.complete(request, show_live))
+            (reply,) = self._runner.run(self._model.session.complete(request, show))
+            thought, text = sent.rest_of(reply)
+            show(Delta(thought, text, reply.num_prompt_tokens))
         # asyncio raises the second for a Ctrl-C that comes just as the loop begins.
         except (KeyboardInterrupt, asyncio.CancelledError):
             self._messages.append({"role": "assistant", "content": sent.text})
             raise KeyboardInterrupt from None
         finally:
             is_over = True
-        thought, text = sent.rest_of(reply)
-        show(Delta(thought, text, reply.num_prompt_tokens))
         if sent.text or not reply.calls:
             self.console.print()
-        seconds = time.monotonic() - started
         self._messages.append(dict(reply.message))
-        self._replies.append(reply)
-        self._seconds += seconds
-        self._num_used = reply.num_prompt_tokens + reply.num_sampled_tokens
         ending = reply.finish_reason
         if ending == "length":
-            is_full = self._num_used >= self._model.context_length
+            num_used = reply.num_prompt_tokens + reply.num_sampled_tokens
+            is_full = num_used >= self._model.context_length
             ending = "the context is full, /reset" if is_full else "cut by --max-tokens"
-        speed = f"{reply.num_sampled_tokens / max(seconds, 1e-9):.1f} tokens/s"
-        self.note(f"  {reply.num_sampled_tokens} tokens, {speed}, {ending}\n")
+        speed = reply.num_sampled_tokens / max(time.monotonic() - started, 1e-9)
+        self.note(f"  {reply.num_sampled_tokens} tokens, {speed:.1f} tokens/s, {ending}\n")
         return reply
 
     def _call_tools(self, reply: ChatReply) -> None:
         """Execute the calls of a reply, show their results, and answer them to the model."""
-        from rich.text import Text
-
-        from turnwise.tools import ToolCall
-
         tools = self._model.tools
         if tools is None:
             return

@@ -1,13 +1,14 @@
 """`turnwise doctor`: checks this machine, or diagnoses a run."""
 
+from __future__ import annotations
+
+import contextlib
 import dataclasses
 import os
 import platform
-import re
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,11 +16,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
+from turnwise import __version__
 from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json
 from turnwise.cli.run_paths import find_run, metrics_file, run_containing
 from turnwise.errors import ConfigError
+from turnwise.progress.lines import count
+from turnwise.runs.checkpoints import CheckpointStore
+from turnwise.runs.doctor import Finding, diagnose, findings
+from turnwise.runs.headline import headline
+from turnwise.runs.run_folder import RunFolder
+from turnwise.tools.python_code import why_not_isolated
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}
 # The module of each extra, and the purpose of the extra.
@@ -45,8 +56,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
 
 def doctor(
     run: Annotated[
-        str | None,
-        opt.argument("[RUN]", "Folder of a run or a checkpoint, or its metrics.jsonl."),
+        str | None, opt.argument("[RUN]", "Folder of a run or a checkpoint, or its metrics.jsonl.")
     ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -63,8 +73,6 @@ def doctor(
     if run is not None:
         _diagnose_run(run, as_json)
         return
-    from rich.text import Text
-
     console = make_console(quiet=as_json)
     facts: list[Fact] = []
     for fact in _check_machine():  # printed as soon as it is known
@@ -99,17 +107,15 @@ class Fact:
 
 def _check_machine() -> Iterator[Fact]:
     """Yield the results of all checks; each is independent of the others."""
-    from turnwise import __version__
-    from turnwise.tools.python_code import why_not_isolated
 
     def package(part: str, name: str, module: str, extra: str, purpose: str = "") -> Fact:
         # Without importing it: some take half a minute, some start threads.
         if find_spec(module) is None:
             return Fact(part, name, "absent", f"{purpose}pip install 'turnwise[{extra}]'")
-        try:
-            return Fact(part, name, "ok", purpose + version(module))
-        except PackageNotFoundError:
-            return Fact(part, name, "ok", f"{purpose}installed")
+        number = "installed"
+        with contextlib.suppress(PackageNotFoundError):
+            number = version(module)
+        return Fact(part, name, "ok", purpose + number)
 
     def tried(part: str, name: str, check: Callable[[], str], is_basic: bool = False) -> Fact:
         try:
@@ -118,9 +124,7 @@ def _check_machine() -> Iterator[Fact]:
             text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
             return Fact(part, name, "broken", text, is_basic)
 
-    is_new = sys.version_info >= (3, 11)
-    text = platform.python_version() + ("" if is_new else ", 3.11 or newer is needed")
-    yield Fact("software", "python", "ok" if is_new else "broken", text, is_basic=True)
+    yield Fact("software", "python", "ok", platform.python_version())
     yield Fact("software", "turnwise", "ok", __version__)
     yield tried("software", "torch", _describe_torch, is_basic=True)
     yield tried("software", "transformers", _transformers_version, is_basic=True)
@@ -130,8 +134,8 @@ def _check_machine() -> Iterator[Fact]:
     gpus = tried("hardware", "gpu", _describe_gpus)
     none = "none that torch can use; training uses the CPU"
     yield gpus if gpus.text else dataclasses.replace(gpus, state="absent", text=none)
-    yield Fact("engines", "local", "ok", "built in")
-    yield Fact("engines", "transformers", "ok", "built in")
+    for name in ("local", "transformers"):
+        yield Fact("engines", name, "ok", "built in")
     for name in ("vllm", "sglang"):
         yield package("engines", name, name, name)
     yield Fact("models", "tiny", "ok", "built in")
@@ -209,68 +213,37 @@ def _train_tiny() -> str:
 
 
 def _diagnose_run(run: str, as_json: bool) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from turnwise.progress.lines import count
-    from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.doctor import diagnose, findings, present, settings_if_readable
-    from turnwise.runs.headline import headline
-    from turnwise.runs.metrics_log import MetricsLog, numbers_of
-    from turnwise.runs.resume_settings import FIXED
-    from turnwise.runs.run_folder import RunFolder
 
     source = find_run(run)
-    folder = RunFolder(Path(run).expanduser().parent if source is None else run_containing(source))
-    # A run that stopped in its first step has no metrics, but a finding.
-    now = None if source is None else findings(folder.path)
-    steps: list[dict[str, float]] = []
-    if not now or folder.metrics_file.is_file():
-        file = metrics_file(run)
-        steps = [numbers_of(line) for line in MetricsLog(file).read()]
-        if not now and not steps:
-            raise ConfigError(f"{file} is empty: no step of this run was finished yet")
-    over_time = diagnose(steps, settings_if_readable(folder))
-    if now is None:  # a copy of metrics.jsonl without its run folder
-        now = present(steps)
+    folder = RunFolder(metrics_file(run).parent if source is None else run_containing(source))
+    now, steps = findings(folder.path), folder.read_metrics()
+    if not now and not steps:
+        raise ConfigError(f"{run}: no step of this run was finished yet")
+    over_time = diagnose(steps)
     main = headline(steps, folder.evaluated_on)
     if as_json:
-        print_json(
-            {
-                "run": run,
-                "num_steps": len(steps),
-                "last": steps[-1] if steps else {},
-                "headline": None if main is None else main.to_dict(),
-                "findings": [
-                    {"step": step, **dataclasses.asdict(finding)} for step, finding in over_time
-                ],
-                "now": [dataclasses.asdict(finding) for finding in now],
-            }
-        )
+        facts = {
+            "run": run,
+            "num_steps": len(steps),
+            "last": steps[-1] if steps else {},
+            "headline": None if main is None else main.to_dict(),
+            "findings": [{"step": step, **dataclasses.asdict(one)} for step, one in over_time],
+            "now": [dataclasses.asdict(finding) for finding in now],
+        }
+        print_json(facts)
         return
     console = make_console()
     lasting = {finding.code: finding for finding in now}
     began = {finding.code: step for step, finding in over_time}  # the last time
-    shown = [(f"step {step:<6}", step, finding) for step, finding in over_time]
-    shown += [("", 0, finding) for finding in now if finding.code not in began]
-    for title, step, finding in shown:
-        # One that lasts is shown with its present consequences and example.
-        is_last = began.get(finding.code, 0) == step
+    for step, finding in over_time:
+        # One that lasts is shown with its present consequences.
+        is_last = began[finding.code] == step
         latest = lasting.get(finding.code, finding) if is_last else finding
-        console.print(
-            Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold")
-        )
-        lines = [Text(legible(finding.text))]
-        for one in latest.consequences:
-            lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
-        lines.append(Text.assemble(("fix: ", "bold green"), finding.fix))
-        if latest.example is not None:
-            address = f"#/run/{folder.path.resolve().name}/episodes/{latest.example}"
-            command = legible(f"turnwise view {shlex.quote(str(folder.path))}, {address}")
-            lines.append(Text.assemble(("example: ", "bold"), command))
-        for line in lines:
-            console.print(Padding(line, (0, 0, 0, 2), expand=False))
-    if shown:
+        _print_finding(console, f"step {step:<6}", finding, latest.consequences)
+    for finding in now:
+        if finding.code not in began:
+            _print_finding(console, "", finding, finding.consequences)
+    if over_time or now:
         console.print()
     words = [count(len(steps), "step") if steps else "no step was finished"]
     if main is not None:
@@ -278,14 +251,24 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     if rewards := [(line["reward"], line.get("step")) for line in steps if "reward" in line]:
         most, when = max(rewards)
         words.append(f"highest reward of a training step {most:.3g} (step {when})")
-    console.print(Text(f"{legible(run)}: {'; '.join(words)}", "bold"))
+    console.print(f"{legible(run)}: {'; '.join(words)}", style="bold")
     if (best := CheckpointStore(folder.checkpoints).best) is not None:
         console.print(f"checkpoint of {best}")
     codes = ", ".join(finding.code for finding in now)
     console.print(f"As of the last step: {codes or 'nothing wrong'}.")
     if now and folder.config_file.is_file():
         command = legible(f"turnwise train {shlex.quote(str(folder.path))} section.name=value")
-        advised = {name for finding in now for name in re.findall(r"\w+\.[a-z_]+", finding.fix)}
-        only_new = ", ".join(sorted(advised & set(FIXED)))
-        ending = f" (only in a new run: {only_new})" if only_new else ""
-        console.print(f"Change settings and resume: {command}{ending}", soft_wrap=True)
+        console.print(f"Change settings and resume: {command}", soft_wrap=True)
+
+
+def _print_finding(
+    console: Console, title: str, finding: Finding, consequences: Sequence[Finding]
+) -> None:
+
+    console.print(Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold"))
+    lines = [("", finding.text)]
+    lines += [("because of this: ", f"{one.code}. {one.text}") for one in consequences]
+    for title, text in [*lines, ("fix: ", finding.fix)]:
+        style = "bold green" if title == "fix: " else "bold"
+        line = Text.assemble((title, style), legible(text))
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))

@@ -2,15 +2,26 @@
 
 import contextlib
 import dataclasses
-from importlib import import_module
+import inspect
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import make_console, print_json, working
+from turnwise.cli.run_paths import find_source
+from turnwise.cli.settings import Overrides, open_settings
+from turnwise.env.catalog import BUILT_IN, source_by_name
+from turnwise.env.checker import check_env as run_checks
 from turnwise.errors import ConfigError
+from turnwise.tools import get_parser
+from turnwise.tools.base import tool_marks
+from turnwise.tools.by_name import parser_by_name, tools_by_name
+from turnwise.user_code import settings_from
 
 _MARKS = {"error": ("✗", "bold red"), "warning": ("!", "bold yellow"), "note": ("i", "bold blue")}
 # The form of a name, the package that it needs, and a description.
@@ -32,15 +43,9 @@ def envs(as_json: opt.AsJson = False) -> None:
     turnwise play grid-world
     turnwise envs --json | jq -r '.built_in[].name'
     """
-    from rich.table import Table
-
-    from turnwise.env.catalog import BUILT_IN
-
     built_in = {}
-    for name, target in BUILT_IN.items():
-        module, _, attribute = target.partition(":")
-        lines = (getattr(import_module(module), attribute).__doc__ or "").strip().splitlines()
-        built_in[name] = lines[0] if lines else ""
+    for name in BUILT_IN:
+        built_in[name] = (inspect.getdoc(source_by_name(name)) or "").partition("\n")[0]
     forms, others = [], {}
     for form, package, about in FORMS:
         is_missing = package is not None and find_spec(package) is None
@@ -53,9 +58,7 @@ def envs(as_json: opt.AsJson = False) -> None:
         return
     console = make_console()
     for title, rows in (("Built in", built_in), ("\nOther names", others)):
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column()
+        table = Table.grid(Column(style="cyan", no_wrap=True), Column(), padding=(0, 2))
         for name, about in rows.items():
             table.add_row(name, about)
         console.print(title, style="bold")
@@ -63,6 +66,7 @@ def envs(as_json: opt.AsJson = False) -> None:
 
 
 def check_env(
+    ctx: typer.Context,
     env: Annotated[str, opt.argument("ENV_OR_RUN", opt.ENV_OR_RUN)],
     param: opt.Parameters = None,
     max_steps: opt.MaxSteps = None,
@@ -71,14 +75,8 @@ def check_env(
     tool: opt.ToolOption = None,
     parser: opt.ParserOption = None,
     part: opt.PartOption = None,
-    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
-    episodes: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
-    slow_after: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Mean time of a step that counts as slow.")
-    ] = 0.1,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time after which a call counts as hanging.")
-    ] = 10.0,
+    seed: Annotated[int, opt.option("First seed.")] = 0,
+    episodes: Annotated[int, opt.option("Number of seeds.", min=1)] = 5,
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -92,28 +90,14 @@ def check_env(
     turnwise check-env my_env.py:MyEnvironment
     turnwise check-env my_env.py:MyEnvironment --dataset rows.jsonl
     turnwise check-env runs/mine
-    turnwise check-env guess-number
     turnwise check-env gym:FrozenLake-v1 --param map_name=8x8
     turnwise check-env my_env.py:MyEnvironment --json | jq '.findings[].fix'
     """
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from turnwise.cli.run_paths import find_source
-    from turnwise.cli.settings import Overrides, open_settings
-    from turnwise.env.catalog import source_by_name
-    from turnwise.env.checker import check_env as run_checks
-    from turnwise.tools.base import has_marked_tools
-    from turnwise.tools.by_name import parser_by_name, tools_by_name
-    from turnwise.user_code import settings_from
-
     source = find_source(env)
     if source is None and other_env is not None:
         raise ConfigError("--env is for a run whose own environment cannot be restored.")
     name = env if source is None else other_env
-    overrides = Overrides(
-        name, param, max_steps, dataset=dataset, tool=tool, parser=parser, part=part
-    )
+    overrides = Overrides.typed(ctx.params, env=name)
     overrides.allow_code()
     with (
         settings_from(source, is_trusted=trust_remote_code),
@@ -121,39 +105,28 @@ def check_env(
         contextlib.ExitStack() as closing,
     ):
         config = open_settings(source, overrides, is_checked=False)
-        if config.agent is not None:
-            from turnwise.trainer.components import no_environment
-
-            raise no_environment(config.agent)
         components: dict[str, Any] = {"parser": parser_by_name(config.parser)}
-        if config.dataset.path is not None or config.eval_dataset.path is not None:
-            from turnwise.trainer.components import UserComponents
+        if config.agent or config.dataset.path or config.eval_dataset.path:
+            from turnwise.trainer.components import UserComponents, no_environment
 
+            if config.agent is not None:
+                raise no_environment(config.agent)
             components["dataset"] = UserComponents().filled_from(config).eval_rows
         if config.tools:
             components["tools"] = tools_by_name(config.tools, closing)
         if source is not None and config.parser == "auto":
             kind = source_by_name(config.environment.name)
-            if config.tools or (isinstance(kind, type) and has_marked_tools(kind)):
-                from turnwise.tools import get_parser
+            if config.tools or (isinstance(kind, type) and tool_marks(kind)):
                 from turnwise.trainer.state import load_configured_tokenizer
 
                 # The parser `auto` follows the chat template of the run's model.
                 template = load_configured_tokenizer(config).chat_template
                 components["parser"] = get_parser("auto", template=template)
-        report = run_checks(
-            config.environment.name,
-            config.environment,
-            num_episodes=episodes,
-            seed=seed,
-            slow_after=slow_after,
-            timeout=timeout,
-            **components,
-        )
+        components |= {"num_episodes": episodes, "seed": seed}
+        report = run_checks(config.environment.name, config.environment, **components)
+    console = make_console(quiet=as_json)
     if as_json:
         print_json({**dataclasses.asdict(report), "ok": report.ok})
-        raise typer.Exit(0 if report.ok else 1)
-    console = make_console()
     for finding in report:
         mark, style = _MARKS[finding.level]
         console.print(Text.assemble((f"{mark} {finding.level}", style), f"  {finding.check}"))

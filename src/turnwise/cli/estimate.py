@@ -6,15 +6,16 @@ import copy
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from turnwise.cli.common import print_json, working
+from rich.console import Console
+from rich.filesize import decimal
+
+from turnwise.cli.common import working
 from turnwise.config import ConfigStore
 from turnwise.progress.lines import clock_time, count, one_line
 from turnwise.trainer.reporter import Reporters
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from turnwise.trainer.schedule import DEFAULT_STEPS
+from turnwise.trainer.trainer import Trainer
 
 NUM_STEPS = 2
 MOST_WARM_START_STEPS = 20
@@ -32,12 +33,8 @@ class _WarmStartTimes(Reporters):
             self.times.append(time.perf_counter())
 
 
-def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -> None:
+def estimate_run(config: ConfigStore, console: Console) -> None:
     """Measure in a temporary folder, and print the estimate: seconds, bytes and tokens."""
-    from rich.filesize import decimal
-
-    from turnwise.trainer.trainer import DEFAULT_STEPS, Trainer
-
     training, warm_start, trial = config.training, _WarmStartTimes(), copy.deepcopy(config)
     trial.checkpoint.run_name = "trial"
     trial.logging.sinks, trial.logging.wandb = [], {}
@@ -54,56 +51,39 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
         checkpoint_bytes = _size(saved)
         episode_bytes = _size(Path(folder, "trial", "episodes"))
     last = steps[-1]
+    step_seconds = last["time/step"]
     num_steps = training.max_steps or training.num_epochs * per_epoch
-    warm = 0.0
-    times = warm_start.times
+    times, warm = warm_start.times, 0.0
     if len(times) > 1:  # the first step includes one-time costs
-        pace = (times[-1] - times[0]) / (len(times) - 1)
-        warm = pace * training.warm_start_steps
-    between_evaluations = training.eval_steps or min(per_epoch, DEFAULT_STEPS)
-    num_evaluations = -(-num_steps // between_evaluations)
+        warm = (times[-1] - times[0]) / (len(times) - 1) * training.warm_start_steps
+    num_evaluations = -(-num_steps // (training.eval_steps or min(per_epoch, DEFAULT_STEPS)))
     evaluations = last.get("time/evaluate", 0.0) * num_evaluations
-    sampled = sum(metrics["num_sampled_tokens"] for metrics in steps) / NUM_STEPS
+    tokens = sum(metrics["num_sampled_tokens"] for metrics in steps) / NUM_STEPS * num_steps
     episodes = min(episode_bytes // NUM_STEPS * num_steps, config.logging.episodes_gb * 2**30)
     disk = int((config.checkpoint.keep_last_n + 1) * checkpoint_bytes + episodes)
-    estimate = {
-        "num_steps": num_steps,
-        "step_seconds": last["time/step"],
-        "warm_start_seconds": warm,
-        "evaluation_seconds": evaluations,
-        "whole_seconds": num_steps * last["time/step"] + warm + evaluations,
-        "memory_gib": last["time/memory_gib"],
-        "sampled_tokens": sampled * num_steps,
-        "disk_bytes": disk,
-    }
-    if as_json:
-        print_json(estimate)
-        return
-    phases = {
-        name.removeprefix("time/"): value
+    whole = num_steps * step_seconds + warm + evaluations
+    parts = [
+        f"{name.removeprefix('time/')} {value:.3g} s"
         for name, value in last.items()
         if name.startswith("time/")
-        and name not in ("time/step", "time/memory_gib")
-        and not name.endswith("_per_second")
-    }
-    parts = ", ".join(f"{name} {value:.3g} s" for name, value in phases.items() if value >= 0.01)
-    tokens = estimate["sampled_tokens"]
+        and not name.endswith(("/step", "/memory_gib", "_per_second"))
+        and value >= 0.01
+    ]
     rows = {
-        "a step": f"{last['time/step']:.3g} s: {parts}",
+        "a step": f"{step_seconds:.3g} s: {', '.join(parts)}",
         "warm start": f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}",
         "evaluations": f"{clock_time(evaluations)}, {num_evaluations:,} of them",
-        "whole run": f"{clock_time(estimate['whole_seconds'])} for {count(num_steps, 'step')}",
-        "memory": f"{estimate['memory_gib']:.2f} GiB at most",
+        "whole run": f"{clock_time(whole)} for {count(num_steps, 'step')}",
+        "memory": f"{last['time/memory_gib']:.2f} GiB at most",
         "tokens": f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on",
         "disk": f"{decimal(disk)}: checkpoints of {decimal(checkpoint_bytes)}, and episodes",
     }
-    if not times:
-        del rows["warm start"]
     model = one_line(config.model.local_path or config.model.model_name)
     environment = one_line(config.environment_name)
     console.print(f"{model} on {environment}, measured on {NUM_STEPS} steps\n")
     for name, text in rows.items():
-        console.print(f"{name:<13}{text}")
+        if times or name != "warm start":
+            console.print(f"{name:<13}{text}")
     console.print("\nThe length of episodes changes as the model learns, and so does the time.")
 
 

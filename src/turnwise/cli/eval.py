@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json, working
 from turnwise.cli.run_paths import find_source, not_a_run, run_containing, which_checkpoint
 from turnwise.cli.settings import Overrides, open_settings, read_settings
 from turnwise.errors import ConfigError
+from turnwise.runs.checkpoints import CheckpointStore
+from turnwise.runs.headline import headline
+from turnwise.runs.run_folder import RunFolder
+from turnwise.user_code import settings_from
 
 if TYPE_CHECKING:
     from turnwise.cli.eval_episodes import Part, Plan
+    from turnwise.episode import EpisodeResult
 
 
-class SplitName(StrEnum):
-    train = "train"
-    eval = "eval"
+SplitName = StrEnum("SplitName", ["train", "eval"])
 
 
 def evaluate(
@@ -45,69 +50,58 @@ def evaluate(
     part: opt.PartOption = None,
     split: Annotated[
         SplitName | None,
-        typer.Option(
-            help="Play the rows that the run was trained on, or its held-out rows.",
-            show_default="eval, if there are held-out rows",
+        opt.option(
+            "Play the rows that the run was trained on, or its held-out rows.",
+            default="eval, if there are held-out rows",
         ),
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHO",
-            help="In an environment, a player instead of the model: expert, random, or "
+        opt.option(
+            "In an environment, a player instead of the model: expert, random, or "
             "FILE.PY:NAME, a function (observation) or (observation, state) that returns the "
             "action. Without one, an agent that calls the model: FILE.PY:NAME of (task, llm), or a "
             "command.",
-            show_default=False,
+            "WHO",
+            default=False,
         ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="In an environment, a model behind a URL plays: any OpenAI-compatible server, for "
+        opt.option(
+            "In an environment, a model behind a URL plays: any OpenAI-compatible server, for "
             "example http://localhost:8000/v1. --model names its model, OPENAI_API_KEY has the "
             "key.",
-            show_default=False,
+            "URL",
+            default=False,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
+        opt.option(
+            "Maximum tokens of one turn.",
+            default="the run's own, or 64; with --url the server's",
             min=1,
-            help="Maximum tokens of one turn.",
-            show_default="the run's own, or 64; with --url the server's",
         ),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Number of tasks to play.")] = 100,
+    episodes: Annotated[int, opt.option("Number of tasks to play.", min=1)] = 100,
     k: Annotated[
         int | None,
-        typer.Option(
-            "--k",
+        opt.option(
+            "Sample N attempts per task, and report pass@1 to pass@N and mean@N.",
+            "N",
+            default=False,
             min=1,
-            metavar="N",
-            help="Sample N attempts per task, and report pass@1 to pass@N and mean@N.",
-            show_default=False,
         ),
     ] = None,
-    greedy: Annotated[
-        bool | None,
-        typer.Option(
-            "--greedy/--sampled",
-            help="Greedy decoding, or sampling as in training.",
-            show_default="greedy",
-        ),
-    ] = None,
+    greedy: opt.GreedyOption = None,
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Seed of the held-out episodes.", show_default="the run's own"),
+        int | None, opt.option("Seed of the held-out episodes.", default="the run's own", min=0)
     ] = None,
     checkpoint: opt.CheckpointOption = "last",
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.AsJson = False,
-    show: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Print the first N conversations.")
-    ] = 0,
+    show: Annotated[int, opt.option("Print the first N conversations.", "N", min=0)] = 0,
 ) -> None:
     """Evaluate a trained model on held-out episodes, compared with the expert and a random player.
 
@@ -119,24 +113,14 @@ def evaluate(
     [bold]Examples[/bold]
 
     turnwise eval runs/guess-number
-    turnwise eval runs/guess-number --checkpoint best --sampled --episodes 500
+    turnwise eval runs/mine --checkpoint best --sampled --episodes 500
     turnwise eval runs/mine --k 8 --episodes 50
-    turnwise eval runs/mine --split train
-    turnwise eval runs/mine --show 3
-    turnwise eval runs/mix --part maze
     turnwise eval runs/mine --agent my_agent.py:act
     turnwise eval smollm2-135m --env grid-world --param size=4
-    turnwise eval --agent expert --env my_env.py:MyEnv
     turnwise eval smollm2-135m --agent my_agent.py:solve --dataset tasks.jsonl
-    turnwise eval runs/mine --url http://localhost:8000/v1
     turnwise eval --url https://api.openai.com/v1 --model gpt-4.1-mini --env guess-number
     turnwise eval runs/mine --json | jq .model.success
     """
-    from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.headline import headline
-    from turnwise.runs.run_folder import RunFolder
-    from turnwise.user_code import settings_from
-
     source = find_source(run_or_model, checkpoint)
     caller = served = None
     is_function = agent not in (None, "expert", "random")
@@ -145,53 +129,46 @@ def evaluate(
     )
     if is_function and not has_environment:  # it is an agent that calls the model
         caller, agent = agent, None
-    if url is not None:
-        from turnwise.cli.agents import ServedModel
-
-        if agent or caller:
-            raise ConfigError(
-                f"got --url and --agent {agent or caller}, and one of them plays. Leave out one."
-            )
-        served = ServedModel(
-            url, model, sends_temperature=greedy is not None, max_tokens=max_tokens
-        )
-        agent, model = served.name, "tiny"  # whose chat template has tools as text
-    is_greedy = k is None if greedy is None else greedy
-    who = caller or agent
+    who = caller or agent or url
     if run_or_model is None and who is None:
         raise ConfigError(
             "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
             "agent: turnwise eval --agent expert --env guess-number"
         )
     if source is None and env is None and (caller is None or run_or_model is None):
-        what = (
-            not_a_run(run_or_model) if run_or_model else f"--agent {who} does not say what to play"
-        )
+        what = f"--agent {who} does not say what to play"
+        what = str(not_a_run(run_or_model)) if run_or_model else what
         raise ConfigError(
             f"{what}. A model plays in an environment that you name: --env guess-number"
         )
-    if source is None and run_or_model is not None and agent is not None:
+    players = [caller or agent, url, None if source or caller else run_or_model]
+    if len(named := [player for player in players if player]) > 1:
         raise ConfigError(
-            f"got the model {run_or_model} and --agent {agent}, and one of them plays. Leave out "
-            "one; a run's folder can be named with --agent, for its environment."
+            f"got {' and '.join(named)}, and one of them plays. Leave out the others."
         )
-    if k is not None and (agent == "expert" or (agent is None and is_greedy)):
+    is_greedy = k is None if greedy is None else greedy
+    if k is not None and (agent == "expert" or (agent is None and url is None and is_greedy)):
         raise ConfigError(
-            f"--k with {'--agent expert' if agent else '--greedy'}: {agent or 'greedy'} attempts "
-            "at a task are identical, so that pass@k would be the success at every k. Leave out "
-            "one of them."
+            f"--k needs attempts that differ, and {agent or 'greedy'} attempts at a task are "
+            "identical. Leave out one of them."
         )
     if split is not None and dataset:
         raise ConfigError(
             f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
             "Leave out one of them."
         )
+    if url is not None:
+        from turnwise.cli.agents import ServedModel
+
+        served = ServedModel(url, model, greedy is not None, max_tokens)
+        agent, model = served.name, "tiny"  # whose chat template has tools as text
     overrides = Overrides.typed(ctx.params, model=model, agent=caller)
     overrides.allow_code(agent if served is None else None)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
-            from turnwise.cli.agents import load_player, load_policies
-            from turnwise.cli.eval_episodes import Plan, make_part, play_part
+            from turnwise.cli import eval_episodes
+            from turnwise.cli.agents import load_players
+            from turnwise.trainer.episode_metrics import weighted_mean
             from turnwise.trainer.state import find_checkpoint
 
             settings = source
@@ -199,28 +176,25 @@ def evaluate(
                 settings = find_checkpoint(source, which_checkpoint(checkpoint)).path
             config = open_settings(settings, overrides, takes_mix=True)
             name = run_or_model if agent is None else None
-            player = load_player(name, source, checkpoint, config, model, trust_remote_code)
-            run = source if agent is None else None
-            policies = load_policies(run, checkpoint, config, trust_remote_code)
+            loaded = load_players(name, source, config, {**ctx.params, "model": model})
         if max_tokens is not None:
             config.inference.max_tokens, config.limits.max_tokens_per_turn = max_tokens, None
         if seed is not None:
             config.training.seed = seed
-        plan = Plan(episodes, k, is_greedy, agent, served, policies)
+        plan = eval_episodes.Plan(episodes, k, is_greedy, agent, served, loaded)
         parts = {
-            name: make_part(settings, split, name, plan)
+            name: eval_episodes.make_part(settings, split, name, plan)
             for name, settings in config.parts().items()
         }
         for name, each in parts.items():
-            play_part(each, player, plan, name)
+            eval_episodes.play_part(each, plan, name)
+    evaluated_on = {name: each.evaluated_on for name, each in parts.items()}
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
         "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
-        "evaluated_on": {name: each.evaluated_on for name, each in parts.items()}
-        if config.environments
-        else parts[""].evaluated_on,
+        "evaluated_on": evaluated_on if config.environments else evaluated_on[""],
         "split": split,
         "checkpoint": None,
         "in_training": None,
@@ -237,73 +211,27 @@ def evaluate(
         facts["sampling"] = "the server's own"
     if agent is not None:
         facts["played_by"] = agent
-    weights = [item.weight for item in config.environments or ()]
-    _report(facts, parts, dict(zip(parts, weights, strict=False)), plan, as_json, show)
-
-
-def _report(
-    facts: Mapping[str, Any],
-    parts: Mapping[str, Part],
-    weights: Mapping[str, float],
-    plan: Plan,
-    as_json: bool,
-    show: int,
-) -> None:
-    """Print the scores of each environment; of a mix, also the mean over them by their weights."""
-    from rich.text import Text
-
-    from turnwise.cli.scores import attempt_scores, player_scores, show_scores
-    from turnwise.trainer.episode_metrics import weighted_mean
-
-    scored: dict[str, dict[str, Any]] = {}
-    for name, part in parts.items():
-        reports = any(
-            agent.trajectory.reports_success
-            for results in part.played.values()
-            for result in results
-            for agent in result.agents
-        )
-        scored[name] = {
-            who: scores
-            for who, results in part.played.items()
-            if (scores := player_scores(results, reports, facts["seed"])) is not None
-        }
-        if plan.k is not None:
-            results = part.played[plan.who]
-            attempts = attempt_scores(results, plan.k, facts["seed"], reports)
-            if attempts is not None:
-                scored[name]["attempts"] = attempts
-    means = {
-        name: {
-            kind: scores[plan.who][kind]
-            for kind in ("success", "reward")
-            if scores[plan.who][kind] is not None
-        }
-        for name, scores in scored.items()
+    scored = {
+        name: eval_episodes.score_players(each.played, plan.who, k, config.training.seed)
+        for name, each in parts.items()
     }
+    mix = zip(parts, config.environments or (), strict=False)
+    weights = {name: item.weight for name, item in mix}
+    means: dict[str, dict[str, float]] = {}
+    for name, scores in scored.items():
+        kinds = {kind: scores[plan.who][kind] for kind in ("success", "reward")}
+        means[name] = {kind: value for kind, value in kinds.items() if value is not None}
     mean = weighted_mean(means, weights) if weights else {}
     if as_json:
-        if not weights:
-            print_json({**facts, **scored[""]})
-            return
-        each = {name: {"weight": weights[name], **scored[name]} for name in parts}
-        print_json({**facts, "parts": each, "mean_by_weight": mean})
+        by_part = {name: {"weight": weights.get(name), **scored[name]} for name in parts}
+        mixed: dict[str, Any] = {"parts": by_part, "mean_by_weight": mean}
+        print_json({**facts, **(mixed if weights else scored[""])})
         return
     console = make_console()
-    for name, part in parts.items():
-        for result in part.played[plan.who][:show]:
-            for agent in result.agents:
-                ending = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
-                console.print(Text(f"seed {result.seed}{ending}", "bold"))
-                for message in agent.messages:
-                    style = "bold cyan" if message["role"] == "assistant" else "dim"
-                    text = legible(str(message.get("content") or "")).strip("\n")
-                    console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
-                reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
-                ending = legible(result.error or result.status.value.replace("_", " "))
-                console.print(Text(f"reward {reward}, {ending}\n", "dim"))
-        console.print(_title({**facts, "environment": name or facts["environment"]}, part, plan))
-        show_scores(console, scored[name], plan.who, plan.agent or "model")
+    for name, each in parts.items():
+        _show_conversations(console, each.played[plan.who][:show])
+        console.print(_title(facts, name, each, plan))
+        eval_episodes.show_scores(console, scored[name], plan.who, plan.agent or "model")
         if weights:
             console.print()
     if weights:
@@ -315,15 +243,29 @@ def _report(
         console.print(text, soft_wrap=True)
 
 
-def _title(facts: Mapping[str, Any], part: Part, plan: Plan) -> str:
+def _show_conversations(console: Console, results: Sequence[EpisodeResult]) -> None:
+
+    for result in results:
+        for agent in result.agents:
+            ending = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
+            console.print(Text(f"seed {result.seed}{ending}", "bold"))
+            for message in agent.messages:
+                style = "bold cyan" if message["role"] == "assistant" else "dim"
+                text = legible(str(message.get("content") or "")).strip("\n")
+                console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
+            reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
+            ending = legible(result.error or result.status.value.replace("_", " "))
+            console.print(Text(f"reward {reward}, {ending}\n", "dim"))
+
+
+def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
     who = legible(str(facts["name"] or plan.agent))
     if facts["name"] and plan.agent:
         who = f"{legible(plan.agent)} in the environment of {who}"
     number, num_rows = part.num_tasks, len(part.rows or ())
     kind = "episodes" if plan.k is None else "tasks"
-    many = (
-        f"{number:,} {kind} on {part.evaluated_on}" if num_rows else f"{number:,} held-out {kind}"
-    )
+    kind = f"{kind} on {part.evaluated_on}" if num_rows else f"held-out {kind}"
+    many = f"{number:,} {kind}"
     if plan.k is not None:
         many += f", {plan.k} attempts each"
     elif num_rows and number >= num_rows:
@@ -331,4 +273,4 @@ def _title(facts: Mapping[str, Any], part: Part, plan: Plan) -> str:
         many += f", each {times:,} times (intervals are over rows)" if times > 1 else ", each once"
     how = "" if plan.agent is not None else f", {facts['sampling']}"
     best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
-    return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
+    return f"{best}{who} on {legible(name or facts['environment'])}, {many}{how}"

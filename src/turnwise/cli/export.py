@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
-
+from turnwise import __version__
 from turnwise.cli import options as opt
-from turnwise.cli.common import print_json, say, working
+from turnwise.cli.common import say, working
 from turnwise.cli.run_paths import require_run, run_containing, which_checkpoint
+from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    from turnwise.config import ConfigStore
+from turnwise.progress.lines import count
+from turnwise.runs.headline import headline
+from turnwise.runs.run_folder import RunFolder
+from turnwise.whole_files import write_folder, write_whole
+from turnwise.yaml_files import dump
 
 _CARD = """\
 ---
@@ -48,15 +50,8 @@ sampled at temperature {temperature}.
 |---|---|
 {settings}"""
 _SETTINGS = (
-    "adv_estimator",
-    "policy_loss",
-    "learning_rate",
-    "batch_size",
-    "group_size",
-    "update_epochs",
-    "lora_rank",
-    "warm_start",
-    "seed",
+    *("adv_estimator", "policy_loss", "learning_rate", "batch_size", "group_size"),
+    *("update_epochs", "lora_rank", "warm_start", "seed"),
 )
 
 
@@ -67,15 +62,11 @@ def export(
     ],
     checkpoint: opt.CheckpointOption = "last",
     model: opt.ModelOption = None,
-    policy: Annotated[
-        str, typer.Option(metavar="PLAYER", help="A player of the run's policies: its model.")
-    ] = "",
+    policy: Annotated[str, opt.option("A player of the run's policies: its model.", "PLAYER")] = "",
     episodes: Annotated[
-        int,
-        typer.Option(min=0, max=500, help="Number of whole conversations in a page."),
+        int, opt.option("Number of whole conversations in a page.", min=0, max=500)
     ] = 12,
     trust_remote_code: opt.TrustRemoteCode = False,
-    as_json: opt.AsJson = False,
 ) -> None:
     """Write a trained model in the Hugging Face layout, with tokenizer, template and model card.
 
@@ -86,24 +77,20 @@ def export(
 
     turnwise export runs/mine models/mine
     turnwise export runs/mine models/mine --checkpoint best
-    turnwise export runs/mine/checkpoints/step-00000010 models/early
     turnwise export runs/mine mine.html
-    turnwise chat models/mine
-    vllm serve models/mine
     """
     target = Path(out).expanduser()
     if target.suffix.lower() in (".html", ".htm"):
-        _export_page(run, target, episodes, as_json)
+        _export_page(run, target, episodes)
         return
     source = require_run(run, checkpoint)
     _check_free(target)
     with working(f"loading {run}"):
+        from safetensors import SafetensorError
+
         from turnwise.chat import TEMPLATES
         from turnwise.models.load import without_progress_bars
-        from turnwise.runs.checkpoints import CheckpointStore
-        from turnwise.runs.run_folder import RunFolder
         from turnwise.trainer.state import find_checkpoint, load_trained_model
-        from turnwise.whole_files import write_folder
 
         saved = find_checkpoint(source, which_checkpoint(checkpoint))
         loaded, config = load_trained_model(
@@ -113,51 +100,33 @@ def export(
         loaded.tokenizer.chat_template = TEMPLATES["plain"]
 
     def fill(draft: Path) -> None:
-        loaded.model.save_pretrained(draft)
+        try:
+            loaded.model.save_pretrained(draft)
+        except SafetensorError as error:  # of a full disk, for example: it is no OSError
+            raise ConfigError(f"cannot write {out}: {error}") from error
         loaded.tokenizer.save_pretrained(draft)
-        number = loaded.model.num_parameters()
-        card = model_card(source, saved.step, config, target.name, number)
+        size = loaded.model.num_parameters()
+        card = model_card(source, saved.step, config, target.name, size)
         (draft / "README.md").write_text(card, encoding="utf-8")
 
-    try:
-        with working(f"writing {out}"), without_progress_bars():
-            write_folder(target.absolute(), fill, lambda: _check_free(target))
-    except Exception as error:  # safetensors has the errors of the system only in its message
-        if not isinstance(error, OSError) and "os error" not in str(error):
-            raise
-        raise ConfigError(
-            f"cannot write {target}: {error}. Free some space there, or name another folder."
-        ) from error
-    if as_json:
-        files = sorted(file.name for file in target.iterdir())
-        print_json({"folder": out, "run": run, "step": saved.step, "files": files})
-        return
-    is_best = checkpoint == "best"
-    best = CheckpointStore(RunFolder(Path(run).expanduser()).checkpoints).best if is_best else None
-    which = f"step {saved.step}" if best is None else str(best)
-    say(f"{out} has the model of {which}. Chat with it: turnwise chat {out}")
+    with working(f"writing {out}"), without_progress_bars():
+        write_folder(target.absolute(), fill, lambda: _check_free(target))
+    say(f"{out} has the model of step {saved.step}. Chat with it: turnwise chat {out}")
 
 
-def _export_page(run: str, target: Path, num_episodes: int, as_json: bool) -> None:
+def _export_page(run: str, target: Path, num_episodes: int) -> None:
     from turnwise.view.library import Library
     from turnwise.view.report import export_run
-    from turnwise.whole_files import write_whole
 
     library = Library([run_containing(require_run(run))])
     library.find()
     if not library.runs:
-        raise ConfigError(
-            f"{run} has checkpoints, but neither run.json nor metrics.jsonl: there is nothing to "
-            "show. Name the folder of the whole run, for example runs/mine."
-        )
+        raise ConfigError(f"{run} has neither run.json nor metrics.jsonl: nothing can be shown")
     _check_free(target)
     with working(f"writing {target}"):
         page = export_run(library.runs[0], num_episodes).encode()
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, page)
-    if as_json:
-        print_json({"file": str(target), "run": run, "bytes": len(page)})
-        return
     say(f"{target} has the run, {len(page) / 2**20:.1f} MiB. Open it in any browser.")
 
 
@@ -169,23 +138,15 @@ def _check_free(target: Path) -> None:
 
 def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
     """Return the model card (README.md) in the format of the Hugging Face hub."""
-    from turnwise import __version__
     from turnwise.episode import episode_limits
-    from turnwise.progress.lines import count
-    from turnwise.runs.headline import headline
-    from turnwise.runs.run_folder import RunFolder
-    from turnwise.yaml_files import dump
 
     folder = RunFolder(run_containing(run.expanduser()))
     history, evaluated_on = folder.read_metrics(), folder.evaluated_on
     main = headline(history, evaluated_on, step=step)
     training = config.training
     base = config.model.local_path or config.model.model_name
-    header: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["reinforcement-learning", "turnwise"],
-    }
+    header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    header["tags"] = ["reinforcement-learning", "turnwise"]
     if "/" in base and not Path(base).exists():  # it is on the hub
         header["base_model"] = base
     games = []  # each as it is named on the command line
@@ -198,7 +159,8 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
     # Of the training episodes and of evaluations; of a mix, also those of each environment.
     shown = [name for name in metrics if name.rpartition("/")[2] in ("success", "reward")]
     table = "".join(f"| {name} | {metrics[name]:.4g} |\n" for name in sorted(shown))
-    settings = {name: getattr(training, name) for name in _SETTINGS}
+    values = {name: getattr(training, name) for name in _SETTINGS}
+    settings = {name: "none" if value is None else value for name, value in values.items()}
     return _CARD.format(
         header=dump(header),
         name=name,
@@ -211,8 +173,5 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
         play=games[0],
         max_tokens=episode_limits(config).max_tokens_per_turn,
         temperature=config.inference.temperature,
-        settings="".join(
-            f"| {name} | {'none' if value is None else value} |\n"
-            for name, value in settings.items()
-        ),
+        settings="".join(f"| {name} | {value} |\n" for name, value in settings.items()),
     )

@@ -5,13 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-
-class BackendName(StrEnum):
-    local = "local"
-    transformers = "transformers"
-    vllm = "vllm"
-    sglang = "sglang"
-    scripted = "scripted"
+BackendName = StrEnum("BackendName", ["local", "transformers", "vllm", "sglang", "scripted"])
 
 
 def argument(metavar: str, help: str, default: bool | str = False) -> Any:
@@ -19,44 +13,45 @@ def argument(metavar: str, help: str, default: bool | str = False) -> Any:
     return typer.Argument(metavar=metavar, help=help, show_default=default)
 
 
+def option(
+    help: str, metavar: str | None = None, *names: str, default: bool | str = True, **more: Any
+) -> Any:
+    """Return an option; `default` is what the help shows instead of its default."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=default, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """Return an option without a value and without its `--no-` form."""
+    return typer.Option(name, help=help)
+
+
 def _override(name: str, metavar: str, help: str) -> Any:
-    return typer.Option(
-        name,
-        metavar=metavar,
-        help=help,
-        show_default="the run's own",
-        rich_help_panel="Overrides of what the run recorded",
-    )
+    panel = "Overrides of what the run recorded"
+    return option(help, metavar, name, default="the run's own", rich_help_panel=panel)
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param",
-        "-p",
-        metavar="KEY=VALUE",
-        help="Parameter of the environment; repeatable.",
-        show_default=False,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Run Python code that a run or a model names, even if you have not run it before.",
-    ),
-]
-MaxSteps = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Maximum number of actions per episode.", show_default="the environment's own"
-    ),
-]
 ENV_OR_RUN = (
     "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder of a run, "
     "for its environment with parameters, tools and dataset."
 )
+AsJson = Annotated[bool, flag("--json", "Print JSON: one object, or one a line.")]
+TrustRemoteCode = Annotated[
+    bool,
+    flag(
+        "--trust-remote-code",
+        "Run Python code that a run or a model names, even if you have not run it before.",
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    option(
+        "Parameter of the environment; repeatable.", "KEY=VALUE", "--param", "-p", default=False
+    ),
+]
+MaxSteps = Annotated[
+    int | None,
+    option("Maximum number of actions per episode.", default="the environment's own", min=1),
+]
 EnvironmentOption = Annotated[str | None, _override("--env", "ENV", "Environment.")]
 RewardOption = Annotated[str | None, _override("--reward", "FILE.PY:NAME", "Reward function.")]
 DatasetOption = Annotated[
@@ -79,44 +74,33 @@ ModelOption = Annotated[
 ]
 PartOption = Annotated[
     str | None,
-    typer.Option(
-        "--part",
-        metavar="NAME",
-        help="In a run with several environments, play only this one.",
-        show_default=False,
-    ),
+    option("In a run with several environments, play only this one.", "NAME", default=False),
 ]
-CheckpointOption = Annotated[
+CheckpointOption = Annotated[str, option("best, last, a step, or a checkpoint's folder.", "WHICH")]
+ModelArgument = Annotated[
     str,
-    typer.Option(
-        "--checkpoint", metavar="WHICH", help="best, last, a step, or a checkpoint's folder."
+    argument(
+        "RUN_OR_MODEL",
+        "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, or "
+        "the URL of a server of vLLM or SGLang.",
     ),
 ]
-BackendOption = Annotated[BackendName, typer.Option("--backend", help="Inference engine.")]
+GreedyOption = Annotated[
+    bool | None,
+    option("Greedy decoding, or sampling.", None, "--greedy/--sampled", default="greedy"),
+]
+SeedOption = Annotated[int | None, option("Seed of all that is random.", default="random", min=0)]
+BackendOption = Annotated[BackendName, option("Inference engine.")]
 TemplateOption = Annotated[
     str | None,
-    typer.Option(
-        "--template",
-        metavar="NAME",
-        help="Chat template: chatml, llama-2, llama-3, mistral, gemma, zephyr, plain.",
-        show_default="the tokenizer's own",
+    option(
+        "Chat template for a tokenizer without one: chatml or plain.",
+        "NAME",
+        default="the tokenizer's own",
     ),
 ]
-TokenizerOption = Annotated[
-    str | None,
-    typer.Option("--tokenizer", metavar="MODEL", help="Tokenizer for a server's URL."),
-]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")]
-TrustModelCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-]
-ConfigPath = Annotated[
-    str | None, typer.Option("--config-path", metavar="DIR", help="Folder of the YAML file.")
-]
-ConfigName = Annotated[
-    str | None,
-    typer.Option(
-        "--config-name", metavar="NAME", help="Name of the YAML file, with or without .yaml."
-    ),
-]
+TokenizerOption = Annotated[str | None, option("Tokenizer for a server's URL.", "MODEL")]
+DtypeOption = Annotated[str, option("float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, option("cpu, cuda, cuda:1 ...")]
+ConfigPath = Annotated[str | None, option("Folder of the YAML file.", "DIR")]
+ConfigName = Annotated[str | None, option("Name of the YAML file, with or without .yaml.", "NAME")]

@@ -1,39 +1,80 @@
-"""`turnwise play`: plays episodes in the terminal, or shows a trained agent playing."""
+"""`turnwise play`: plays episodes in the terminal, or shows a trained agent playing.
 
+A person or a script in an environment alone needs no torch, which takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
 import dataclasses
+import json
 import random
-from typing import Annotated
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from turnwise.cli import options as opt
+from turnwise.cli.common import legible, make_console, print_json, say, working
 from turnwise.cli.run_paths import find_source
 from turnwise.cli.settings import Overrides, open_settings
-from turnwise.errors import ConfigError
+from turnwise.config import ConfigStore
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.catalog import environment_factory
+from turnwise.env.checker.harness import explain
+from turnwise.env.driver import reset_environment, step_environment
+from turnwise.env.players import Player, ending_of, expert_player, random_player
+from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
+from turnwise.progress.lines import count
+from turnwise.tools import (
+    ActionParser,
+    ToolCall,
+    ToolDefinition,
+    ToolRegistry,
+    answer_of,
+    get_parser,
+)
+from turnwise.tools.base import marked_tools
+from turnwise.tools.thoughts import thought_of
+from turnwise.types import StepResult, Trajectory
+from turnwise.user_code import settings_from
+
+if TYPE_CHECKING:
+    from turnwise.episode import EpisodeResult
+    from turnwise.episode.options import EpisodeSetup
+    from turnwise.episode.types import AgentRecord, TurnRecord
+
+WITHOUT_MODEL = ("human", "expert", "random")
+HELP = (
+    "? shows the state and this help, hint the expert's action, quit exits (so do Ctrl-C, Ctrl-D). "
+    "To send one of these words to the environment, put = before it: =quit"
+)
 
 
 def play(
     ctx: typer.Context,
     env_or_run: Annotated[
         str | None,
-        opt.argument(
-            "[ENV_OR_RUN]",
-            opt.ENV_OR_RUN,
-            "the environment of the run that plays",
-        ),
+        opt.argument("[ENV_OR_RUN]", opt.ENV_OR_RUN, "the environment of the run that plays"),
     ] = None,
     player: Annotated[
         str,
-        typer.Option(
-            metavar="WHO",
-            help="human, expert or random; the folder of a run or a checkpoint, or a model; or "
+        opt.option(
+            "human, expert or random; the folder of a run or a checkpoint, or a model; or "
             "FILE.PY:NAME, a function from the observation to the action.",
+            "WHO",
         ),
     ] = "human",
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the first episode.", show_default="random")
-    ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
+    seed: opt.SeedOption = None,
+    episodes: Annotated[int, opt.option("Number of episodes.", min=1)] = 1,
     max_steps: opt.MaxSteps = None,
     param: opt.Parameters = None,
     env: opt.EnvironmentOption = None,
@@ -45,19 +86,10 @@ def play(
     model: opt.ModelOption = None,
     part: opt.PartOption = None,
     checkpoint: opt.CheckpointOption = "last",
-    greedy: Annotated[
-        bool, typer.Option("--greedy/--sampled", help="Greedy decoding, or sampling.")
-    ] = True,
-    delay: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Pause before each action.")
-    ] = 0.0,
+    greedy: opt.GreedyOption = True,
+    delay: Annotated[float, opt.option("Pause before each action.", "SECONDS", min=0)] = 0.0,
     trust_remote_code: opt.TrustRemoteCode = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of a failure.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print each episode as a line of JSON.")
-    ] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Play an environment in the terminal, or watch a trained agent or a scripted player.
 
@@ -68,18 +100,11 @@ def play(
 
     turnwise play guess-number
     turnwise play --player runs/mine
-    turnwise play runs/mine
     turnwise play grid-world --player expert --delay 0.5
     turnwise play my_env.py:MyEnvironment --player random --episodes 100
-    turnwise play runs/mine --player runs/mine/checkpoints/step-00000010 --sampled
     turnwise play gym:FrozenLake-v1 --param map_name=8x8 --seed 7
     turnwise play grid-world --player expert --episodes 10 --json | jq .reward
     """
-    from turnwise.cli.common import make_console, print_json, working
-    from turnwise.cli.play_episodes import WITHOUT_MODEL, Played, Screen, play_episodes
-    from turnwise.errors import TurnwiseError
-    from turnwise.user_code import settings_from
-
     if as_json and player == "human":
         raise ConfigError("--json is not for a human: name --player expert, random or a run")
     env_run = find_source(env_or_run)
@@ -105,8 +130,7 @@ def play(
     is_function = player not in WITHOUT_MODEL and player_run is None and ".py:" in player
     overrides.allow_code(player if is_function else None)
     name = env_or_run or player
-    is_brief = player != "human" and episodes > 1
-    screen = Screen(make_console(quiet=as_json), name, player, delay, is_brief)
+    screen = Screen(name, player, delay, player != "human" and episodes > 1, as_json)
     first_seed = random.randrange(10_000) if seed is None else seed
     played: list[Played] = []
     try:
@@ -116,17 +140,9 @@ def play(
                 config = open_settings(source, overrides, is_checked=source is not None)
             if env_run is not None:
                 screen.name = f"{config.environment.name} of {name}"
+            seeds = range(first_seed, first_seed + episodes)
             for episode in play_episodes(
-                config,
-                screen,
-                range(first_seed, first_seed + episodes),
-                run=player_run,
-                checkpoint=checkpoint,
-                model=model,
-                is_greedy=greedy,
-                debug=debug,
-                trust_remote_code=trust_remote_code,
-                is_bare=is_bare,
+                config, screen, seeds, run=player_run, options=ctx.params, is_bare=is_bare
             ):
                 played.append(episode)
                 if as_json:
@@ -134,9 +150,372 @@ def play(
     except (KeyboardInterrupt, EOFError):
         screen.left()
     except Exception as error:  # raised by the user's environment: print it without a traceback
-        if debug or isinstance(error, TurnwiseError | typer.Exit):
+        if isinstance(error, TurnwiseError | typer.Exit):
             raise
-        screen.failed(error)
+        screen.failed(explain(error))
         raise typer.Exit(1) from None
     if episodes > 1 and played:
         screen.summary(played)
+
+
+def play_episodes(
+    config: ConfigStore,
+    screen: Screen,
+    seeds: Sequence[int],
+    *,
+    run: Path | None,
+    options: Mapping[str, Any],
+    is_bare: bool,
+) -> Iterator[Played]:
+    """Play one episode per seed.
+
+    `run` is the run that plays, if it is one; `options` are those of the command; `is_bare`: there
+    is only an environment.
+    """
+    player = screen.player
+    if is_bare and player in WITHOUT_MODEL:
+        make = environment_factory(config.environment.name, config.environment)
+        env = make()
+        if not marked_tools(env):
+            scripted = {"expert": expert_player, "random": random_player(seeds[0])}
+            for number, seed in enumerate(seeds):
+                yield _play_bare(make() if number else env, scripted.get(player), seed, screen)
+            return
+        env.close()
+    with working(f"loading {player}"):
+        from turnwise.cli.agents import agent_by_name, load_players, open_collector
+        from turnwise.episode import Episode
+        from turnwise.episode.player_engine import player_episode
+        from turnwise.episode.types import EpisodeTask
+        from turnwise.trainer.components import UserComponents
+        from turnwise.trainer.stopping import StopRequest, run_unless_stopped
+
+        is_function = run is None and ".py:" in player
+        name = None if player in WITHOUT_MODEL or is_function else player
+        players = load_players(name, run, config, options)
+        agent = agent_by_name(player) if name is None and player != "human" else None
+        components = UserComponents().filled_from(config)
+        factory, rows = components.factory(config), components.eval_rows
+    with contextlib.ExitStack() as closing:
+        collector = open_collector(
+            config, components, factory, players, closing, is_greedy=options["greedy"]
+        )
+        setup = collector.setup
+        if player in WITHOUT_MODEL:  # a person takes time, and has no tokens
+            limits = dataclasses.replace(setup.limits, max_seconds=None, generation_timeout=None)
+            limits = dataclasses.replace(limits, max_tokens=None, max_context_tokens=None)
+            setup = setup.with_limits(limits)
+        screen.setup = setup
+
+        def ask(env: BaseEnvironment, observation: str) -> str:
+            parser = setup.parser
+            definitions = (setup.tools or ToolRegistry()).bind(env).definitions
+            if isinstance(parser, str):
+                parser = get_parser(parser, template=setup.chat.template, definitions=definitions)
+            try:
+                return screen.ask(env, definitions, parser)
+            except EOFError:
+                # As Ctrl-C, since an episode records other exceptions of a player as failures.
+                raise KeyboardInterrupt from None
+
+        async def play(task: EpisodeTask) -> EpisodeResult:
+            def make() -> BaseEnvironment:
+                screen.environment = factory()
+                return screen.environment
+
+            if name is not None:
+                episode = Episode(setup.in_this_loop(), make, task, watcher=screen)
+            else:
+                who = ask if agent is None else agent(task.seed, 0)
+                episode = player_episode(setup, make, who, task, screen)
+            result = await episode.run()
+            await collector.score_together([result])
+            return result
+
+        stop = StopRequest(lambda text: None)
+        if player != "human":
+            closing.enter_context(stop.listening(config.inference.stall_timeout))
+        for seed in seeds:
+            played = screen.begin(seed)
+            if rows:
+                played.row = seed % len(rows)
+                played.trajectory.task = dict(rows[played.row])
+            playing = play(EpisodeTask(seed, task=played.trajectory.task))
+            if player == "human":  # in this thread, where Ctrl-C reaches `input`
+                with asyncio.Runner() as runner:  # which ends what Ctrl-C leaves suspended
+                    result = runner.get_loop().run_until_complete(playing)
+            else:
+                result = run_unless_stopped(playing, stop)
+            played.trajectory.status = result.status
+            if result.status.is_error:
+                screen.failed(str(result.error))
+                raise typer.Exit(1)
+            if components.reward_fn is not None and result.reward is not None:
+                played.score = result.reward.total
+            screen.ending()
+            yield played
+
+
+def _play_bare(env: BaseEnvironment, player: Player | None, seed: int, screen: Screen) -> Played:
+    """Play one episode in an environment without tools; None is a person. Exceptions propagate.
+
+    The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
+    """
+    played = screen.begin(seed)
+    with contextlib.closing(env), contextlib.closing(asyncio.new_event_loop()) as loop:
+        observation = loop.run_until_complete(reset_environment(env, seed))
+        screen.start(env.get_prompt_prefix().strip(), observation, env.max_steps)
+        is_over = False
+        while not is_over:
+            if player is None:
+                action = screen.ask(env)
+            else:
+                time.sleep(screen.delay)
+                screen.action(action := str(player(env, observation)))
+            step = loop.run_until_complete(step_environment(env, action))
+            screen.turn(action, step)
+            observation, is_over = step.observation, step.done
+        played.trajectory.status = ending_of(step)
+    screen.ending()
+    return played
+
+
+@dataclass
+class Played:
+    """An episode, as it is printed."""
+
+    trajectory: Trajectory
+    row: int | None = None
+    """The row of the dataset, from 0."""
+    calls: list[Sequence[ToolCall]] = field(default_factory=list)
+    """The tool calls of each turn."""
+    score: float | None = None
+    """The reward by the run's reward function; None: there is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        trajectory = self.trajectory
+        turns: list[dict[str, Any]] = []
+        steps = zip(trajectory.actions, trajectory.rewards, trajectory.infos, strict=True)
+        for (action, reward, info), calls in zip(steps, self.calls, strict=True):
+            turns.append({"action": action, "reward": reward, "info": info})
+            if calls:
+                names = ("name", "arguments", "success", "result")
+                turns[-1]["calls"] = [{n: getattr(call, n) for n in names} for call in calls]
+        ending = {
+            "seed": trajectory.seed,
+            "row": self.row,
+            "status": trajectory.status,
+            "success": trajectory.success,
+            "reward": trajectory.total_reward,
+            "score": self.score,
+        }
+        return {name: v for name, v in ending.items() if v is not None} | {"turns": turns}
+
+
+@dataclass(eq=False)
+class Screen:
+    """Prints episodes turn by turn, or one line per episode if `is_brief`."""
+
+    name: str
+    player: str
+    delay: float
+    is_brief: bool
+    is_quiet: bool
+    played: Played = field(default_factory=lambda: Played(Trajectory()))
+    """The current episode."""
+    environment: BaseEnvironment | None = None
+    setup: EpisodeSetup | None = None
+    """What episodes are played with; None: only an environment."""
+    _num_agents: int = 0
+
+    def __post_init__(self) -> None:
+        self._results = make_console(quiet=self.is_quiet)
+        self._turns = make_console(quiet=self.is_quiet or self.is_brief)
+
+    def begin(self, seed: int) -> Played:
+        """Return the record of a new episode."""
+        self._num_agents = 0
+        self.played = Played(Trajectory(seed=seed))
+        return self.played
+
+    def on_start(self, agent: AgentRecord) -> None:
+        """Print the beginning of an episode that is played like a model's."""
+        self._num_agents += 1
+        env, setup = self.environment, self.setup
+        assert env is not None
+        assert setup is not None
+        if self.player in WITHOUT_MODEL:  # without a description of tools for a model
+            prefix, observation = agent.trajectory.prompts
+            rules = [setup.system_prompt, prefix.strip()]
+        else:
+            rules = [str(m["content"]) for m in agent.messages if m["role"] == "system"]
+            others = [str(m["content"]) for m in agent.messages if m["role"] != "system"]
+            observation = "\n\n".join(filter(None, others))
+        has_tools = setup.tools is not None or bool(marked_tools(env))
+        limit = setup.limits.turn_limit(env.max_steps, has_tools=has_tools)
+        self.start("\n\n".join(filter(None, rules)).strip(), observation, limit)
+        time.sleep(self.delay)
+
+    def on_turn(self, agent: AgentRecord, turn: TurnRecord) -> None:
+        """Print a turn of an episode that is played like a model's."""
+        if self.player != "human":
+            is_alone = self._num_agents == 1 and agent.name == "agent"
+            self.action(
+                answer_of(turn.text, in_thought=turn.in_thought).strip() or "(nothing)",
+                thought=thought_of(turn.text, in_thought=turn.in_thought),
+                who="" if is_alone else f"{agent.name} ",
+            )
+        step = StepResult(turn.observation, turn.reward, turn.done, False, turn.info)
+        self.turn(turn.text, step, turn.calls)
+        time.sleep(self.delay)
+
+    def start(self, rules: str, observation: str, max_turns: int) -> None:
+        row = self.played.row
+        of_row = "" if row is None else f", row {row + 1} of the dataset"
+        facts = f"seed {self.played.trajectory.seed}{of_row}, at most {count(max_turns, 'turn')}"
+        self._print((self.name, "bold"), (f"  {facts}", "dim"))
+        if rules:
+            self._print(("system prompt: ", "bold"), rules)
+        self._print(f"\n{observation}\n")
+
+    def ask(
+        self,
+        env: BaseEnvironment,
+        definitions: Sequence[ToolDefinition] = (),
+        parser: ActionParser | None = None,
+    ) -> str:
+        """Return the next action that the person types; `parser` reads the calls of tools."""
+        with contextlib.suppress(ImportError):  # not on every system
+            import readline  # noqa: F401 - its import gives `input` arrow keys and a history
+        lines = [f"  /{_usage(tool)}  {tool.description}".rstrip() for tool in definitions]
+        tools = "\n".join(["tools:", *lines, ""]) if lines else ""
+        if not self.played.calls:
+            self._print((f"{tools}(? for help, quit to exit)", "dim"))
+        while True:
+            line = input(self._prompt)
+            if not sys.stdin.isatty():
+                self._print(line)  # a transcript of piped input shows it
+            word = line.strip()
+            if word == "quit":
+                raise EOFError
+            if word == "?":
+                self._print(env.get_state_description())
+                self._print((f"{HELP}\n{tools}".rstrip(), "dim"))
+            elif word == "hint":
+                self._print((env.expert_action() or "This environment has no expert.", "cyan"))
+            elif word.startswith("/") and definitions and parser is not None:
+                try:
+                    return parser.render(_tool_call(word, definitions))
+                except ConfigError as error:
+                    self._print((f"{error} As an action: ={word}", "yellow"))
+            elif word:
+                return line.removeprefix("=")
+
+    def action(self, action: str, *, thought: str = "", who: str = "") -> None:
+        """Print a player's action, and dimmed its thought before it."""
+        number = (self._prompt, "")
+        if thought:
+            self._print(number, (who, "bold"), (thought, "dim italic"))
+            number, who = (" " * len(self._prompt), ""), ""
+        self._print(number, (who, "bold"), (action, "cyan"))
+
+    def turn(self, action: str, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
+        """Record a turn; print the results of its tool calls or its observation, and the reward."""
+        trajectory = self.played.trajectory
+        trajectory.actions.append(action)
+        trajectory.rewards.append(result.reward)
+        trajectory.infos.append(result.info)
+        self.played.calls.append(calls)
+        for call in calls:
+            given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+            style = "magenta" if call.success else "red"
+            self._print((f"  {call.name}({given}) -> ", style), str(call.result))
+        if result.observation and not (calls and all(call.result is not None for call in calls)):
+            self._print(result.observation)
+        reward = result.reward
+        style = "green" if reward > 0 else "red" if reward < 0 else "dim"
+        invalid = "  (invalid action)" if result.info.get("invalid_action") else ""
+        number = f"{reward:+.4g}" if reward else "0"
+        self._print((f"  reward {number}", style), (invalid, "yellow"))
+
+    def ending(self) -> None:
+        """Print how the episode ended."""
+        trajectory, score = self.played.trajectory, self.played.score
+        verdict, style = "Finished", "bold"
+        if trajectory.reports_success:
+            verdict, style = "Not solved", "bold red"
+            if trajectory.success:
+                verdict, style = "Solved", "bold green"
+        turns, reward = count(trajectory.num_turns, "turn"), f"{trajectory.total_reward:.4g}"
+        scored = "" if score is None else f"  score {score:.4g}"
+        if self.is_brief:
+            seed = f"seed {trajectory.seed}"
+            self._results.print(f"{seed:<12}{verdict:<14}{turns:<12}reward {reward}{scored}")
+            return
+        by_function = scored and f"{scored.strip()} by the reward function, "
+        status = trajectory.status.value.replace("_", " ")
+        self._print(
+            "\n", (verdict, style), f"  {turns}, total reward {reward}, {by_function}{status}"
+        )
+
+    def summary(self, episodes: Sequence[Played]) -> None:
+        """Print the means over all episodes."""
+        trajectories = [played.trajectory for played in episodes]
+        facts = [
+            f"mean reward {statistics.fmean(each.total_reward for each in trajectories):.4g}",
+            f"mean turns {statistics.fmean(each.num_turns for each in trajectories):.1f}",
+        ]
+        if any(trajectory.reports_success for trajectory in trajectories):
+            share = statistics.fmean(trajectory.success for trajectory in trajectories)
+            facts.insert(0, f"success {share:.0%}")
+        if scores := [played.score for played in episodes if played.score is not None]:
+            facts.append(f"mean score {statistics.fmean(scores):.4g}")
+        title = f"\n{len(trajectories)} episodes by {self.player}: "
+        self._results.print(Text(legible(title + ", ".join(facts)), "bold"))
+
+    def left(self) -> None:
+        """Print how far an episode came that was left."""
+        turns, total = self.played.trajectory.num_turns, self.played.trajectory.total_reward
+        self._results.print(f"\nStopped after {count(turns, 'turn')}, total reward {total:.4g}.")
+
+    def failed(self, why: str) -> None:
+        """Print why an episode failed."""
+        where = f"{self.name} failed in turn {self.played.trajectory.num_turns + 1}"
+        say(f"{where}: {why}\nLook closer with: turnwise check-env", err=True)
+
+    @property
+    def _prompt(self) -> str:
+        return f"{self.played.trajectory.num_turns + 1}> "
+
+    def _print(self, *parts: str | tuple[str, str]) -> None:
+        text = Text.assemble(*parts)
+        text.plain = legible(text.plain)
+        self._turns.print(text)
+
+
+def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:
+    """Return the call of a typed `/tool name=value ...`.
+
+    `ConfigError` for one that cannot be meant: it would be an action, and cost a turn.
+    """
+    tools = {tool.name: tool for tool in definitions}
+    name, *words = [*line[1:].split(maxsplit=1), ""]
+    if name not in tools:
+        raise ConfigError(f"there is no tool {name!r}. {did_you_mean(name, tools)}")
+    arguments: dict[str, Any] = {}
+    try:
+        for word in shlex.split(words[0]):
+            key, value = word.split("=", 1)
+            try:
+                arguments[key] = json.loads(value)
+            except ValueError:
+                arguments[key] = value
+    except ValueError:
+        raise ConfigError(f"got {line}, expected /{_usage(tools[name])}".rstrip()) from None
+    return ToolCall(name, arguments)
+
+
+def _usage(tool: ToolDefinition) -> str:
+    """Return a call of a tool as a person types it."""
+    names = (tool.parameters or {}).get("properties", {})
+    return " ".join([tool.name, *(f"{name}=..." for name in names)])

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
-
 from turnwise.cli import options as opt
-from turnwise.cli.common import print_json, say
+from turnwise.cli.common import say
 from turnwise.cli.run_paths import metrics_file
+from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean, import_extra
+from turnwise.runs.headline import Headline, headline
+from turnwise.runs.metrics_log import MetricsLog, numbers_of
+from turnwise.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from turnwise.runs.headline import Headline
 
     Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _NO_DIFFERENCE = {"training.seed", "training.num_epochs", "training.max_steps"}
 _NO_DIFFERENCE_SECTIONS = {"checkpoint", "logging", "ray"}
 _MOST_POINTS = 1000
-_MOST_NAMED = 3
+_LONGEST_LABEL = 40
 _STYLE: Mapping[str, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -53,28 +54,26 @@ def plot(
         opt.argument("RUN...", "Folders of runs; runs that differ in seed are one curve."),
     ],
     output: Annotated[
-        str,
-        typer.Option("--output", "-o", metavar="FILE", help="Image file: .png, .svg or .pdf."),
+        str, opt.option("Image file: .png, .svg or .pdf.", "FILE", "--output", "-o")
     ] = "curve.png",
     metric: Annotated[
         list[str] | None,
-        typer.Option(
+        opt.option(
+            "Metric to draw, one panel each; repeatable.",
+            "NAME",
             "--metric",
             "-m",
-            metavar="NAME",
-            help="Metric to draw, one panel each; repeatable.",
-            show_default="reward and success",
+            default="reward and success",
         ),
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Label of a curve; given once per curve, in order.",
-            show_default="the settings that differ",
+        opt.option(
+            "Label of a curve; given once per curve, in order.",
+            "TEXT",
+            default="the settings that differ",
         ),
     ] = None,
-    as_json: opt.AsJson = False,
 ) -> None:
     """Draw learning curves: the mean over seeds with a band, for one or several experiments.
 
@@ -93,58 +92,26 @@ def plot(
             f"--output got {output!r}, expected a name that ends in .png, .svg or .pdf"
         )
     import_extra("matplotlib", "plot")
-    read = _read_runs(runs)
+    files = dict.fromkeys(metrics_file(name).resolve() for name in runs)
+    every = [_read_run(file) for file in files]
+    groups = _group_runs(every, label or ())
     names = list(dict.fromkeys(metric or ()))
+    names = names or [n for n in ("reward", "success") if all(n in run.metrics for run in every)]
     if not names:
-        names = [name for name in ("reward", "success") if all(name in run.metrics for run in read)]
-    if not names:
-        known = sorted({name for run in read for name in run.metrics})
         raise ConfigError(
-            "these runs have no reward and no success in common. Name what to draw with --metric; "
-            f"there are: {', '.join(known[:12])} ..."
+            "these runs have no reward and no success in common. Name what to draw with --metric."
         )
-    groups = _group_runs(read, label or ())
-    curves = {name: [_mean_curve(group, name) for group in groups] for name in names}
-    picture = _draw(groups, curves, file_format=file.suffix[1:])
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(picture)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {file}: {error.strerror or error}. Name another place with --output."
-        ) from error
-    if as_json:
-        shown = []
-        for number, group in enumerate(groups):
-            last = {
-                name: {
-                    "num_points": len(lines[number].x),
-                    "smoothed_over": lines[number].window,
-                    "last_x": float(lines[number].x[-1]),
-                    "last": float(lines[number].mean[-1]),
-                    "low": float(lines[number].low[-1]),
-                    "high": float(lines[number].high[-1]),
-                }
-                for name, lines in curves.items()
-            }
-            shown.append(
-                {
-                    "label": group.label,
-                    "runs": [run.name for run in group.runs],
-                    "seeds": [run.seed for run in group.runs],
-                    "headlines": [run.headline and run.headline.to_dict() for run in group.runs],
-                    "metrics": last,
-                }
-            )
-        print_json({"file": output, "x": "step", "curves": shown})
-        return
-    for number, group in enumerate(groups):
-        ends = [f"{name} {lines[number].mean[-1]:.3g} at last" for name, lines in curves.items()]
-        say(f"{group.title}: {', '.join(ends)}")
-        for run in group.runs:
+    curves = {
+        title: {name: _mean_curve(group, name) for name in names} for title, group in groups.items()
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(_draw(groups, curves, file.suffix[1:]))
+    for title, group in groups.items():
+        lasts = [f"{name} {line.mean[-1]:.3g} at last" for name, line in curves[title].items()]
+        say(f"{title}: {', '.join(lasts)}")
+        for run in group:
             if run.headline is not None:
-                name = f"{run.name}: " if len(group.runs) > 1 else ""
-                say(f"  {name}{run.headline}")
+                say(f"  {run.name}: {run.headline}")
     say(f"The figure is in {output}.")
 
 
@@ -159,23 +126,6 @@ class _Run:
     """Runs with the same settings are one experiment."""
     seed: int | None
     headline: Headline | None
-    """The one metric that sums up the run, as every other command prints it."""
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Runs that differ in their seed alone: one curve."""
-
-    label: str
-    runs: Sequence[_Run]
-
-    @property
-    def title(self) -> str:
-        """The label, with the number of runs if there are several."""
-        if len(self.runs) == 1:
-            return self.label
-        differ = len({run.seed for run in self.runs}) == len(self.runs)
-        return f"{self.label} ({len(self.runs)} {'seeds' if differ else 'runs'})"
 
 
 @dataclass(frozen=True)
@@ -192,81 +142,71 @@ class _Curve:
     """The number of points of the moving average; 1: none."""
 
 
-def _read_runs(names: Iterable[str]) -> list[_Run]:
-    """Return each run once, in the given order."""
-    from turnwise.config import ConfigStore
-    from turnwise.runs.headline import headline
-    from turnwise.runs.metrics_log import MetricsLog, numbers_of
-    from turnwise.runs.run_folder import RunFolder
+def _read_run(file: Path) -> _Run:
 
-    runs = []
-    for file in dict.fromkeys(metrics_file(name).resolve() for name in names):
-        name = os.path.relpath(file.parent)
-        rows = [numbers_of(line) for line in MetricsLog(file).read()]
-        if not rows:
-            raise ConfigError(f"{file} is empty: no step of this run was finished yet")
-        metrics: dict[str, list[tuple[float, float]]] = {}
-        for number, row in enumerate(rows, 1):
-            for key in row.keys() - {"step", "epoch"}:
-                metrics.setdefault(key, []).append((row.get("step", number), row[key]))
-        folder = RunFolder(file.parent)
-        settings: dict[str, Any] = {"run": name}
-        seed = None
-        if folder.config_file.is_file():  # else a copy of the metrics: an experiment by itself
-            config = ConfigStore.load(folder.config_file)
-            settings = {
-                key: value
-                for key, value in config.settings()
-                if key.partition(".")[0] not in _NO_DIFFERENCE_SECTIONS
-                and key not in _NO_DIFFERENCE
-            }
-            settings["environment"] = folder.status.get("environment", config.environment_name)
-            seed = config.training.seed
-        runs.append(_Run(name, metrics, settings, seed, headline(rows, folder.evaluated_on)))
-    return runs
+    folder, name = RunFolder(file.parent), os.path.relpath(file.parent)
+    rows = [numbers_of(line) for line in MetricsLog(file).read()]
+    if not rows:
+        raise ConfigError(f"{file} is empty: no step of this run was finished yet")
+    metrics: dict[str, list[tuple[float, float]]] = {}
+    for number, row in enumerate(rows, 1):
+        for key in row.keys() - {"step", "epoch"}:
+            metrics.setdefault(key, []).append((row.get("step", number), row[key]))
+    settings: dict[str, Any] = {"run": name}
+    seed = None
+    if folder.config_file.is_file():  # else a copy of the metrics: an experiment by itself
+        config = ConfigStore.load(folder.config_file)
+        settings = {
+            key: value
+            for key, value in config.settings()
+            if key.partition(".")[0] not in _NO_DIFFERENCE_SECTIONS and key not in _NO_DIFFERENCE
+        }
+        settings["environment"] = folder.status.get("environment", config.environment_name)
+        seed = config.training.seed
+    return _Run(name, metrics, settings, seed, headline(rows, folder.evaluated_on))
 
 
-def _group_runs(runs: Sequence[_Run], labels: Sequence[str]) -> list[_Group]:
-    """Return one group per experiment, in the order in which they appear.
+def _group_runs(runs: Sequence[_Run], labels: Sequence[str]) -> dict[str, list[_Run]]:
+    """Return the runs of each experiment by the title of its curve, in order of appearance.
 
-    Their labels are the settings that differ if these are short, else the folder names.
+    Labels are the settings that differ if these are short, else the folder names.
     """
-    groups: list[list[_Run]] = []
+    by_settings: dict[str, list[_Run]] = {}
     for run in runs:
-        same = next((group for group in groups if group[0].settings == run.settings), None)
-        if same is None:
-            groups.append([run])
-        else:
-            same.append(run)
-    names = list(labels)
-    settings = [group[0].settings for group in groups]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    differing = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
+        key = json.dumps(run.settings, sort_keys=True, default=repr)
+        by_settings.setdefault(key, []).append(run)
+    groups = list(by_settings.values())
+    firsts = [group[0].settings for group in groups]
+    keys = dict.fromkeys(key for settings in firsts for key in settings)
     # The recorded name of the environment replaces the one in the catalogue.
-    if "environment" in differing:
-        differing = [key for key in differing if key != "environment.name"]
-    if not names and 0 < len(differing) <= _MOST_NAMED and "run" not in differing:
-        names = [
-            ", ".join(f"{key.rpartition('.')[2]} {each.get(key)}" for key in differing)
-            for each in settings
-        ]
-    if not labels and (not names or max(map(len, names)) > 40):
+    keys.pop("environment.name", None)
+    differing = [key for key in keys if any(s.get(key) != firsts[0].get(key) for s in firsts)]
+    names = list(labels) or [
+        ", ".join(f"{key.rpartition('.')[2]} {settings.get(key)}" for key in differing)
+        for settings in firsts
+    ]
+    if not labels and ("run" in differing or not 0 < max(map(len, names)) <= _LONGEST_LABEL):
         names = [os.path.basename(group[0].name) for group in groups]
-    if len(names) != len(groups):
+        names = names if len(set(names)) == len(names) else [group[0].name for group in groups]
+    if len(set(names)) != len(groups):
         listed = "; ".join(", ".join(run.name for run in group) for group in groups)
         raise ConfigError(
-            f"--label was given {len(names)} times, and there are {len(groups)} curves: {listed}. "
-            "Runs that differ in nothing but their seed are one curve."
+            f"--label was given {len(labels)} times, and there are {len(groups)} curves: {listed}. "
+            "Runs that differ in nothing but their seed are one curve; each has its own label."
         )
-    return [_Group(name, group) for name, group in zip(names, groups, strict=True)]
+    titles = {}
+    for name, group in zip(names, groups, strict=True):
+        unit = "seeds" if len({run.seed for run in group}) == len(group) else "runs"
+        titles[f"{name} ({len(group)} {unit})" if len(group) > 1 else name] = group
+    return titles
 
 
-def _mean_curve(group: _Group, metric: str) -> _Curve:
+def _mean_curve(runs: Sequence[_Run], metric: str) -> _Curve:
     """Return the mean and band over a group's runs, where all of them have values."""
     import numpy as np
 
     series = []
-    for run in group.runs:
+    for run in runs:
         if metric not in run.metrics:
             near = did_you_mean(metric, run.metrics)
             raise ConfigError(f"{run.name} has no metric {metric!r}. {near}")
@@ -275,19 +215,18 @@ def _mean_curve(group: _Group, metric: str) -> _Curve:
     window = shortest // 20 | 1 if shortest >= 40 else 1
     first, last = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
     if first > last:
-        names = ", ".join(run.name for run in group.runs)
+        names = ", ".join(run.name for run in runs)
         raise ConfigError(f"these runs have no step in common, so there is no mean: {names}")
     x = np.unique(np.concatenate([x for x, _ in series]))
     x = x[(x >= first) & (x <= last)]
     if len(x) > _MOST_POINTS:
         x = x[np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)]
     kernel = np.ones(window)
-    smooth = [
-        # The centred moving average; over fewer points at the ends.
-        np.convolve(y, kernel, "same") / np.convolve(np.ones(len(y)), kernel, "same")
-        for _, y in series
-    ]
-    values = np.stack([np.interp(x, series[i][0], y) for i, y in enumerate(smooth)])
+    means = []
+    for steps, y in series:  # the centred moving average, over fewer points at the ends
+        smooth = np.convolve(y, kernel, "same") / np.convolve(np.ones(len(y)), kernel, "same")
+        means.append(np.interp(x, steps, smooth))
+    values = np.stack(means)
     return _Curve(
         x,
         mean=values.mean(axis=0),
@@ -299,38 +238,41 @@ def _mean_curve(group: _Group, metric: str) -> _Curve:
 
 
 def _draw(
-    groups: Sequence[_Group], curves: Mapping[str, Sequence[_Curve]], *, file_format: str
+    groups: Mapping[str, Sequence[_Run]],
+    curves: Mapping[str, Mapping[str, _Curve]],
+    file_format: str,
 ) -> bytes:
-    """Return the image file. `curves` has one curve per group for each metric."""
+    """Return the image file. `curves` has the curve of each metric of each group."""
     styles = import_extra("matplotlib.style", "plot")
     figures = import_extra("matplotlib.figure", "plot")
-    notes = []  # the headline of a single run, and how the values were averaged and smoothed
-    if any(len(group.runs) > 1 for group in groups):
+    metrics = list(next(iter(curves.values())))
+    notes = []  # how the values were averaged and smoothed, or the headline of a single run
+    if any(len(runs) > 1 for runs in groups.values()):
         notes.append("mean over runs, band: min to max")
-    elif len(groups) == 1 and groups[0].runs[0].headline is not None:
-        notes.append(str(groups[0].runs[0].headline))
-    windows = sorted({line.window for lines in curves.values() for line in lines} - {1})
+    elif len(groups) == 1:
+        notes += [str(run.headline) for runs in groups.values() for run in runs if run.headline]
+    windows = sorted({line.window for lines in curves.values() for line in lines.values()} - {1})
     if windows:
         notes.append(f"smoothed over {' or '.join(map(str, windows))} points")
     caption = "; ".join(notes)
     # Independent of the user's matplotlibrc, and in colours that colour-blind readers distinguish.
     style = styles.context(["default", "tableau-colorblind10", dict(_STYLE)])
     with style, io.BytesIO() as file:
-        num_columns = 2 if len(curves) == 4 else min(len(curves), 3)
-        num_rows = -(-len(curves) // num_columns)
-        width = 3.4 * num_columns if len(curves) > 1 else 4.4
+        num_columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
+        num_rows = -(-len(metrics) // num_columns)
+        width = 3.4 * num_columns if len(metrics) > 1 else 4.4
         figure = figures.Figure(figsize=(width, 2.5 * num_rows + 0.5), layout="constrained")
-        for number, (metric, lines) in enumerate(curves.items(), 1):
+        for number, metric in enumerate(metrics, 1):
             axes = figure.add_subplot(num_rows, num_columns, number)
-            for group, line in zip(groups, lines, strict=True):
+            for title, lines in curves.items():
+                line = lines[metric]
                 marker = "o" if len(line.x) == 1 else None
-                (drawn,) = axes.plot(line.x, line.mean, label=group.title, marker=marker)
-                colour = drawn.get_color()
+                (drawn,) = axes.plot(line.x, line.mean, label=title, marker=marker)
+                band = {"color": drawn.get_color(), "alpha": 0.2}
                 if line.raw is not None:
-                    axes.plot(line.x, line.raw, color=colour, alpha=0.25, linewidth=0.8)
+                    axes.plot(line.x, line.raw, linewidth=0.8, **band)
                 else:
-                    band = {"color": colour, "alpha": 0.2, "linewidth": 0}
-                    axes.fill_between(line.x, line.low, line.high, **band)
+                    axes.fill_between(line.x, line.low, line.high, linewidth=0, **band)
             axes.set(xlabel="training step", ylabel=metric)
             axes.margins(x=0.02)
             if metric == "success" or metric.endswith("/success"):  # show the whole scale

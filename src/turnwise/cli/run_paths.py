@@ -28,10 +28,10 @@ def find_source(name: str | None, checkpoint: str = "last") -> Path | None:
         refuse_missing_run(name)
     if checkpoint in ("best", "last"):
         return run
+    folder = Path(checkpoint)
     if run is not None and checkpoint.isdecimal():
-        source = find_run(run_containing(run) / "checkpoints" / f"step-{checkpoint:0>8}")
-    else:
-        source = find_run(checkpoint)
+        folder = run_containing(run) / "checkpoints" / f"step-{checkpoint:0>8}"
+    source = find_run(folder)
     if source is None:
         raise ConfigError(
             f"--checkpoint got {checkpoint!r}, expected best, last, the step of a checkpoint, or "
@@ -50,10 +50,7 @@ def run_containing(folder: Path) -> Path:
     if not is_checkpoint(folder):
         return folder
     parents = folder.parents if len(folder.parents) > 2 else folder.absolute().parents
-    for parent in parents[:2]:
-        if _is_run(parent):
-            return parent
-    return folder
+    return next((parent for parent in parents[:2] if _is_run(parent)), folder)
 
 
 def require_run(name: str, checkpoint: str = "last") -> Path:
@@ -87,9 +84,8 @@ def not_a_run(name: str | Path) -> ConfigError:
     """Return an error that says what the name is instead of a run, and suggests runs."""
     path = Path(name).expanduser()
     if inner := runs_in(path):
-        return ConfigError(
-            f"{name} is not a run, it contains runs. Name one of them: {_listed(inner)}"
-        )
+        named = ", ".join(map(str, inner[:_MOST_NAMED]))
+        return ConfigError(f"{name} is not a run, it contains runs. Name one of them: {named}")
     problem = f"{name} is not a run"
     if str(name) in ("tiny", "smollm2-135m") or (path / "config.json").is_file():
         problem = f"{name} is a model"
@@ -98,16 +94,16 @@ def not_a_run(name: str | Path) -> ConfigError:
     hint = "Start one with: turnwise train"
     for folder in (Path("runs"), path.parent):
         if runs := runs_in(folder):
-            hint = f"Runs in {folder}: {_listed(runs)}"
-    return ConfigError(f"{problem}, expected the folder of a run, or of a checkpoint in it. {hint}")
+            hint = f"Runs in {folder}: {', '.join(map(str, runs[:_MOST_NAMED]))}"
+    return ConfigError(f"{problem}, expected the folder of a run, or of a checkpoint. {hint}")
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder, newest first."""
     try:
-        runs = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)]
+        runs = [path for path in folder.iterdir() if _is_run(path)]
         return sorted(runs, key=lambda path: (-path.stat().st_mtime, path.name))
-    except OSError:
+    except OSError:  # no such folder, or one that may not be read
         return []
 
 
@@ -117,10 +113,4 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    marks = ("run.json", METRICS)
-    return (folder / "checkpoints").is_dir() or any((folder / mark).is_file() for mark in marks)
-
-
-def _listed(runs: list[Path]) -> str:
-    named = ", ".join(str(run) for run in runs[:_MOST_NAMED])
-    return f"{named} and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else named
+    return any((folder / mark).exists() for mark in ("run.json", METRICS, "checkpoints"))

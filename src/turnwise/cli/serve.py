@@ -1,4 +1,4 @@
-"""`turnwise serve`: serves a model to any client of OpenAI's or Anthropic's API."""
+"""`turnwise serve` serves a model by OpenAI's or Anthropic's API; `turnwise view` shows runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import say, working
+from turnwise.cli.run_paths import not_a_run, run_containing
 from turnwise.cli.settings import Overrides
-from turnwise.errors import ConfigError
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
     from turnwise.agents.requests import ServedRequest
@@ -27,51 +29,40 @@ if TYPE_CHECKING:
 
 def serve(
     ctx: typer.Context,
-    model: Annotated[
-        str,
-        opt.argument(
-            "RUN_OR_MODEL",
-            "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
-            "or the URL of a server of vLLM or SGLang.",
-        ),
-    ],
+    model: opt.ModelArgument,
     backend: opt.BackendOption = opt.BackendName.local,
     checkpoint: opt.CheckpointOption = "last",
     host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine's.")
+        str, opt.option("Address to listen at; 0.0.0.0 for all of this machine's.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, opt.option("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            "--api-key",
-            metavar="SECRET",
+        opt.option(
+            "Key that clients must send.",
+            "SECRET",
+            default="a new one, which is printed",
             envvar="TURNWISE_API_KEY",
-            help="Key that clients must send.",
-            show_default="a new one, which is printed",
         ),
     ] = None,
     no_api_key: Annotated[
-        bool, typer.Option("--no-api-key", help="Serve everyone who can reach the port.")
+        bool, opt.flag("--no-api-key", "Serve everyone who can reach the port.")
     ] = False,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", help="Model name that clients send.", show_default="the folder's name"
-        ),
+        str | None, opt.option("Model name that clients send.", default="the folder's name")
     ] = None,
     parser: opt.ParserOption = None,
     template: opt.TemplateOption = None,
     tokenizer: opt.TokenizerOption = None,
     max_conversations: Annotated[
         int,
-        typer.Option(
-            min=1, help="Conversations whose tokens and KV cache are kept; the oldest are dropped."
+        opt.option(
+            "Conversations whose tokens and KV cache are kept; the oldest are dropped.", min=1
         ),
     ] = 128,
     dtype: opt.DtypeOption = "auto",
     device: opt.DeviceOption = "auto",
-    trust_remote_code: opt.TrustModelCode = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
 ) -> None:
     """Serve a model over HTTP: chat completions and responses of OpenAI, messages of Anthropic.
 
@@ -89,7 +80,7 @@ def serve(
     TURNWISE_API_KEY=secret turnwise serve models/mine --host 0.0.0.0 --backend vllm
     """
     key = _key(host, api_key, no_api_key)
-    from turnwise.agents import Gateway
+    from turnwise.agents.gateway import Gateway
 
     name = name or Path(model).expanduser().absolute().name
     gateway = Gateway(name, host, port, on_request=_log)
@@ -97,11 +88,10 @@ def serve(
         closing.callback(gateway.stop)
         gateway.listen()  # before the model is loaded: a port may be in use
         with working(f"loading {model}"):
-            from turnwise.cli.chat_model import open_chat_model
+            from turnwise.cli.agents import open_chat_model
 
-            opened = open_chat_model(
-                ctx, closing, Overrides(parser=parser), max_conversations, has_tools=False
-            )
+            overrides = Overrides(parser=parser)
+            opened = open_chat_model(ctx, closing, overrides, max_conversations, has_tools=False)
         gateway.start()
         llm = gateway.open_at_root(opened.session, key)
         url = llm.base_url
@@ -126,16 +116,13 @@ def serve(
 
 def _key(host: str, given: str | None, is_open: bool) -> str | None:
     """Return the key that clients must send; None: none."""
-    if given is not None and is_open:
-        raise ConfigError("--api-key and --no-api-key exclude each other. Leave one of them out.")
-    if given is not None and not given.strip():
-        raise ConfigError("--api-key got an empty text. Leave it out for a new key.")
-    if is_open:
+    if is_open and given is None:
         return None
-    try:
+    if is_open or (given is not None and not given.strip()):
+        raise ConfigError("--api-key and --no-api-key exclude each other. Name a key, or none.")
+    is_local = host == "localhost"
+    with contextlib.suppress(ValueError):
         is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
     if given is None and not is_local:
         raise ConfigError(
             f"--host {host} can be reached from other machines, and there is no API key. Choose "
@@ -150,8 +137,39 @@ def _log(request: ServedRequest) -> None:
     tokens = ""
     if request.num_sampled_tokens:
         tokens = f"  {request.num_prompt_tokens} + {request.num_sampled_tokens} tokens"
-    say(
-        f"{time.strftime('%H:%M:%S')}  {request.method} {request.path}  {request.status}{tokens}"
-        f"  {1000 * request.seconds:.0f} ms",
-        err=True,
-    )
+    asked = f"{time.strftime('%H:%M:%S')}  {request.method} {request.path}"
+    say(f"{asked}  {request.status}{tokens}  {1000 * request.seconds:.0f} ms", err=True)
+
+
+def view(
+    runs: Annotated[
+        list[Path] | None, opt.argument("[RUN]...", "Runs, or folders that contain runs.", "runs")
+    ] = None,
+    port: Annotated[
+        int | None, opt.option("Port.", default="the first free one from 8765", min=1, max=65535)
+    ] = None,
+    no_open: Annotated[bool, opt.flag("--no-open", "Do not open a browser.")] = False,
+    read_only: Annotated[bool, opt.flag("--read-only", "Do not save tags and notes.")] = False,
+) -> None:
+    """Show runs in the browser: curves, conversations, every token that was trained on, timing.
+
+    The page updates while a run is training. It is served on this machine only, and changes nothing
+    but your own notes on runs.
+
+    [bold]Examples[/bold]
+
+    turnwise view
+    turnwise view runs/guess-number runs/guess-number-2
+    turnwise view /data/experiments --port 9000 --no-open
+    """
+    for package in ("starlette", "uvicorn"):
+        import_extra(package, "view")
+    from turnwise.view.server import serve as serve_page
+
+    folders = [folder.expanduser() for folder in runs or ()]
+    for folder in folders:
+        if not folder.is_dir():
+            raise not_a_run(folder)
+    folders = folders or [Path(ConfigStore().checkpoint.output_dir)]
+    folders = [run_containing(folder) for folder in folders]
+    serve_page(folders, port, not no_open, say, read_only)

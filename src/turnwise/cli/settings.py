@@ -14,18 +14,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnwise.cli.common import parameter_overrides, say
 from turnwise.cli.run_paths import run_containing
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, find_config
+from turnwise.env.catalog import ADAPTERS, BUILT_IN, environment_factory
+from turnwise.env.checker.harness import explain
+from turnwise.env.driver import close_environment
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
-from turnwise.runs.places import Named, find_folder, find_models, places_of, rewrite_names
-from turnwise.user_code import names_code
-
-if TYPE_CHECKING:
-    from turnwise.config import ConfigStore
+from turnwise.reward.combine import reward_by_name
+from turnwise.runs.places import base_folders, find_folder, find_models, names_in, servers_in
+from turnwise.runs.run_folder import RunFolder
+from turnwise.tools.by_name import parser_by_name, tools_by_name
+from turnwise.user_code import names_code, remember_agent, require_code
 
 _OVERRIDE = re.compile(r"\+?[\w.]+=")
+_OPTIONS = {
+    "environment": "--env",
+    "tools": "--tool",
+    "eval_dataset": "--dataset",
+    **{name: f"--{name}" for name in ("agent", "reward", "parser", "dataset")},
+}
+"""The option that supplies what a setting names."""
 
 
 def split_arguments(
@@ -35,9 +46,6 @@ def split_arguments(
 
     A word may also be an environment, which becomes the first override.
     """
-    from turnwise.config import find_config
-    from turnwise.env.catalog import ADAPTERS, BUILT_IN
-
     overrides, files, environments = [], [], []
     for word in words:
         is_near = bool(difflib.get_close_matches(word, BUILT_IN, n=1, cutoff=0.8))
@@ -92,10 +100,7 @@ class Overrides:
 
     def allow_code(self, player: str | None = None) -> None:
         """Allow the code that the options and `player` name: the user typed the names."""
-        if self.agent is not None:
-            from turnwise.trainer.components import remember_agent  # late: it imports torch
-
-            remember_agent(self.agent)
+        remember_agent(self.agent)
         for name in (self.env, self.agent, self.reward, self.parser, player, *(self.tool or ())):
             if name is not None:
                 name_code(name)
@@ -107,8 +112,6 @@ class Overrides:
         They are kept if it replaces an environment that cannot be restored. Another agent keeps the
         dataset and the reward: it does the same tasks.
         """
-        from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
-
         parts = config.parts()
         if self.part is not None:
             if config.environments is None or self.part not in parts:
@@ -116,13 +119,13 @@ class Overrides:
                 raise ConfigError(f"--part got {self.part!r}, which the run does not have. {known}")
             for field in dataclasses.fields(config):
                 setattr(config, field.name, getattr(parts[self.part], field.name))
-        elif config.environments is not None and self.env is None:
-            options = {"dataset": self.dataset, "param": self.param, "max-steps": self.max_steps}
-            for option in (name for name, value in options.items() if value):
-                raise ConfigError(
-                    f"--{option} is for one environment, and the run has a mix: "
-                    f"{', '.join(parts)}. Name one of them: --part {next(iter(parts))}"
-                )
+        elif (
+            config.environments and not self.env and (self.dataset or self.param or self.max_steps)
+        ):
+            raise ConfigError(
+                "--dataset, --param and --max-steps are for one environment, and the run has a "
+                f"mix. Name one of them with --part: {', '.join(parts)}"
+            )
         is_lost = config.environments is None and config.environment.name.startswith("<")
         if self.env is not None and is_lost:
             config.environment.name = self.env
@@ -156,27 +159,20 @@ class Overrides:
 
 def read_settings(source: Path) -> ConfigStore:
     """Return the settings of a run or of a checkpoint, without its model."""
-    from turnwise.config import ConfigStore
-    from turnwise.runs.run_folder import RunFolder
-
     file = source / "config.yaml"
     if not file.is_file():
         raise ConfigError(
             f"{source} has no config.yaml: the run ended before it wrote its settings"
         )
     config = ConfigStore.load(file)
-    find_models(config, places_of(run_containing(source)))
+    find_models(config, base_folders(run_containing(source)))
     if RunFolder(run_containing(source)).evaluated_on == "training rows":
         config.training.eval_fraction = None  # it has trained on all rows
     return config
 
 
 def open_settings(
-    source: Path | None,
-    overrides: Overrides,
-    *,
-    takes_mix: bool = False,
-    is_checked: bool = True,
+    source: Path | None, overrides: Overrides, *, takes_mix: bool = False, is_checked: bool = True
 ) -> ConfigStore:
     """Return the settings of a run or a checkpoint (None: the defaults) with the overrides.
 
@@ -184,30 +180,18 @@ def open_settings(
     is found, and imported if `is_checked`; otherwise the command itself reports what fails. Which
     of the run's own components have changed since is printed to the standard error.
     """
-    from turnwise.config import ConfigStore
-    from turnwise.env.catalog import PROMPTS
-    from turnwise.runs.run_folder import RunFolder
-
     config = ConfigStore() if source is None else read_settings(source)
-    if source is not None and config.environments is None and config.agent is None:
-        from turnwise.trainer.components import UserComponents, find_environment
-
-        # The rows of a dataset without an environment are prompts. Named before the overrides:
-        # other rows do not make it another environment.
-        if find_environment(UserComponents(), config) == PROMPTS:
-            config.environment.name = PROMPTS
     overrides.put_into(config)
     if config.environments is not None and not takes_mix:
-        names = ", ".join(config.parts())
         raise ConfigError(
-            f"{source} is a run with a mix of environments, and this command plays in one of them: "
-            f"{names}. Name it: --part {next(iter(config.parts()))}"
+            f"{source} is a run with a mix of environments, and this command plays in one of them. "
+            f"Name it with --part: {', '.join(config.parts())}"
         )
     run = None if source is None else run_containing(source)
     typed = [name for name, value in vars(overrides).items() if value]
     if overrides.dataset:
         typed.append("eval_dataset")
-    find_code(config, [] if run is None else places_of(run), run=run, typed=typed)
+    find_code(config, [] if run is None else base_folders(run), run=run, typed=typed)
     if not is_checked:
         return config
     check_code(config)
@@ -225,11 +209,8 @@ def open_settings(
             if known != value and not getattr(overrides, name, None):
                 changed[f"the {name.replace('_', ' ')}{ending}"] = None
     if changed:
-        say(
-            f"{' and '.join(changed)} changed since the run in {run} began: this command uses the "
-            "present version",
-            err=True,
-        )
+        what = f"{' and '.join(changed)} changed since the run in {run} began"
+        say(f"{what}: this command uses the present version", err=True)
     return config
 
 
@@ -245,30 +226,37 @@ def find_code(
     A run recorded names relative to the folder in which it began, so `folders` are searched before
     the current one. Settings that are `typed` in this command are searched for here first.
     """
-
-    def find(name: Named) -> str:
+    if folders:
+        for server in servers_in(config):
+            server.setdefault("cwd", ".")  # where the run was started
+    for name in names_in(config):
         if name.text.startswith("<"):  # not importable: an error is raised where it is used
-            return name.text
-        if name.kind == "folder":  # in which a server is started: where the run was started
-            start = next((folder for folder in folders if folder.is_dir()), Path())
-            return str(start / name.text) if folders else name.text
-        is_typed = any(name.is_of(setting) for setting in typed)
+            continue
+        is_typed = any(f"{name.setting}.".startswith(f"{setting}.") for setting in typed)
         searched = [Path(), *folders] if is_typed else [*folders, Path()]
         folder = find_folder(name, searched)
-        if name.kind != "code":
-            if folder is None and name.kind == "rows":
-                raise _missing(name, name.text, searched, run)
-            return _from_here(name.text, folder)
-        target = name.text
-        path, _, attribute = target.rpartition(":")
-        if path.endswith(".py"):
-            if folder is None:
-                raise _missing(name, path, searched, run)
-            target = f"{_from_here(path, folder)}:{attribute}"
-        name_code(target, None if folder == Path() else folder)
-        return target
-
-    rewrite_names(config, find)
+        file, _, attribute = name.text.rpartition(":")
+        is_file = name.kind == "rows" or (name.kind == "code" and file.endswith(".py"))
+        if folder is None and is_file:
+            looked = ", ".join(dict.fromkeys(str(folder.resolve()) for folder in searched))
+            problem = (
+                f"there is no file {name.text}, which {name.setting} names: looked in {looked}"
+            )
+            if run is not None:
+                named = [_OPTIONS[word] for word in name.setting.split(".") if word in _OPTIONS]
+                supply = " or ".join([*named[-1:], f"turnwise train: {name.setting}=..."])
+                problem += f". Put the project of {run} back there, or supply it with {supply}"
+            elif name.kind == "rows" and not Path(name.text).suffix:
+                save = "datasets.load_dataset(NAME, split='train').to_json('rows.jsonl')"
+                problem += f". A dataset of the Hugging Face hub is first saved as a file: {save}"
+            raise ConfigError(problem)
+        text = name.text
+        if name.module is None and folder is not None and folder.resolve() != Path.cwd():
+            path, ending = (file, f":{attribute}") if name.kind == "code" else (text, "")
+            text = f"{folder / Path(path).expanduser()}{ending}"
+            name.replace(text)
+        if name.kind == "code":
+            name_code(text, None if folder == Path() else folder)
 
 
 def name_code(target: str, folder: Path | None = None) -> None:
@@ -276,9 +264,6 @@ def name_code(target: str, folder: Path | None = None) -> None:
 
     `folder` is searched first; None is the current folder.
     """
-    from turnwise.env.catalog import ADAPTERS
-    from turnwise.user_code import require_code
-
     prefix, _, rest = target.partition(":")
     is_adapted = prefix in ADAPTERS
     if (is_adapted and ":" in rest) or (not is_adapted and names_code(target)):
@@ -291,46 +276,11 @@ def name_code(target: str, folder: Path | None = None) -> None:
         sys.path[:0] = [path for path in folders if path not in sys.path]
 
 
-def _missing(name: Named, text: str, searched: Sequence[Path], run: Path | None) -> ConfigError:
-    looked = ", ".join(dict.fromkeys(str(path.resolve()) for path in [*searched[:3], Path()]))
-    problem = f"there is no file {text}, which the setting {name.setting} names: looked in {looked}"
-    if run is not None:
-        options = {"environment": "--env", "tools": "--tool", "eval_dataset": "--dataset"}
-        options |= {word: f"--{word}" for word in ("agent", "reward", "parser", "dataset")}
-        named = [options[word] for word in name.setting.split(".") if word in options]
-        supply = " or ".join([*named[-1:], f"turnwise train: {name.setting}=..."])
-        problem += (
-            f". Put the project of {run} back where the run finds it, or supply it with {supply}"
-        )
-    if "dataset" in name.setting and not Path(text).suffix:
-        problem += (
-            ". A dataset of the Hugging Face hub is first saved as a file: "
-            "datasets.load_dataset(NAME, split='train').to_json('rows.jsonl')"
-        )
-    return ConfigError(problem)
-
-
-def _from_here(text: str, folder: Path | None) -> str:
-    """Return a path in a folder relative to the current one; unchanged if it was not found."""
-    path, here = Path(text).expanduser(), Path.cwd()
-    if path.is_absolute():
-        return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-    if folder is None or folder.resolve() == here.resolve():
-        return text
-    return str(folder / path)
-
-
 def check_code(config: ConfigStore) -> None:
     """Import the user's code and make each environment once, since a failure would repeat.
 
     The errors are brief, without a traceback.
     """
-    from turnwise.env.catalog import environment_factory
-    from turnwise.env.checker.harness import explain
-    from turnwise.env.driver import close_environment
-    from turnwise.reward.combine import reward_by_name
-    from turnwise.tools.by_name import parser_by_name, tools_by_name
-
     for part, settings in config.parts().items():
         where = f"the environment {part} of the mix: " if part else ""
         checked = settings.environment_name
@@ -340,12 +290,9 @@ def check_code(config: ConfigStore) -> None:
                 # It was never reset, so its `close` may fail or hang.
                 close_environment(environment, settings.limits.close_timeout)
             else:
-                from turnwise.trainer.components import (  # late: it imports torch
-                    find_agent,
-                    find_expert,
-                )
+                from turnwise.trainer import components  # late: it imports torch
 
-                find_expert(None, settings, find_agent(None, settings))
+                components.find_expert(None, settings, components.find_agent(None, settings))
             checked = "the reward"
             reward_by_name(settings.reward)
             checked = "a tool"
@@ -353,8 +300,6 @@ def check_code(config: ConfigStore) -> None:
             checked = "the parser"
             parser_by_name(settings.parser)
         except ConfigError as error:
-            if not part:
-                raise
             raise ConfigError(f"{where}{error}") from error
         except TurnwiseError:
             raise

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from turnwise.cli import options as opt
 from turnwise.cli.common import (
     INTERRUPTED,
     legible,
@@ -23,12 +23,18 @@ from turnwise.cli.common import (
     say,
     working,
 )
-from turnwise.cli.options import ConfigName, ConfigPath, Parameters, TrustRemoteCode, argument
+from turnwise.cli.run_paths import refuse_missing_run, require_run, run_containing
+from turnwise.cli.settings import check_code, find_code, name_code, split_arguments
+from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
-
-if TYPE_CHECKING:
-    from turnwise.config import ConfigStore
-    from turnwise.runs.run_folder import Resume
+from turnwise.progress import make_reporter
+from turnwise.progress.lines import brief
+from turnwise.runs.checkpoints import CheckpointStore
+from turnwise.runs.headline import headline
+from turnwise.runs.places import base_folders
+from turnwise.runs.run_folder import Resume, RunFolder
+from turnwise.user_code import is_in_run, remember_use, server_use, settings_from
+from turnwise.yaml_files import read_yaml
 
 DEMO = Path(__file__).with_name("demo.yaml")
 _ABOUT_THE_DEMO = """\
@@ -39,73 +45,54 @@ This takes about two minutes on two cores.
 Ctrl-C saves a checkpoint and exits; the same command resumes the run.
 """
 _SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
-
-
-class Engine(StrEnum):
-    """The engines of `create_trainer`."""
-
-    LOCAL = "local"
-    RAY = "ray"
-    VERL = "verl"
+Engine = StrEnum("Engine", ["LOCAL", "RAY", "VERL"])
 
 
 def train(
     arguments: Annotated[
         list[str] | None,
-        argument(
+        opt.argument(
             "[CONFIG] [ENV] [SECTION.NAME=VALUE]...",
             "A YAML file or the folder of a run, an environment such as file.py:ClassName, and "
             "settings that override the file's.",
         ),
     ] = None,
-    param: Parameters = None,
-    config_path: ConfigPath = None,
-    config_name: ConfigName = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the run's folder.")
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Parent folder of the runs.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume a run; fail if there is none.")
-    ] = False,
+    param: opt.Parameters = None,
+    config_path: opt.ConfigPath = None,
+    config_name: opt.ConfigName = None,
+    name: Annotated[str | None, opt.option("Name of the run's folder.", "NAME")] = None,
+    output: Annotated[str | None, opt.option("Parent folder of the runs.", "DIR")] = None,
+    resume: Annotated[bool, opt.flag("--resume", "Resume a run; fail if there is none.")] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start a new run, even if one could be resumed.")
+        bool, opt.flag("--fresh", "Start a new run, even if one could be resumed.")
     ] = False,
     replayed: Annotated[
         str | None,
-        typer.Option(
+        opt.option(
+            "Train again on the recorded episodes of a run, and compare with its metrics.",
+            "RUN",
             "--replay",
-            metavar="RUN",
-            help="Train again on the recorded episodes of a run, and compare with its metrics.",
         ),
     ] = None,
     estimate: Annotated[
-        bool,
-        typer.Option("--estimate", help="Measure two steps and estimate the whole run."),
+        bool, opt.flag("--estimate", "Measure two steps and estimate the whole run.")
     ] = False,
     engine: Annotated[
         Engine | None,
-        typer.Option(
-            help="Train in this process, on a Ray cluster, or with VERL.",
-            show_default="local, or ray with ray.use_ray",
+        opt.option(
+            "Train in this process, on a Ray cluster, or with VERL.",
+            default="local, or ray with ray.use_ray",
         ),
     ] = None,
     dry: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print the resolved settings (VERL's with --engine verl) and exit."
-        ),
+        opt.flag("--dry-run", "Print the resolved settings (VERL's with --engine verl) and exit."),
     ] = False,
-    trust_remote_code: TrustRemoteCode = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Print a line per step, even on a terminal.")
+        bool, opt.flag("--lines", "Print a line per step, even on a terminal.")
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print each step's metrics, or the estimate, as JSON."),
-    ] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Train a model in an environment; without arguments, run a demo that learns in minutes.
 
@@ -127,23 +114,20 @@ def train(
     is_verl = engine is Engine.VERL
     if is_verl and (estimate or as_json):
         raise ConfigError("--estimate and --json are not supported with --engine verl.")
-    from turnwise.cli.settings import check_code, find_code, name_code, split_arguments
-    from turnwise.runs.places import places_of
-    from turnwise.user_code import is_in_run, remember_use, server_use, settings_from
-
-    words, verl_words = _split_settings(arguments or []) if is_verl else (arguments or [], [])
+    words, verl_words = arguments or [], list[str]()
+    if is_verl:  # settings of sections that turnwise does not have are VERL's
+        ours = {section.name for section in dataclasses.fields(ConfigStore)}
+        settings = {word: _SETTING.match(word) for word in words if "=" in word}
+        verl_words = [word for word, match in settings.items() if match and match[1] not in ours]
+        words = [word for word in words if word not in verl_words]
     file, overrides = split_arguments(words, config_path, config_name)
     overrides += parameter_overrides(param)
     if replayed is not None:
-        from turnwise.cli.run_paths import require_run, run_containing
-
-        others = {f"the configuration {file}": file is not None, "--resume": resume}
-        others |= {"--fresh": fresh, "--estimate": estimate, "--dry-run": dry}
-        others["--engine"] = engine is not None
-        if given := [option for option, value in others.items() if value]:
+        if file is not None or resume or fresh or estimate or dry or engine is not None:
             raise ConfigError(
-                f"--replay takes the settings of {replayed}, and got {' and '.join(given)}. Leave "
-                "that out; single settings may be overridden: section.name=value."
+                f"--replay takes the settings of {replayed}: no configuration {file or 'file'}, "
+                "--resume, --fresh, --estimate, --dry-run or --engine with it. Single settings may "
+                "be overridden: section.name=value."
             )
         file = run_containing(require_run(replayed))
     typed: list[str] = []
@@ -163,22 +147,24 @@ def train(
             config.ray.use_ray = engine is Engine.RAY
         if output is not None:
             config.checkpoint.output_dir = output
-        if replayed is not None and run is not None:
+        if replayed is not None and name is None:
             parent = Path(config.checkpoint.output_dir).expanduser()
-            stem = f"{run.resolve().name}-replay"
-            names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-            config.checkpoint.run_name = name or next(
-                name for name in names if not (parent / name).exists()
-            )
-        elif name is not None:
+            stem, number = f"{config.checkpoint.run_name}-replay", 2
+            name = stem
+            while (parent / name).exists():
+                name, number = f"{stem}-{number}", number + 1
+        if name is not None:
             config.checkpoint.run_name = name
         if dry and not is_verl and source is not None:
             print_file(config.to_yaml())  # read only: nothing that the run names is imported
             return
-        folders = places_of(run) if run is not None else [Path(), file.parent] if file else []
+        folders = base_folders(run) if run is not None else [Path(), file.parent] if file else []
         find_code(config, folders, run=run, typed=typed)
         check_code(config)  # so that errors are reported first
-        if dry and not is_verl:
+        mode: Resume = "always" if resume else "never" if fresh else "auto"
+        if is_verl:
+            _train_with_verl(config, mode, verl_words, dry)
+        elif dry:
             with working("checking the settings"):  # it imports torch
                 from turnwise.algo.choose import Algorithm
                 from turnwise.runs.sinks import check_sinks
@@ -189,49 +175,22 @@ def train(
         elif estimate:
             from turnwise.cli.estimate import estimate_run
 
-            estimate_run(config, make_console(), as_json)
+            estimate_run(config, make_console())
         elif replayed is not None and run is not None:
             _replay(run, config, lines, as_json)
         else:
-            mode: Resume = "always" if resume else "never" if fresh else "auto"
-            if is_verl:
-                _train_with_verl(config, mode, verl_words, dry)
-                return
-            is_demo = file is None and not overrides
-            if is_demo and not as_json:
-                game = config.environment
-                make_console().print(
-                    _ABOUT_THE_DEMO.format(**game.params, max_steps=game.max_steps)
-                )
-            _train(config, mode, lines, as_json, is_demo)
-
-
-def _split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return our arguments and VERL's: settings of sections that turnwise does not have."""
-    from turnwise.config import ConfigStore
-
-    ours = {section.name for section in dataclasses.fields(ConfigStore)}
-    verl = []
-    for word in words:
-        setting = _SETTING.match(word) if "=" in word else None
-        if setting is not None and setting.group(1) not in ours:
-            verl.append(word)
-    return [word for word in words if word not in verl], verl
+            _train(config, mode, lines, as_json, is_demo=file is None and not overrides)
 
 
 def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     """Return the settings of a file, of a run, or of the demo, with the overrides."""
-    from turnwise.cli.run_paths import refuse_missing_run
-    from turnwise.config import ConfigStore
-    from turnwise.yaml_files import read_yaml
-
+    run = None
     if file is not None:
         refuse_missing_run(file)
-    run = file if file is not None and file.is_dir() else None
-    if run is not None:
-        file = run / "config.yaml"
-        if not file.is_file():
-            raise ConfigError(f"{run} is not a run: it has no config.yaml")
+        if file.is_dir():
+            run, file = file, file / "config.yaml"
+            if not file.is_file():
+                raise ConfigError(f"{run} is not a run: it has no config.yaml")
     named = ("environment.name=", "environment=", "agent=", "dataset=", "dataset.path=")
     is_named = any(word.lstrip("+").startswith(named) for word in overrides)
     if file is None and not is_named:
@@ -262,9 +221,11 @@ def _failures_as_exit_codes() -> Iterator[None]:
 
 
 def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, is_demo: bool) -> None:
-    from turnwise.progress import make_reporter
 
     console, trainer = make_console(stderr=as_json), None
+    if is_demo and not as_json:
+        game = config.environment
+        console.print(_ABOUT_THE_DEMO.format(**game.params, max_steps=game.max_steps))
     try:
         with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
             from turnwise.trainer.trainer import Trainer
@@ -279,15 +240,12 @@ def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, is_d
         text = f"\nResume with:  turnwise train {run}" if run else "interrupted"
         console.print(text, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    if is_demo:
-        console.print(f"\n{_learned(config, trainer.metrics_history)}", soft_wrap=True)
     closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
     console.print(closing, soft_wrap=True)
 
 
 def _replay(run: Path, config: ConfigStore, lines: bool, as_json: bool) -> None:
     """Train again on the recorded episodes of a run, and print how it compares."""
-    from turnwise.progress import make_reporter
     from turnwise.trainer.replay import replay_run
 
     try:
@@ -306,12 +264,12 @@ def _train_with_verl(
     """Train with VERL, which prints its own progress; `dry` only prints its settings."""
     from turnwise.scale.verl import CustomRayPPOTrainer
 
+    mode: Resume = "auto" if dry else resume
+    trainer = CustomRayPPOTrainer(config, resume=mode, verl_overrides=overrides)
     if dry:
-        trainer = CustomRayPPOTrainer(config, resume="auto", verl_overrides=overrides)
         print_file(trainer.dry_run())
         return
     console = make_console()
-    trainer = CustomRayPPOTrainer(config, resume=resume, verl_overrides=overrides)
     try:
         with _failures_as_exit_codes(), trainer:
             history = trainer.fit()
@@ -327,79 +285,37 @@ def _train_with_verl(
     )
 
 
-def _learned(config: ConfigStore, history: Sequence[Mapping[str, float]]) -> str:
-    """Return what the demo learned: its success before and after, and the expert's."""
-    from turnwise.env import environment_factory, expert_player, play_episode
-    from turnwise.trainer.rollout import held_out_tasks
-
-    make = environment_factory(config.environment.name, config.environment)
-    tasks = held_out_tasks(max(config.training.eval_episodes, 1), config.training.seed)
-    expert = [play_episode(make(), expert_player, task.seed).success for task in tasks]
-    evaluated = [m["eval/greedy/success"] for m in history if "eval/greedy/success" in m]
-    after = evaluated[-1] if evaluated else history[-1]["success"]
-    return (
-        f"It found {history[0]['success']:.0%} of the numbers when it began to learn from reward, "
-        f"and finds {after:.0%} now;\nthe expert, who halves the range, finds "
-        f"{sum(expert) / len(expert):.0%}."
-    )
-
-
-def _other_players(config: ConfigStore) -> str:
-    """Return whom an evaluation also plays: those players that every environment has."""
-    from turnwise.env.players import lacks_player
-    from turnwise.trainer.components import UserComponents, find_environment
-
-    sources = [find_environment(UserComponents(), part) for part in config.parts().values()]
-    words = {"expert": "the expert", "random": "a random player"}
-    names = [word for who, word in words.items() if not any(lacks_player(s, who) for s in sources)]
-    return f", next to {' and '.join(names)}" if names else ""
-
-
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
     """Return what the run reached, and commands to try next.
 
     That are the means of its first and its last tenth, its headline and its best checkpoint.
     """
-    from turnwise.progress.lines import brief
-    from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.headline import headline
-    from turnwise.runs.run_folder import RunFolder
-
-    reached = []
+    lines = [""]
     for name in ("success", "reward"):
         if values := [metrics[name] for metrics in history if name in metrics]:
             tenth = max(len(values) // 10, 1)
-            first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
-            many, again = "training step", ""
-            if tenth > 1:
-                many, again = f"{tenth:,} training steps", f" {tenth:,}"
-            reached.append(
-                f"{name:<8} {brief(first)} in the first {many}, {brief(last)} in the last{again}"
-            )
+            first, last = (brief(sum(part) / tenth) for part in (values[:tenth], values[-tenth:]))
+            many = f" {tenth:,}" if tenth > 1 else ""
+            first = f"{first} in the first{many} training step{many and 's'}"
+            lines.append(f"{name:<8} {first}, {last} in the last{many}")
     files = RunFolder(Path(folder))
     if (main := headline(history, files.evaluated_on)) is not None:
-        reached.append(str(main))
+        lines.append(str(main))
     if (best := CheckpointStore(files.checkpoints).best) is not None:
-        reached.append(f"checkpoint of {best}")
+        lines.append(f"checkpoint of {best}")
     run = shlex.quote(legible(folder))
     part = next((f" --part {shlex.quote(name)}" for name in config.parts() if name), "")
     commands = {f"turnwise view {run}": "read its conversations, token by token"}
     if config.agent is None:
-        commands |= {
-            f"turnwise eval {run}": f"evaluate it{_other_players(config)}",
-            f"turnwise play --player {run}{part}": "watch it play",
-            f"turnwise play {run}{part}": "try it yourself",
-        }
+        commands[f"turnwise eval {run}"] = "evaluate it on held-out episodes"
+        commands[f"turnwise play --player {run}{part}"] = "watch it play"
+        commands[f"turnwise play {run}{part}"] = "try it yourself"
     else:
-        commands |= {
-            f"turnwise eval {run}": "evaluate it on held-out tasks",
-            f"turnwise serve {run}": "serve it to your agent, outside of training",
-        }
-    training = config.training
-    longer = f"training.num_epochs={2 * training.num_epochs}"
-    if training.max_steps is not None:
-        longer = f"training.max_steps={2 * training.max_steps}"
-    commands[f"turnwise train {run} {longer}"] = "train on"
-    width = max(len(command) for command in commands)
-    steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
-    return "\n".join(["", *reached, "", "Next:", *steps])
+        commands[f"turnwise eval {run}"] = "evaluate it on held-out tasks"
+        commands[f"turnwise serve {run}"] = "serve it to your agent, outside of training"
+    longer = "num_epochs" if config.training.max_steps is None else "max_steps"
+    twice = 2 * getattr(config.training, longer)
+    commands[f"turnwise train {run} training.{longer}={twice}"] = "train on"
+    width = max(map(len, commands))
+    steps_to_take = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
+    return "\n".join([*lines, "", "Next:", *steps_to_take])

@@ -5,8 +5,8 @@
 >>> config.validate().training.learning_rate
 3e-05
 
-A misspelt name is an error when it is set, not a setting that silently does nothing. `sections.py`,
-`training.py` and `environment.py` define the sections, `store.py` reads and writes them.
+A misspelt name is an error when it is set, not a setting that silently does nothing. `sections.py`
+and `environment.py` define the sections, `store.py` reads and writes them.
 """
 
 from turnwise.config.environment import (
@@ -14,9 +14,7 @@ from turnwise.config.environment import (
     EnvironmentItem,
     PolicyItem,
     RewardItem,
-    part_names,
 )
-from turnwise.config.fields import Positive, Probability, Seconds, Section, setting
 from turnwise.config.sections import (
     CheckpointConfig,
     DatasetConfig,
@@ -25,9 +23,9 @@ from turnwise.config.sections import (
     LoggingConfig,
     ModelConfig,
     RayConfig,
+    TrainingConfig,
 )
 from turnwise.config.store import RUN, ConfigStore, find_config, setting_types
-from turnwise.config.training import LossAggregation, TrainingConfig
 
 __all__ = [
     "RUN",
@@ -39,18 +37,11 @@ __all__ = [
     "InferenceConfig",
     "LimitsConfig",
     "LoggingConfig",
-    "LossAggregation",
     "ModelConfig",
     "PolicyItem",
-    "Positive",
-    "Probability",
     "RayConfig",
     "RewardItem",
-    "Seconds",
-    "Section",
     "TrainingConfig",
     "find_config",
-    "part_names",
-    "setting",
     "setting_types",
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from annotated_types import Gt
 
@@ -133,42 +133,35 @@ def check_mix(
     source: str,
 ) -> None:
     """Refuse an empty mix, names that metrics cannot have, and settings of a single environment."""
-
-    def refuse(problem: str) -> NoReturn:
-        raise ConfigError(f"{source}: {problem}")
-
+    problem = None
     if not items:
-        refuse("environments got an empty list, expected at least one environment")
+        problem = "environments got an empty list, expected at least one environment"
     if data.get("environment", {}) not in ({}, dataclasses.asdict(EnvironmentConfig())):
-        refuse(
+        problem = (
             "environment and environments are both given. Keep one of them: a run is played in one "
             "environment, or in a mix."
         )
     for name, dataset in datasets.items():
         if dataset != DatasetConfig():
-            refuse(
+            problem = (
                 f"{name} and environments are both given, and rows are tasks of one environment. "
                 f"Write {name} into the part of the mix that plays them."
             )
-    for item, name in zip(items, part_names(items), strict=True):
-        item.name = name
-        if not _PART_NAME.fullmatch(name) or name in _METRICS_OF_RUNS:
-            refuse(
-                f"environments: the name {name!r} cannot stand in the metrics, which have names "
-                "such as 'maze/reward'. Give this environment another one of letters, digits, dots "
-                "and dashes: {environment: ..., name: ...}"
-            )
-    names = [item.name for item in items]
+    names = part_names(items)
     if twice := next((name for name in names if names.count(name) > 1), None):
-        refuse(f"environments: two parts have the name {twice!r}. Give each one of its own.")
+        problem = f"environments: two parts have the name {twice!r}. Give each one of its own."
+    if problem is not None:
+        raise ConfigError(f"{source}: {problem}")
+    check_metric_names(names, f"{source}: environments")
+    for item, name in zip(items, names, strict=True):
+        item.name = name
 
 
-def check_policies(policies: Mapping[str, PolicyItem], source: str) -> None:
-    """Refuse names of players that metrics and files cannot have."""
-    for name in policies:
+def check_metric_names(names: Iterable[str], source: str) -> None:
+    """Refuse names of environments or players that metrics and files cannot have."""
+    for name in names:
         if not _PART_NAME.fullmatch(name) or name in _METRICS_OF_RUNS:
             raise ConfigError(
-                f"{source}: policies: the name {name!r} cannot stand in the metrics, which have "
-                "names such as 'black/reward'. Name the environment's player with letters, digits, "
-                "dots and dashes."
+                f"{source}: the name {name!r} cannot stand in the metrics, which have names such "
+                "as 'maze/reward'. Choose another one of letters, digits, dots and dashes."
             )

@@ -61,16 +61,22 @@ def setting_types_of(store: type[Section]) -> SettingTypes:
 
 
 def other_name(name: str, known: Collection[str]) -> str:
-    """Return the end of an error: the setting that an unknown name is meant for, or near ones.
+    """Return the end of an error: the setting that an unknown name is meant for, or near ones."""
+    hint = elsewhere(name) or did_you_mean(name.rpartition(".")[2], known)
+    if hint.startswith(("Did", "Here")):
+        return hint
+    return f"{hint} `turnwise config` prints all settings."
 
-    >>> other_name("num_generations", [])
+
+def elsewhere(name: str) -> str | None:
+    """Return our setting for one that has this name in other libraries; None for other names.
+
+    >>> elsewhere("num_generations")
     'Here it is training.group_size.'
     """
-    words = _other_libraries()["settings"]
-    if (ours := words.get(name.rpartition(".")[2].lower().replace("-", "_"))) is not None:
-        return f"Here it is {ours}."
-    hint = did_you_mean(name.rpartition(".")[2], known)
-    return hint if hint.startswith("Did") else f"{hint} `turnwise config` prints all settings."
+    word = name.rpartition(".")[2].lower().replace("-", "_")
+    ours = _other_libraries()["settings"].get(word)
+    return None if ours is None else f"Here it is {ours}."
 
 
 def answer_algorithm(name: str) -> str | None:

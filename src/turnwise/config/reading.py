@@ -1,18 +1,21 @@
 """Reads settings from nested mappings: short forms, overrides, errors that name each problem."""
 
-import dataclasses
 import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
-
-from annotated_types import Ge, Gt, Le, Lt
+from typing import Any, TypeVar
 
 from turnwise.config.environment import EnvironmentItem
-from turnwise.config.fields import Section, SettingTypes, other_name, setting_types_of
+from turnwise.config.fields import (
+    Section,
+    SettingTypes,
+    elsewhere,
+    other_name,
+    setting_types_of,
+)
 from turnwise.errors import ConfigError
 from turnwise.yaml_files import line_of, parse_value
 
@@ -24,16 +27,6 @@ SHORT_SECTIONS = {
 }
 """Sections that may be written as one setting alone, such as `model: tiny`."""
 _DATASETS = ("dataset", "eval_dataset")
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "a mapping",
-    type(None): "null",
-}
-_BOUNDS = {Gt: ("gt", ">"), Ge: ("ge", ">="), Lt: ("lt", "<"), Le: ("le", "<=")}
 
 Store = TypeVar("Store", bound=Section)
 
@@ -41,12 +34,12 @@ Store = TypeVar("Store", bound=Section)
 def full_section(name: str, value: Any) -> Any:
     """Return a section of a YAML file in full; it may be in a short form."""
     if name == "environments" and isinstance(value, list):
-        return [full_item(item) for item in value]
+        return [_full_item(item) for item in value]
     is_short = isinstance(value, str) or (name in _DATASETS and isinstance(value, list))
     return {SHORT_SECTIONS[name]: value} if name in SHORT_SECTIONS and is_short else value
 
 
-def full_item(item: Any) -> Any:
+def _full_item(item: Any) -> Any:
     """Return an environment of a mix in full; it may be its name alone, its dataset a path."""
     if isinstance(item, str):
         return {"environment": item}
@@ -61,44 +54,46 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
     key, equals, raw = override.partition("=")
     name = key.strip().lstrip("+")
     path = name.split(".")
-    may_be_alone = path[0] in known or path[0] in SHORT_SECTIONS
-    if not equals or not all(path) or (len(path) == 1 and not may_be_alone):
+    is_whole = len(path) == 1
+    if not equals or (is_whole and name not in known and name not in SHORT_SECTIONS):
         names = {full.rpartition(".")[2]: full for full in reversed(list(known))}
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
         example = f"{names[near[0]]}={raw}" if near else "training.learning_rate=3e-5"
-        hint = f"Write section.name=value, for example {example}"
-        elsewhere = other_name(name, [])
-        if elsewhere.startswith("Here") and not near:
-            hint = elsewhere
+        hint = elsewhere(name) if not near else None
+        hint = hint or f"Write section.name=value, for example {example}"
         raise ConfigError(f"cannot read the override {override!r}. {hint}")
     value = parse_value(raw)
-    takes = describe_type(known[name][1]) if name in known else ""
+    takes = _alternatives(known[name][1]) if name in known else ()
+    takes_list = any(typing.get_origin(kind) is list for kind in takes)
     if isinstance(value, str):
-        if takes.startswith("a list"):
-            value = [value]  # logging.sinks=wandb
-    elif "text" in takes and value is not None and not ("list" in takes and type(value) is list):
+        value = [value] if takes_list and str not in takes else value  # logging.sinks=wandb
+    elif str in takes and value is not None and not (takes_list and type(value) is list):
         value = raw  # model.model_name=123 names a model
-    section: Any = data
+    if is_whole and name in ("model", "environment"):  # its other settings stay
+        path.append(SHORT_SECTIONS[name])
+    section = data
     if path[0] == "environments" and len(path) > 1:
-        items = data.get("environments")
-        number = len(items) if isinstance(items, list) else 0
-        if len(path) < 3 or not path[1].isdecimal() or int(path[1]) >= number:
+        items = data["environments"] = full_section("environments", data.get("environments") or [])
+        if len(path) < 3 or not path[1].isdecimal() or int(path[1]) >= len(items):
             raise ConfigError(
-                f"cannot apply {override!r}: the file has {number} environments. Write the number "
-                "of one, counted from 0, and its setting: environments.0.weight=2"
+                f"cannot apply {override!r}: the file has {len(items)} environments. Write the "
+                "number of one, counted from 0, and its setting: environments.0.weight=2"
             )
-        section = data["environments"][int(path[1])] = full_item(data["environments"][int(path[1])])
-        path = path[2:]
-    elif path in (["model"], ["environment"]):  # its other settings stay
-        path = [*path, SHORT_SECTIONS[path[0]]]
+        section, path = items[int(path[1])], path[2:]
     for part in path[:-1]:
-        inner = full_section(part, section.get(part)) if section is data else section.get(part)
+        inner = full_section(part, section.get(part))
         section[part] = inner = {} if inner is None else inner
         if not isinstance(inner, dict):
             raise ConfigError(f"cannot apply {override!r}: {part!r} is a value, not a section")
         section = inner
     section[path[-1]] = value
     return name
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the only type."""
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind) if is_union else (kind,)
 
 
 @cache
@@ -110,7 +105,7 @@ def _adapter(store: type[Any]) -> Any:
 
 
 def checked(
-    store: type[Store], data: dict[str, Any], source: str, overrides: Mapping[str, str]
+    store: type[Store], data: dict[str, Any], source: str, overrides: dict[str, str]
 ) -> Store:
     """Return the settings of nested mappings without short forms.
 
@@ -119,82 +114,64 @@ def checked(
     from pydantic import ValidationError
 
     known = setting_types_of(store)
-    wrong: list[tuple[Sequence[Any], str]] = []
-    for name, (_, kind) in known.items():
+    problems: list[tuple[Sequence[Any], str]] = []
+    for name, (_, kind) in known.items():  # pydantic takes true for 1
         section, _, key = name.rpartition(".")
         values = data.get(section)
         is_bool = isinstance(values, Mapping) and isinstance(values.get(key), bool)
-        if is_bool and _WORDS[bool] not in describe_type(kind):  # pydantic takes true for 1
-            wrong.append(((section, key), "bool_type"))
-    if not wrong:
+        if is_bool and bool not in _alternatives(kind):
+            problems.append(((section, key), "a number or text, not true or false"))
+    if not problems:
         try:
             settings: Store = _adapter(store).validate_python(data)  # type: ignore[arg-type]
-        except ValidationError as error:
-            wrong = [(problem["loc"], problem["type"]) for problem in error.errors()]
-        else:
             return settings
-    problems = []
-    for where, problem in wrong:
-        names = {".".join(map(str, where[:depth])) for depth in (1, 2)}
-        given = [
-            text
-            for name, text in overrides.items()
-            if name in names or (len(where) == 1 and name.partition(".")[0] in names)
-        ]
-        place = f"override {given[-1]}" if given else source
-        if place == source != "config":
-            line = line_of(Path(source), [str(part) for part in where])
-            place = source if line is None else f"{source}, line {line}"
-        problems.append(f"{place}: {_explain(where, problem, data, known)}")
+        except ValidationError as error:
+            problems = [(problem["loc"], problem["msg"]) for problem in error.errors()]
+    texts: dict[str, list[str]] = {}
+    for where, problem in problems:
+        what, expected = _explain(where, problem, data, known)
+        texts.setdefault(f"{_place(where, source, overrides)}: {what}", []).append(expected)
     # pydantic reports each type of a union.
-    raise ConfigError("\n".join(dict.fromkeys(problems)))
+    lines = [what + " or ".join(dict.fromkeys(expected)) for what, expected in texts.items()]
+    raise ConfigError("\n".join(lines))
 
 
-def _explain(where: Sequence[Any], problem: str, data: Any, known: SettingTypes) -> str:
-    """Return one line about a bad value: the setting, what it got, what it takes."""
+def _place(where: Sequence[Any], source: str, overrides: dict[str, str]) -> str:
+    """Return the override or the line of the file that set a value."""
+    wrong = ".".join([*map(str, where), ""])
+    for name, text in reversed(overrides.items()):
+        if wrong.startswith(f"{name}.") or f"{name}.".startswith(wrong):
+            return f"override {text}"
+    line = None
+    if source != "config":
+        line = line_of(Path(source), [str(part) for part in where])
+    return source if line is None else f"{source}, line {line}"
+
+
+def _explain(where: Sequence[Any], problem: str, data: Any, known: SettingTypes) -> tuple[str, str]:
+    """Return what is wrong with a value, and what it should be."""
     settings, depth = known, 1 if where[0] in known else 2
     if where[0] == "environments" and len(where) > 2:
         known = setting_types_of(EnvironmentItem)
         prefix, depth = f"environments.{where[1]}", 3
         settings = {f"{prefix}.{name}": kind for name, kind in known.items()}
     name = ".".join(map(str, where[:depth]))
-    value = data
-    for part in where[:depth]:
-        value = value.get(part) if isinstance(value, Mapping) else value[part]
-    if name in settings:
-        help, kind = settings[name]
-        expected = describe_type(kind)
-        expected += f". {help}" if "a list" in expected or "mapping" in expected else ""
-        what = "is missing" if "missing" in problem else f"got {value!r:.200}"
-        return f"{name} {what}, expected {expected}"
-    if problem not in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{name} got {value!r:.200}, expected its settings, each with a name"
+    if problem == "Field required":
+        return f"{name} is missing. ", settings[name][0]
+    if name in settings or not problem.startswith("Unexpected keyword"):
+        value = data
+        for part in where[:depth]:
+            value = value.get(part) if isinstance(value, Mapping) else value[part]
+        expected = problem.removeprefix("Input should be ").partition(", unable")[0]
+        if problem.startswith("Unexpected keyword"):
+            expected = f"no {where[-1]!r}"
+        elif expected.startswith(("greater", "less")):
+            expected = f"a value {expected}"
+        return f"{name} got {value!r:.200}, expected ", expected
     same = [full for full in settings if full.endswith(f".{where[-1]}")]
     section = name.rpartition(".")[0]
     near = {full.rpartition(".")[2] for full in settings if full.rpartition(".")[0] == section}
     if not section:
         near = {full.partition(".")[0] for full in settings}
     hint = f"Did you mean {same[0]!r}?" if same else other_name(name, near)
-    return f"there is no {'section' if len(where) == 1 else 'setting'} {name!r}. {hint}"
-
-
-def describe_type(kind: Any) -> str:
-    """Return what a setting takes.
-
-    >>> describe_type(Annotated[float, Gt(0), Le(1)] | None)
-    'a number > 0 and <= 1 or null'
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        bounds = []
-        for bound in arguments[1:]:
-            attribute, sign = _BOUNDS[type(bound)]
-            bounds.append(f"{sign} {getattr(bound, attribute):,}")
-        return f"{describe_type(arguments[0])} {' and '.join(bounds)}"
-    if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}"
-    if origin in (types.UnionType, Union):
-        return " or ".join(describe_type(one) for one in arguments)
-    if dataclasses.is_dataclass(kind):
-        return f"a mapping with {', '.join(field.name for field in dataclasses.fields(kind))}"
-    return _WORDS[origin or kind]
+    return f"there is no {'section' if len(where) == 1 else 'setting'} {name!r}. ", hint

@@ -16,8 +16,8 @@ from turnwise.config.environment import (
     EnvironmentItem,
     PolicyItem,
     RewardItem,
+    check_metric_names,
     check_mix,
-    check_policies,
     part_names,
 )
 from turnwise.config.fields import Section, SettingTypes, setting, setting_types_of
@@ -30,8 +30,8 @@ from turnwise.config.sections import (
     LoggingConfig,
     ModelConfig,
     RayConfig,
+    TrainingConfig,
 )
-from turnwise.config.training import TrainingConfig
 from turnwise.errors import ConfigError
 from turnwise.whole_files import write_whole
 from turnwise.yaml_files import dump, read_yaml
@@ -179,21 +179,18 @@ class ConfigStore(Section):
         """
         if self.environments is None:
             return {"": self}
-        return {
-            name: dataclasses.replace(
+        parts = {}
+        for name, item in zip(part_names(self.environments), self.environments, strict=True):
+            shared = {key: getattr(item, key) for key in ("reward", "tools", "system_prompt")}
+            parts[name] = dataclasses.replace(
                 self,
                 environments=None,
                 environment=EnvironmentConfig(item.environment, item.max_steps, item.params),
                 dataset=item.dataset,
                 eval_dataset=item.eval_dataset,
-                reward=self.reward if item.reward is None else item.reward,
-                tools=self.tools if item.tools is None else item.tools,
-                system_prompt=self.system_prompt
-                if item.system_prompt is None
-                else item.system_prompt,
+                **{key: value for key, value in shared.items() if value is not None},
             )
-            for name, item in zip(part_names(self.environments), self.environments, strict=True)
-        }
+        return parts
 
     def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
         """Yield each dataset of the run with a name: `eval_dataset`, or `dataset-maze` of a mix."""
@@ -243,7 +240,7 @@ def find_config(folder: str | Path | None, name: str | None) -> Path | None:
 
 
 def _read(
-    data: dict[str, Any], source: str, overrides: Mapping[str, str] | None = None
+    data: dict[str, Any], source: str, overrides: dict[str, str] | None = None
 ) -> ConfigStore:
     """Return settings from nested mappings as a YAML file has them, short forms included."""
     full = {name: full_section(name, given) for name, given in data.items()}
@@ -254,7 +251,7 @@ def _read(
     if store.environments is not None:
         datasets = {"dataset": store.dataset, "eval_dataset": store.eval_dataset}
         check_mix(store.environments, datasets, full, source)
-    check_policies(store.policies, source)
+    check_metric_names(store.policies, f"{source}: policies")
     default = ConfigStore()
     for name in ("environment", "environments", "tools", "system_prompt"):
         if store.agent is not None and getattr(store, name) != getattr(default, name):
@@ -272,16 +269,14 @@ def _yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for YAML; of an environment of a mix, what is not the default."""
-    if isinstance(value, EnvironmentItem | DatasetConfig):
-        default = EnvironmentItem("") if isinstance(value, EnvironmentItem) else DatasetConfig()
-        return {
-            field.name: _plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if getattr(value, field.name) != getattr(default, field.name)
-        }
-    if isinstance(value, RewardItem | PolicyItem):
-        return dataclasses.asdict(value)
+    """Return a value for YAML; of an inner mapping of settings, what is not the default."""
+    if isinstance(value, Section):
+        plain = {}
+        for item in dataclasses.fields(value):  # type: ignore[arg-type]
+            inner, make = getattr(value, item.name), item.default_factory
+            if inner != (item.default if make is dataclasses.MISSING else make()):
+                plain[item.name] = _plain(inner)
+        return plain
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value

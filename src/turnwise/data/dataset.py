@@ -3,34 +3,34 @@
 import itertools
 import logging
 import operator
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from torch.utils.data import Dataset
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, Subset
 
 from turnwise.chat import ChatFormat
 from turnwise.config import DatasetConfig, EnvironmentConfig
 from turnwise.data.sources import (
     FILE_KINDS,
-    LazyRows,
-    Row,
     Source,
     is_file_name,
     read_files,
     read_row,
     read_rows,
 )
-from turnwise.deadlines import is_async, run_sync
+from turnwise.deadlines import run_sync
 from turnwise.env import environment_factory, reset_environment
 from turnwise.env.catalog import EnvironmentSource
-from turnwise.env.driver import finish_without_loop
 from turnwise.env.prompts import prompt_of
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models import load_tokenizer
 
-Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
-"""Prompts that are too long refuse the dataset, drop their row, or are cut at the left or right."""
+Truncation: TypeAlias = Literal["error", "drop"]
+"""Prompts that are too long refuse the dataset, or their rows are left out."""
 
 _LOG = logging.getLogger("turnwise")
 _DEFAULT_SIZE = 1000
@@ -66,9 +66,9 @@ class PromptDataset(Dataset[dict[str, Any]]):
         size: int | None = None,
     ) -> None:
         if size is not None and (size < 1 or source is not None):
-            raise ConfigError(
-                f"size got {size}, expected at least 1, and no source: a source has its own size"
-            )
+            raise ConfigError(f"size got {size}, expected at least 1, and no source")
+        if prompt_key is None and (tokenizer is not None or max_prompt_length is not None):
+            raise ConfigError("rows without a prompt_key cannot be tokenized or limited")
         if truncation not in get_args(Truncation):
             raise ConfigError(
                 f"truncation got {truncation!r}, expected {', '.join(get_args(Truncation))}"
@@ -84,22 +84,18 @@ class PromptDataset(Dataset[dict[str, Any]]):
         """Keyword arguments for tokenizing texts; messages go through the chat template."""
         self.max_prompt_length = max_prompt_length
         self._format: ChatFormat | None = None
-        self._rows: list[Row] | LazyRows | None = None
-        self._kept: list[int] | None = None
-        self._cut: dict[int, str] = {}
-        if prompt_key is None and (tokenizer is not None or max_prompt_length is not None):
-            raise ConfigError(
-                "rows without a prompt (prompt_key=None) cannot be tokenized or limited. Leave out "
-                "the tokenizer and max_prompt_length, or say which column is the prompt."
-            )
-        self.origin = _origin(source, prompt_key)
+        self._rows: Any = None
+        self.origin: DatasetConfig | None = None
         """The files that the rows are from, or None."""
-        if source is not None:
-            self._rows = read_rows(source, prompt_key)
-            if max_prompt_length is not None:
-                self._limit(self._rows, max_prompt_length, truncation)
-            if self._kept is not None or self._cut:
-                self.origin = None  # the files hold other rows
+        if source is None:
+            return
+        self._rows = rows = read_rows(source, prompt_key)
+        if max_prompt_length is not None:
+            self._rows = self._short_rows(rows, max_prompt_length, truncation)
+        paths = source if isinstance(source, list | tuple) else [source]
+        if all(map(is_file_name, paths)) and self._rows is rows:  # else the files hold others too
+            names = [str(path) for path in paths]
+            self.origin = DatasetConfig(names, prompt_key=prompt_key or "prompt")
 
     @property
     def tokenizer(self) -> Any:
@@ -134,7 +130,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
                 f"{type(self).__name__} was given no source and has no __getitem__ of its own. "
                 "Write one, or pass a source: a file, or a list of texts or dicts."
             )
-        return len(self._rows) if self._kept is None else len(self._kept)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         item = self._plain_row(index)
@@ -153,15 +149,10 @@ class PromptDataset(Dataset[dict[str, Any]]):
     def _tokens(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         """Return ids and mask of a prompt: text as it is, messages by the chat template."""
         prompt = prompt_of(row)
-        if not isinstance(row["prompt"], str) or prompt.system:
-            ids = self._chat().prompt_ids(prompt.messages)
-            return ids, [1] * len(ids)
-        tokens = self.tokenizer(prompt.text, **self.tokenizer_kwargs)
-        ids = flat_ids(tokens["input_ids"])
-        mask = flat_ids(tokens["attention_mask"]) if "attention_mask" in tokens else [1] * len(ids)
-        return ids, mask
-
-    def _chat(self) -> ChatFormat:
+        if isinstance(row["prompt"], str) and not prompt.system:
+            tokens = self.tokenizer(prompt.text, **self.tokenizer_kwargs)
+            ids = flat_ids(tokens["input_ids"])
+            return ids, flat_ids(tokens.get("attention_mask", [1] * len(ids)))
         if self._format is None:
             if not getattr(self.tokenizer, "chat_template", None):
                 raise ConfigError(
@@ -170,71 +161,36 @@ class PromptDataset(Dataset[dict[str, Any]]):
                     "an episode writes its messages itself."
                 )
             self._format = ChatFormat(self.tokenizer)
-        return self._format
+        ids = self._format.prompt_ids(prompt.messages)
+        return ids, [1] * len(ids)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_format": None}  # it cannot be pickled
 
     def _plain_row(self, index: int) -> dict[str, Any]:
-        number = range(len(self))[operator.index(index)]
-        number = number if self._kept is None else self._kept[number]
-        assert self._rows is not None  # or there is no length
-        row = dict(self._rows[number])
-        if number in self._cut:
-            row["prompt"] = self._cut[number]
-        return row
+        return dict(self._rows[range(len(self))[operator.index(index)]])
 
-    def _limit(self, rows: list[Row] | LazyRows, limit: int, truncation: Truncation) -> None:
-        """Check the length of every prompt, and drop or cut those that are too long."""
+    def _short_rows(self, rows: Any, limit: int, truncation: Truncation) -> Any:
+        """Check the length of every prompt, and leave out those that are too long."""
         if self.tokenizer is None or limit < 1:
             raise ConfigError(
                 f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
             )
-        lengths = [self._length(rows[number]) for number in range(len(rows))]
-        too_long = [number for number, length in enumerate(lengths) if length > limit]
-        if not too_long:
-            return
-        share = f"{len(too_long)} of {len(rows)} prompts are longer than max_prompt_length={limit}"
-        if truncation == "drop":
-            if len(too_long) == len(rows):
-                raise ConfigError(f"all prompts are longer than max_prompt_length={limit}")
-            dropped = set(too_long)
-            self._kept = [number for number in range(len(rows)) if number not in dropped]
-            _LOG.warning("%s and left out.", share)
-            return
-        for number in too_long:
-            prompt = rows[number]["prompt"]
-            if truncation == "error" or not isinstance(prompt, str):
-                raise ConfigError(
-                    f"{share}; the prompt of row {number} has {lengths[number]} tokens: "
-                    f"{prompt!r:.80}. Raise the limit, or leave such rows out with "
-                    "truncation='drop'. A text can be cut ('left' or 'right'), messages cannot."
-                )
-            self._cut[number] = self._cut_prompt(rows[number], limit, truncation)
-        _LOG.warning("%s and cut on the %s.", share, truncation)
-
-    def _length(self, row: Mapping[str, Any]) -> int:
-        return sum(self._tokens(row)[1])
-
-    def _cut_prompt(self, row: Row, limit: int, side: Literal["left", "right"]) -> str:
-        """As much of a text as fits, found by halving; it ends (or begins) as it did."""
-        text: str = row["prompt"]
-
-        def kept(num_characters: int) -> str:
-            return text[len(text) - num_characters :] if side == "left" else text[:num_characters]
-
-        fits, does_not = 0, len(text)
-        while does_not - fits > 1:
-            middle = (fits + does_not) // 2
-            if self._length({**row, "prompt": kept(middle)}) <= limit:
-                fits = middle
-            else:
-                does_not = middle
-        if fits == 0:
+        lengths = [sum(self._tokens(rows[number])[1]) for number in range(len(rows))]
+        kept = [number for number, length in enumerate(lengths) if length <= limit]
+        if len(kept) == len(rows):
+            return rows
+        share = (
+            f"{len(rows) - len(kept)} of {len(rows)} prompts are longer than "
+            f"max_prompt_length={limit}"
+        )
+        if truncation == "error" or not kept:
             raise ConfigError(
-                f"max_prompt_length={limit} leaves no room for a single character of {text!r:.80}"
+                f"{share}, up to {max(lengths)} tokens. Raise the limit, or leave such rows out "
+                "with truncation='drop'."
             )
-        return kept(fits)
+        _LOG.warning("%s and left out.", share)
+        return Subset(rows, kept)
 
 
 RLHFDataset = PromptDataset
@@ -270,35 +226,23 @@ class CustomEnvDataset(PromptDataset):
         super().__init__(InitialPrompts(environment, config, size, seed), tokenizer, **options)
 
 
+@dataclass(frozen=True)
 class InitialPrompts:
     """The initial prompts of an environment by seed; a fresh environment makes each."""
 
-    def __init__(
-        self,
-        environment: EnvironmentSource,
-        config: EnvironmentConfig | Mapping[str, Any] | None,
-        size: int,
-        seed: int,
-    ) -> None:
-        self._environment, self._config = environment, config
-        self._size, self._seed = size, seed
-        self._make = environment_factory(environment, config)
-
-    def __reduce__(self) -> Any:  # a factory cannot be pickled
-        return InitialPrompts, (self._environment, self._config, self._size, self._seed)
+    environment: EnvironmentSource
+    config: EnvironmentConfig | Mapping[str, Any] | None
+    size: int
+    seed: int
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        seed = self._seed + range(self._size)[operator.index(index)]
-        environment = self._make()
+        seed = self.seed + range(self.size)[operator.index(index)]
+        environment = environment_factory(self.environment, self.config)()
         try:
-            reset = reset_environment(environment, seed)
-            if is_async(environment.reset):
-                observation = run_sync(reset)
-            else:  # a new event loop would take longer than most resets
-                observation = finish_without_loop(reset, f"{type(environment).__name__}.reset()")
+            observation = run_sync(reset_environment(environment, seed))
             row = {
                 "prompt": "\n\n".join(filter(None, [environment.get_prompt_prefix(), observation])),
                 "seed": seed,
@@ -308,13 +252,6 @@ class InitialPrompts:
         finally:
             environment.close()
         return row if action is None else {**row, "expected_action": action}
-
-
-def _origin(source: Any, prompt_key: str | None) -> DatasetConfig | None:
-    paths = source if isinstance(source, list | tuple) else [source]
-    if not paths or not all(is_file_name(path) for path in paths):
-        return None
-    return DatasetConfig([str(path) for path in paths], prompt_key=prompt_key or "prompt")
 
 
 def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDataset | None:
@@ -332,10 +269,16 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
         )
     files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
     prompt_key = config.prompt_key if are_prompts else None
-    rows = [
-        read_row(_renamed(read_row(value, None, place), config.columns, place), prompt_key, place)
-        for place, value in itertools.islice(read_files(files), config.max_rows)
-    ]
+    rows = []
+    for place, value in itertools.islice(read_files(files), config.max_rows):
+        row = read_row(value, None, place)
+        renamed = {name: item for name, item in row.items() if name not in config.columns.values()}
+        for new, old in config.columns.items():
+            if old not in row:
+                hint = did_you_mean(old, map(str, row))
+                raise ConfigError(f"{place} has no {old!r}, which dataset.columns names. {hint}")
+            renamed[new] = row[old]
+        rows.append(read_row(renamed, prompt_key, place))
     if not rows:
         raise ConfigError(f"there are no rows in {', '.join(map(str, files))}")
     dataset = PromptDataset(rows, prompt_key=prompt_key)
@@ -347,10 +290,7 @@ def _files(path: Path, split: str | None) -> list[Path]:
     """Return the file itself, or the files of a folder that belong to the split."""
     if not path.is_dir():
         if split is not None:
-            raise ConfigError(
-                f"dataset.split got {split!r}, and {path} is not a folder: expected one that holds "
-                f"{split}.jsonl or the like"
-            )
+            raise ConfigError(f"dataset.split got {split!r}, and {path} is not a folder")
         return [path]
     splits: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir()):
@@ -359,21 +299,9 @@ def _files(path: Path, split: str | None) -> list[Path]:
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
     if split not in splits:
-        kinds = ", ".join(FILE_KINDS)
-        hint = did_you_mean(split or "", splits) if splits else f"It has no file of {kinds}."
+        hint = did_you_mean(split or "", splits or FILE_KINDS)
         raise ConfigError(f"dataset.split got {split!r} for the folder {path}. {hint}")
     return splits[split]
-
-
-def _renamed(row: Row, columns: dict[str, str], place: str) -> Row:
-    renamed = dict(row)
-    for new, old in columns.items():
-        if old not in row:
-            hint = did_you_mean(old, map(str, row))
-            raise ConfigError(f"{place} has no {old!r}, which dataset.columns names. {hint}")
-        renamed.pop(old, None)
-        renamed[new] = row[old]
-    return renamed
 
 
 def flat_ids(ids: Any) -> list[int]:
@@ -401,24 +329,18 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]], pad_token_id: int = 0) ->
     batch: dict[str, Any] = {key: [item.get(key) for item in data_list] for key in keys}
     if "input_ids" not in batch:
         return batch
-    import torch
-
     rows = []
     for number, item in enumerate(data_list):
         if item.get("input_ids") is None:
             raise ConfigError(f"item {number} of the batch has no input_ids, and others have")
         ids = flat_ids(item["input_ids"])
-        given = item.get("attention_mask")
-        mask = [1] * len(ids) if given is None else flat_ids(given)
-        if len(mask) != len(ids):
-            raise ConfigError(
-                f"item {number} of the batch has {len(ids)} input_ids and an attention_mask of "
-                f"{len(mask)}; expected as many"
-            )
-        rows.append((ids, mask))
-    longest = max(len(ids) for ids, _ in rows)
-    padded_ids = [[pad_token_id] * (longest - len(ids)) + ids for ids, _ in rows]
-    padded_mask = [[0] * (longest - len(mask)) + mask for _, mask in rows]
-    batch["input_ids"] = torch.tensor(padded_ids, dtype=torch.long)
-    batch["attention_mask"] = torch.tensor(padded_mask, dtype=torch.long)
+        mask = item.get("attention_mask")
+        rows.append((ids, [1] * len(ids) if mask is None else flat_ids(mask)))
+
+    def pad(values: Iterable[list[int]], padding: int) -> torch.Tensor:
+        tensors = [torch.tensor(row, dtype=torch.long) for row in values]
+        return pad_sequence(tensors, True, padding, padding_side="left")
+
+    batch["input_ids"] = pad((ids for ids, _ in rows), pad_token_id)
+    batch["attention_mask"] = pad((mask for _, mask in rows), 0)
     return batch

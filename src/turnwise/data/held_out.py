@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from torch.utils.data import Subset
 
 from turnwise.data.dataset import PromptDataset
 
@@ -17,22 +18,8 @@ MIN_HELD_OUT = 16
 MIN_ROWS = 4 * MIN_HELD_OUT
 """With fewer different rows, none is held out: too few would be left to train on."""
 
-_BITS = 64
 _DERIVED = ("input_ids", "attention_mask")
 """Columns that a tokenizer adds."""
-
-
-class RowSubset:
-    """Some rows of a dataset, by their numbers."""
-
-    def __init__(self, source: Any, numbers: Sequence[int]) -> None:
-        self.source, self.numbers = source, numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.source[self.numbers[operator.index(index)]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +48,10 @@ def split_rows(rows: Any, fraction: float | None) -> Split:
     different = sorted(set(keys))
     if len(different) < MIN_ROWS:
         return Split(rows)
-    limit = max(int(fraction * 2**_BITS), different[MIN_HELD_OUT - 1] + 1)
+    limit = max(int(fraction * 2**64), different[MIN_HELD_OUT - 1] + 1)
     train = [number for number, key in enumerate(keys) if key >= limit]
     held_out = [number for number, key in enumerate(keys) if key < limit]
-    return Split(RowSubset(rows, train), RowSubset(rows, held_out)) if train else Split(rows)
+    return Split(Subset(rows, train), Subset(rows, held_out)) if train else Split(rows)
 
 
 def _row_key(row: Any, *, refuses_objects: bool = False) -> int:
@@ -88,7 +75,7 @@ def _row_key(row: Any, *, refuses_objects: bool = False) -> int:
     if isinstance(row, Mapping):
         row = {name: value for name, value in row.items() if name not in _DERIVED}
     text = json.dumps(row, sort_keys=True, default=as_json)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[: _BITS // 8])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
 
 def _makes_items(rows: Any) -> bool:
@@ -96,32 +83,21 @@ def _makes_items(rows: Any) -> bool:
     return isinstance(rows, PromptDataset) and rows.makes_items
 
 
-@dataclass(frozen=True)
-class SharedRows:
-    """How many rows of a dataset are also in another one."""
-
-    num_shared: int
-    num_compared: int
-    """Rows of the first dataset that were compared."""
-
-
-def shared_rows(rows: Any, others: Any) -> SharedRows:
-    """Count the rows that are also among the others, compared as JSON.
+def shared_rows(rows: Any, others: Any) -> tuple[int, int]:
+    """Return how many rows are also among the others, and how many were compared, as JSON.
 
     Rows with a value that JSON cannot hold (an image) are not compared, nor are items that a
     user's `__getitem__` makes.
 
     >>> shared_rows([{"a": 1, "b": 2}, {"a": 3}], [{"b": 2, "a": 1}])
-    SharedRows(num_shared=1, num_compared=2)
+    (1, 2)
     """
-    keys = list(_keys(rows))
-    known = set(_keys(others)) if keys else set()
-    return SharedRows(sum(key in known for key in keys), len(keys))
 
+    def keys(compared: Any) -> Iterator[int]:
+        if not _makes_items(compared):
+            for number in range(min(len(compared), MOST_COMPARED)):
+                with suppress(TypeError):
+                    yield _row_key(compared[number], refuses_objects=True)
 
-def _keys(rows: Any) -> Iterator[int]:
-    if _makes_items(rows):
-        return
-    for number in range(min(len(rows), MOST_COMPARED)):
-        with suppress(TypeError):
-            yield _row_key(rows[number], refuses_objects=True)
+    mine, known = list(keys(rows)), set(keys(others))
+    return sum(key in known for key in mine), len(mine)

@@ -7,14 +7,12 @@ import random
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import ConfigError
-
-_Order: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def epoch_order(num_rows: int, epoch: int, seed: int, shuffle: bool = True) -> list[int]:
@@ -23,7 +21,6 @@ def epoch_order(num_rows: int, epoch: int, seed: int, shuffle: bool = True) -> l
     >>> sorted(epoch_order(5, epoch=0, seed=1)) == epoch_order(5, epoch=0, seed=1, shuffle=False)
     True
     """
-    _check(num_rows=num_rows, least_rows=0, epoch=epoch)
     order: list[int] = _order(num_rows, epoch, seed, shuffle).tolist()
     return order
 
@@ -39,34 +36,30 @@ def rows_for_step(
     >>> [rows_for_step(3, step, 2, seed=0, shuffle=False) for step in range(3)]
     [[0, 1], [2, 0], [1, 2]]
     """
-    _check(num_rows=num_rows, step=step, batch_size=batch_size, least_rows=1)
+    if num_rows < 1 or step < 0 or batch_size < 1:
+        raise ConfigError(
+            f"got num_rows={num_rows}, step={step}, batch_size={batch_size}; "
+            "expected at least 1, 0 and 1"
+        )
     rows: list[int] = []
-    place, end = step * batch_size, (step + 1) * batch_size
-    while place < end:
-        epoch, first = divmod(place, num_rows)
-        last = min(num_rows, first + end - place)
+    position, end = step * batch_size, (step + 1) * batch_size
+    while position < end:
+        epoch, first = divmod(position, num_rows)
+        last = min(num_rows, first + end - position)
         rows += _order(num_rows, epoch, seed, shuffle)[first:last].tolist()
-        place += last - first
+        position += last - first
     return rows
 
 
 @lru_cache(maxsize=4)  # all steps of an epoch share its order
-def _order(num_rows: int, epoch: int, seed: int, shuffle: bool) -> _Order:
+def _order(
+    num_rows: int, epoch: int, seed: int, shuffle: bool
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     if not shuffle:
         return np.arange(num_rows)
     # Unlike permutation(), a bit generator's stream is the same in all versions of numpy.
     keys = np.random.PCG64(derive_seed(seed, "epoch", epoch)).random_raw(num_rows)
     return np.argsort(keys, kind="stable")
-
-
-def _check(
-    *, num_rows: int, least_rows: int, step: int = 0, epoch: int = 0, batch_size: int = 1
-) -> None:
-    if num_rows < least_rows or step < 0 or epoch < 0 or batch_size < 1:
-        raise ConfigError(
-            f"got num_rows={num_rows}, step={step}, epoch={epoch}, batch_size={batch_size}; "
-            f"expected at least {least_rows}, 0, 0 and 1"
-        )
 
 
 class Draw(NamedTuple):
@@ -87,10 +80,6 @@ def parts_for_step(weights: Sequence[float], step: int, num_groups: int, seed: i
     >>> [draw.part for draw in parts_for_step([3, 1], step=0, num_groups=8, seed=0)]
     [0, 1, 0, 0, 0, 1, 0, 0]
     """
-    if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise ConfigError(f"the weights of a mix got {list(weights)}, expected numbers above 0")
-    if step < 0 or num_groups < 1:
-        raise ConfigError(f"got step={step}, num_groups={num_groups}; expected at least 0 and 1")
     # Fractions, so that no rounding error puts a group into two steps or into none.
     total = sum(map(Fraction, weights))
     shares = [Fraction(weight) / total for weight in weights]

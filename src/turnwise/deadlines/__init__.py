@@ -14,21 +14,13 @@ from turnwise.deadlines.calls import (
     await_with_deadline,
     call_with_deadline,
     contained,
-    contained_call,
-    ending_forked_copies,
     episode_task,
-    in_daemon_thread,
     is_async,
     is_interrupt,
+    resolve_future,
     result_within,
 )
-from turnwise.deadlines.running import (
-    LoopCall,
-    LoopThread,
-    new_loop,
-    resolve_future,
-    run_sync,
-)
+from turnwise.deadlines.running import LoopCall, LoopThread, new_loop, run_sync
 from turnwise.deadlines.unresponsive import ended_if_unresponsive
 
 __all__ = [
@@ -37,11 +29,8 @@ __all__ = [
     "await_with_deadline",
     "call_with_deadline",
     "contained",
-    "contained_call",
     "ended_if_unresponsive",
-    "ending_forked_copies",
     "episode_task",
-    "in_daemon_thread",
     "is_async",
     "is_interrupt",
     "new_loop",

@@ -12,12 +12,11 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from turnwise.deadlines import calls
 from turnwise.deadlines.calls import in_daemon_thread, keep_for_ever
 
 T = TypeVar("T")
 
-_ENDING_SECONDS = 5.0
-"""The time for tasks that still run when the loop ends; those that ignore it are abandoned."""
 _SIGNAL_SECONDS = 0.2
 """The longest delay until a signal is handled."""
 _LOG = logging.getLogger("turnwise")
@@ -29,19 +28,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(coroutine)
-    return in_daemon_thread(lambda: _run(coroutine), "run_sync").result()
-
-
-def resolve_future(future: concurrent.futures.Future[T], function: Callable[[], T]) -> None:
-    """Call a function, and set its result or its error in a future that is not cancelled."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = function()
-    except BaseException as error:  # raised where the result is awaited
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+    return in_daemon_thread(partial(_run, coroutine), "run_sync").result()
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -64,9 +51,10 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Close a loop of this thread, with the tasks and generators that are left in it."""
     try:
         loop.run_until_complete(_end_tasks())
-        loop.run_until_complete(
-            asyncio.wait({loop.create_task(loop.shutdown_asyncgens())}, timeout=_ENDING_SECONDS)
-        )
+        ending = loop.create_task(loop.shutdown_asyncgens())
+        loop.run_until_complete(asyncio.wait({ending}, timeout=calls.GRACE_SECONDS))
+        if not ending.done():
+            keep_for_ever(ending)
     finally:
         loop.close()
 
@@ -85,7 +73,7 @@ async def _end_tasks() -> None:
     for task in left:
         task.cancel()
     if left:
-        _, left = await asyncio.wait(left, timeout=_ENDING_SECONDS)
+        _, left = await asyncio.wait(left, timeout=calls.GRACE_SECONDS)
     for task in left:
         _LOG.warning("%s ignores its cancellation, and is abandoned", task.get_coro())
         keep_for_ever(task)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.catalog import environment_factory, make_environment
+from turnwise.env.catalog import ADAPTERS, environment_factory, make_environment
 from turnwise.env.checker import CheckReport, Finding, check_env
 from turnwise.env.driver import reset_environment, step_environment
 from turnwise.env.games import (
@@ -23,17 +23,12 @@ if TYPE_CHECKING:
     from turnwise.env.adapters.reasoning_gym import ReasoningGymEnvironment
     from turnwise.env.adapters.textarena import TextArenaEnvironment
 
-# Imported when first used: each needs a package that may not be installed.
-_ADAPTERS = {
-    "GymnasiumEnvironment": "turnwise.env.adapters.gymnasium",
-    "ReasoningGymEnvironment": "turnwise.env.adapters.reasoning_gym",
-    "TextArenaEnvironment": "turnwise.env.adapters.textarena",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _ADAPTERS:
-        return getattr(importlib.import_module(_ADAPTERS[name]), name)
+    for target in ADAPTERS.values():  # each needs a package that may not be installed
+        module, _, class_name = target.partition(":")
+        if class_name == name:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -38,21 +38,19 @@ ADAPTERS: dict[str, str] = {
 def environment_factory(
     source: EnvironmentSource,
     config: EnvironmentConfig | Mapping[str, Any] | None = None,
-    *,
-    is_checked: bool = True,
 ) -> EnvironmentFactory:
     """Returns a function that creates a fresh environment with each call.
 
     `source` is a built-in name, `path.py:Class`, `module:Class`, a class, a factory (a function
     that makes an environment), or an instance, which stays unused: each call spawns a copy. A class
     or a function gets `config.params` as keyword arguments, or, if it has an argument `config`, the
-    whole config. A class that cannot be instantiated is an error at once; `is_checked=False` leaves
-    that to the call.
+    whole config; so does a function's only argument that `params` do not name. A class that cannot
+    be instantiated is an error at once.
     """
     config = EnvironmentConfig.of(config)
     if isinstance(source, str):
-        name, source = source, source_by_name(source)
-        prefix, colon, rest = name.partition(":")
+        prefix, colon, rest = source.partition(":")
+        source = source_by_name(source)
         if colon and prefix in ADAPTERS:
             if ":" in rest:  # Gymnasium imports the module in `gym:module:Name-v0`
                 require_code(rest)
@@ -65,19 +63,18 @@ def environment_factory(
             "'guess-number', a class derived from turnwise.BaseEnvironment, an object of one, or a "
             "function that makes one."
         )
-    if isinstance(source, type) and is_checked:
+    if isinstance(source, type):
         _check_class(source)
-    is_alone = _takes_config_alone(source, config)
-    arguments = {} if is_alone else _arguments(source, config)
+    arguments = _arguments(source, config)
 
     def make() -> BaseEnvironment:
-        env = source(config) if is_alone else source(**arguments)
+        env = source(**arguments)
         if not isinstance(env, BaseEnvironment):
             raise EnvironmentFault(
                 f"the environment factory {_name(source)} returned {type(env).__name__}, "
                 "expected a BaseEnvironment. Derive the class from turnwise.BaseEnvironment."
             )
-        takes_config = is_alone or "config" in arguments
+        takes_config = any(value is config for value in arguments.values())
         if not takes_config and config.max_steps is not None:
             env.max_steps = config.max_steps
         return env
@@ -96,9 +93,8 @@ def make_environment(
 def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
     """Returns the class or factory of a name: `guess-number`, `gym:CartPole-v1`, `file.py:Maze`."""
     prefix, colon, _ = name.partition(":")
-    target = ADAPTERS.get(prefix) if colon else BUILT_IN.get(name)
-    if name == PROMPTS:
-        target = "turnwise.env.prompts:PromptEnvironment"
+    built_in = {**BUILT_IN, PROMPTS: "turnwise.env.prompts:PromptEnvironment"}
+    target = ADAPTERS.get(prefix) if colon else built_in.get(name)
     if target is None and not colon:
         raise ConfigError(
             f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
@@ -135,31 +131,21 @@ def _check_class(source: type) -> None:
         )
 
 
-def _takes_config_alone(source: Callable[..., Any], config: EnvironmentConfig) -> bool:
-    """Whether a function has one argument, of any name, which stands for the config.
-
-    One that params name, or that is annotated with another type, is a param.
-    """
-    parameters = list(inspect.signature(source).parameters.values())
-    if isinstance(source, type) or len(parameters) != 1:
-        return False
-    (only,) = parameters
-    kinds = (only.POSITIONAL_ONLY, only.POSITIONAL_OR_KEYWORD)
-    is_required = only.kind in kinds and only.default is only.empty
-    is_other = only.annotation is not only.empty and "Config" not in str(only.annotation)
-    return is_required and not is_other and only.name not in config.params
-
-
 def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[str, Any]:
     """Returns the arguments of a class or function: the config, or `params` by their names."""
     signature = _signature(source)
-    parameters = signature.parameters.values()
+    parameters = list(signature.parameters.values())
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    # One copy for all environments: they may change it, and large ones would take their time.
     arguments = copy.deepcopy(dict(config.params))
     if "config" in names:  # it reads there what it has no argument for
         arguments = {name: value for name, value in arguments.items() if name in names}
         arguments["config"] = config
+    elif not isinstance(source, type) and len(parameters) == len(names) == 1:
+        (only,) = parameters
+        is_typed = only.annotation is not only.empty and "Config" not in str(only.annotation)
+        is_required = only.default is only.empty and only.kind is not only.KEYWORD_ONLY
+        if is_required and not is_typed and only.name not in arguments:
+            return {only.name: config}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     odd = next((key for key in arguments if key not in names and not takes_any), None)
     if odd is not None:

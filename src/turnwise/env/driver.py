@@ -39,13 +39,42 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
 async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
     """Takes a step and checks its result."""
     count_before = env.step_count
-    result: object = env.step(action)
+    result: Any = env.step(action)
     if type(result) is not tuple and inspect.isawaitable(result):  # isawaitable is slow
         result = await result
     if env.step_count == count_before:
         # The environment does not count its steps itself.
         env.step_count = count_before + 1
-    return checked_step(env, result)
+    if not isinstance(result, (tuple, list)) or len(result) != 4:
+        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
+        problem = (
+            f"returned {got}, expected 4 values. Return (observation, reward, done, info) on every "
+            "path; for a Gymnasium environment use turnwise.env.GymnasiumEnvironment."
+        )
+        raise _fault(env, "step", problem)
+    observation, reward, done, info = result
+    observation = _checked_observation(env, "step", observation)
+    try:
+        # float("1.5") would work, and hide that a reward is text.
+        number = None if isinstance(reward, str | bytes) else float(reward)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or not math.isfinite(number):
+        bad = _kind(reward) if number is None else str(number)
+        fix = "Convert it with float(...); await what is async; look for a division by zero."
+        raise _fault(env, "step", f"returned a reward of {bad}, expected a finite number. {fix}")
+    if not isinstance(info, dict | None):
+        problem = f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
+        raise _fault(env, "step", problem)
+    # numpy's bool_ is not a bool; a 0 or 1 is taken too, a list or a string is a mistake.
+    if isinstance(done, str | bytes | list | tuple | dict) or done not in (0, 1):
+        fix = "Return (observation, reward, done, info) in this order, done a bool."
+        problem = f"returned done={done!r:.80}, expected True or False. {fix}"
+        raise _fault(env, "step", problem)
+    info = dict(info or {})
+    cut = bool(info.get("truncated", False))
+    out_of_steps = not done and env.step_count >= env.max_steps
+    return StepResult(observation, number, bool(done) and not cut, cut or out_of_steps, info)
 
 
 def finish_without_loop(work: Coroutine[Any, Any, T], call: str) -> T:
@@ -61,79 +90,28 @@ def finish_without_loop(work: Coroutine[Any, Any, T], call: str) -> T:
 
 def accepts_seed(env: BaseEnvironment) -> bool:
     """Whether `reset` takes `seed`."""
-    method = getattr(env.reset, "__func__", None)
-    return _names_seed(env.reset) if method is None else _method_names_seed(method)
+    return _names_seed(getattr(env.reset, "__func__", env.reset))
 
 
+@lru_cache(maxsize=256)  # inspecting takes longer than a reset
 def _names_seed(reset: Callable[..., Any]) -> bool:
     parameters = inspect.signature(reset).parameters.values()
     return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-_method_names_seed = lru_cache(maxsize=256)(_names_seed)  # inspecting takes longer than a reset
-
-
-def checked_step(env: BaseEnvironment, result: object) -> StepResult:
-    """Returns the `StepResult` of what `step` returned; raises an error if it is invalid."""
-    if not isinstance(result, (tuple, list)) or len(result) != 4:
-        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
-        fix = "Return (observation, reward, done, info)."
-        if isinstance(result, tuple) and len(result) == 5:
-            fix += " For a Gymnasium environment use turnwise.env.GymnasiumEnvironment."
-        if result is None:
-            fix += " Does every path end in a return?"
-        raise _fault(env, "step", f"returned {got}, expected 4 values. {fix}")
-    observation, reward, done, info = result
-    observation = _checked_observation(env, "step", observation)
-    try:
-        # float("1.5") would work, and hide that a reward is text.
-        number = None if isinstance(reward, str | bytes) else float(reward)
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
-        fix = (
-            "Convert it with float(...); return 0.0 where nothing was earned; await what is async."
-        )
-        raise _fault(env, "step", f"returned a reward of {_kind(reward)}, expected a number. {fix}")
-    if not math.isfinite(number):
-        fix = "Look for a division by zero or a logarithm of zero in the reward."
-        raise _fault(env, "step", f"returned the reward {number}, expected a finite number. {fix}")
-    if not isinstance(info, dict | None):
-        problem = f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
-        raise _fault(env, "step", problem)
-    # numpy's bool_ is not a bool; a 0 or 1 is taken too, a list or a string is a mistake.
-    if isinstance(done, str | bytes | list | tuple | dict) or done not in (0, 1):
-        fix = "Return (observation, reward, done, info) in this order, done a bool."
-        problem = f"returned done={done!r:.80}, expected True or False. {fix}"
-        raise _fault(env, "step", problem)
-    # A copy without the methods of a subclass, which the environment cannot change later.
-    info = dict(info or {})
-    over = bool(done)
-    cut = bool(info.get("truncated", False))
-    out_of_steps = not over and env.step_count >= env.max_steps
-    return StepResult(observation, number, over and not cut, cut or out_of_steps, info)
-
-
 def _checked_observation(env: BaseEnvironment, method: str, observation: object) -> str:
     if isinstance(observation, str):
         return observation if type(observation) is str else str.__str__(observation)
-    parts = observation if isinstance(observation, list) else []
-    if parts and all(isinstance(part, Mapping) for part in parts):
+    if isinstance(observation, list) and observation and isinstance(observation[0], Mapping):
         try:
-            return read_content(parts)
+            return read_content(observation)
         except NotText as error:
-            fix = "Describe it in words."
-            raise _fault(env, method, f"returned {error}. {fix}") from None
+            raise _fault(env, method, f"returned {error}. Describe it in words.") from None
     fix = "Describe the state in words, or return json.dumps(...) of it."
-    if observation is None:
-        fix = 'Return what the agent reads next, "" if there is nothing.'
-    elif method == "reset" and isinstance(observation, tuple):
+    if method == "reset" and isinstance(observation, tuple):
         fix = "Return the observation alone, without an info."
-    elif inspect.isawaitable(observation):
-        fix = "Put await before the call that makes it."
-    raise _fault(
-        env, method, f"returned an observation of {_kind(observation)}, expected str. {fix}"
-    )
+    problem = f"returned an observation of {_kind(observation)}, expected str. {fix}"
+    raise _fault(env, method, problem)
 
 
 def _fault(env: BaseEnvironment, method: str, problem: str) -> EnvironmentFault:

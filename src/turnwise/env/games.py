@@ -5,7 +5,6 @@ import random
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from turnwise.config import EnvironmentConfig
@@ -32,10 +31,8 @@ class _Game(BaseEnvironment):
             kind = type(getattr(self, name))
             # bool is a subclass of int, but `size: true` is an error.
             if type(value) is not kind and (kind, type(value)) != (float, int):
-                raise ConfigError(
-                    f"{game} got {name}={value!r} of type {type(value).__name__}, "
-                    f"expected {kind.__name__}"
-                )
+                got = f"{name}={value!r} of type {type(value).__name__}"
+                raise ConfigError(f"{game} got {got}, expected {kind.__name__}")
             setattr(self, name, kind(value))
         self.check_parameters()
         self.begin(random.Random(0))  # playable at once; reset draws anew
@@ -112,10 +109,8 @@ class GuessNumberEnvironment(_Game):
             "low must be below high and both of at most 18 digits, "
             f"got low={self.low}, high={self.high}",
         )
-        require(
-            0 <= self.shaping < math.inf,
-            f"shaping must be 0 or a positive number, got {self.shaping}",
-        )
+        message = f"shaping must be 0 or a positive number, got {self.shaping}"
+        require(0 <= self.shaping < math.inf, message)
 
     def begin(self, rng: random.Random) -> None:
         self._secret = rng.randint(self.low, self.high)
@@ -182,24 +177,16 @@ Cell: TypeAlias = tuple[int, int]
 
 _START: Cell = (0, 0)
 _MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-_SIDEWAYS = {
-    "up": ("left", "right"),
-    "down": ("left", "right"),
-    "left": ("up", "down"),
-    "right": ("up", "down"),
-}
 
 
 class GridWorldEnvironment(_Game):
     """Walk from the top left to the bottom right corner of a random map.
 
     Parameters: `size`, the side of the map (4); `pits`, the share of cells that are pits (0.25;
-    fewer where more would block every way); `slippery` (False): each move goes, with equal
-    chance, where it was meant to go or to one of its two sides.
+    fewer where more would block every way).
 
     The reward is 1 at the goal and 0 otherwise; a pit ends the episode. The goal can always be
-    reached. Without another `max_steps` the agent has size² steps, four times as many on
-    slippery ground.
+    reached. Without another `max_steps` the agent has size² steps.
 
     >>> env = GridWorldEnvironment({"size": 2, "pits": 0.0})
     >>> print(env.reset())
@@ -208,31 +195,35 @@ class GridWorldEnvironment(_Game):
     """
 
     max_steps = 16
-    parameters = ("size", "pits", "slippery")
+    parameters = ("size", "pits")
     size: int = 4
     pits: float = 0.25
-    slippery: bool = False
     _MOVE = re.compile(rf"\b({'|'.join(_MOVES)})\b", re.IGNORECASE)
 
     def check_parameters(self) -> None:
         require(2 <= self.size <= 20, f"size must be from 2 to 20, got {self.size}")
         require(0 <= self.pits < 1, f"pits must be from 0 to below 1, got {self.pits}")
         if self.config.max_steps is None:
-            self.max_steps = self.size**2 * (4 if self.slippery else 1)
+            self.max_steps = self.size**2
         self.goal: Cell = (self.size - 1, self.size - 1)
 
     def begin(self, rng: random.Random) -> None:
         self.position = _START
-        self.pit_cells = _draw_pits(rng, self.size, self.pits)
+        self.pit_cells: frozenset[Cell] = frozenset()
+        cells = [(row, column) for row in range(self.size) for column in range(self.size)]
+        candidates = [cell for cell in cells if cell not in (_START, self.goal)]
+        rng.shuffle(candidates)
+        for cell in candidates:
+            if len(self.pit_cells) >= round(self.pits * self.size**2):
+                break
+            if _START in self._distances_to_goal(self.pit_cells | {cell}):
+                self.pit_cells |= {cell}
 
     def play(self, action: str) -> Step:
         match = last_match(self._MOVE, action)
         if match is None:
             return "Write up, down, left or right.", 0.0, False, {"invalid_action": True}
-        move = match[1].lower()
-        if self.slippery:
-            move = self.rng.choice((move, *_SIDEWAYS[move]))
-        self.position = _neighbour(self.position, move, self.size)
+        self.position = self._neighbour(self.position, match[1].lower())
         success = self.position == self.goal
         self._done = success or self.position in self.pit_cells
         if not self._done:
@@ -250,10 +241,9 @@ class GridWorldEnvironment(_Game):
         return "\n".join(map("".join, rows))
 
     def get_prompt_prefix(self) -> str:
-        slippery = " The ground is slippery: a move may go sideways." if self.slippery else ""
         return (
             "Walk to the goal and do not fall into a pit. "
-            f"On the map A is you, G the goal, O a pit.{slippery} "
+            "On the map A is you, G the goal, O a pit. "
             "Answer with one move: up, down, left or right. "
             "If you write several, the last one counts."
         )
@@ -264,66 +254,26 @@ class GridWorldEnvironment(_Game):
     def expert_action(self) -> str | None:
         if self._done:
             return None
-        return _best_moves(self.size, self.pit_cells, self.slippery)[self.position]
+        distances = self._distances_to_goal(self.pit_cells)
+        ends = {move: self._neighbour(self.position, move) for move in _MOVES}
+        return min(_MOVES, key=lambda move: distances.get(ends[move], math.inf))
 
+    def _neighbour(self, cell: Cell, move: str) -> Cell:
+        """Returns the cell after a move; at the edge of the map it is the same cell."""
+        row, column = cell[0] + _MOVES[move][0], cell[1] + _MOVES[move][1]
+        return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
 
-def _neighbour(cell: Cell, move: str, size: int) -> Cell:
-    """Returns the cell after a move; at the edge of the map it is the same cell."""
-    row, column = cell[0] + _MOVES[move][0], cell[1] + _MOVES[move][1]
-    return (row, column) if 0 <= row < size and 0 <= column < size else cell
-
-
-def _draw_pits(rng: random.Random, size: int, share: float) -> frozenset[Cell]:
-    """Draws random pits that leave a path from start to goal."""
-    goal = (size - 1, size - 1)
-    cells = [(row, column) for row in range(size) for column in range(size)]
-    candidates = [cell for cell in cells if cell not in (_START, goal)]
-    rng.shuffle(candidates)
-    pits: frozenset[Cell] = frozenset()
-    for cell in candidates:
-        if len(pits) >= round(share * size**2):
-            break
-        if goal in _reachable(size, pits | {cell}):
-            pits |= {cell}
-    return pits
-
-
-def _reachable(size: int, pits: frozenset[Cell]) -> set[Cell]:
-    """Returns the cells that can be reached from the start."""
-    reached = {_START}
-    frontier = [_START]
-    while frontier:
-        cell = frontier.pop()
-        new = {_neighbour(cell, move, size) for move in _MOVES} - pits - reached
-        reached |= new
-        frontier.extend(new)
-    return reached
-
-
-@lru_cache(maxsize=256)
-def _best_moves(size: int, pits: frozenset[Cell], slippery: bool) -> dict[Cell, str]:
-    """Returns the best move in each reachable cell, by value iteration.
-
-    The small discount prefers shorter paths: on firm ground this is the shortest path, on slippery
-    ground a compromise between speed and the risk of a pit.
-    """
-    goal = (size - 1, size - 1)
-    cells = sorted(_reachable(size, pits) - {goal}, reverse=True)
-    values: dict[Cell, float] = dict.fromkeys(cells, 0.0) | {goal: 1.0}
-
-    def worth(cell: Cell, move: str) -> float:
-        moves = (move, *_SIDEWAYS[move]) if slippery else (move,)
-        ends = [_neighbour(cell, actual, size) for actual in moves]
-        return 0.99 * sum(values.get(end, 0.0) for end in ends) / len(ends)
-
-    largest_change = 1.0
-    while largest_change > 1e-6:
-        largest_change = 0.0
-        for cell in cells:
-            value = max(worth(cell, move) for move in _MOVES)
-            largest_change = max(largest_change, abs(value - values[cell]))
-            values[cell] = value
-    return {cell: max(_MOVES, key=lambda move: worth(cell, move)) for cell in cells}
+    def _distances_to_goal(self, pits: frozenset[Cell]) -> dict[Cell, int]:
+        """Returns the number of moves to the goal from each cell where there is a way."""
+        distances = {self.goal: 0}
+        cells = [self.goal]
+        for cell in cells:  # grows: a breadth-first search
+            for move in _MOVES:
+                neighbour = self._neighbour(cell, move)
+                if neighbour not in distances and neighbour not in pits:
+                    distances[neighbour] = distances[cell] + 1
+                    cells.append(neighbour)
+        return distances
 
 
 WEAPONS: dict[str, str] = {

@@ -5,18 +5,14 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from turnwise.deadlines import is_interrupt, run_sync
+from turnwise.deadlines import run_sync
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.catalog import EnvironmentSource, source_by_name
 from turnwise.env.driver import reset_environment, step_environment
-from turnwise.errors import ConfigError, TurnwiseError, describe_error, error_message
+from turnwise.errors import ConfigError, TurnwiseError, describe_error
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 Player: TypeAlias = Callable[[BaseEnvironment, str], str | Awaitable[str]]
 """Takes the environment and the last observation, and returns the next action."""
-
-OnStep: TypeAlias = Callable[[str, StepResult], None]
-"""Called with each action and its result."""
 
 
 def expert_player(env: BaseEnvironment, observation: str) -> str:
@@ -47,22 +43,8 @@ def random_player(seed: int | None = None) -> Player:
     return play
 
 
-def lacks_player(source: EnvironmentSource, player: str) -> bool:
-    """Whether an environment has no `expert`, or no `random` player.
-
-    Of a function that makes environments this is not known before it is called.
-    """
-    source = source_by_name(source) if isinstance(source, str) else source
-    kind = type(source) if isinstance(source, BaseEnvironment) else source
-    method = {"expert": "expert_action", "random": "sample_action"}[player]
-    return getattr(kind, method, None) is getattr(BaseEnvironment, method)
-
-
 async def play_episode_async(
-    env: BaseEnvironment,
-    player: Player,
-    seed: int | None = None,
-    on_step: OnStep | None = None,
+    env: BaseEnvironment, player: Player, seed: int | None = None
 ) -> Trajectory:
     """Plays one episode; a failure of the environment is recorded in the trajectory.
 
@@ -71,7 +53,7 @@ async def play_episode_async(
     trajectory = Trajectory(seed=seed)
     try:
         observation = await reset_environment(env, seed)
-    except BaseException as error:  # the boundary where a failure of the environment becomes data
+    except (Exception, SystemExit) as error:  # the boundary where a failure becomes data
         return _failed(trajectory, "reset", error)
     trajectory.prompts = [env.get_prompt_prefix(), observation]
     while True:
@@ -82,33 +64,26 @@ async def play_episode_async(
             trajectory.states.append(env.get_state_description())
             trajectory.actions.append(action)
             result = await step_environment(env, action)
-        except BaseException as error:  # the same boundary
+        except (Exception, SystemExit) as error:
             return _failed(trajectory, "step", error)
         trajectory.observations.append(result.observation)
         trajectory.rewards.append(result.reward)
         trajectory.dones.append(result.done)
         trajectory.infos.append(result.info)
-        if on_step is not None:
-            on_step(action, result)
         if result.done:
             trajectory.status = ending_of(result)
             return trajectory
         observation = result.observation
 
 
-def play_episode(
-    env: BaseEnvironment,
-    player: Player,
-    seed: int | None = None,
-    on_step: OnStep | None = None,
-) -> Trajectory:
+def play_episode(env: BaseEnvironment, player: Player, seed: int | None = None) -> Trajectory:
     """`play_episode_async` for synchronous code.
 
     >>> from turnwise.env import GuessNumberEnvironment
     >>> play_episode(GuessNumberEnvironment(), expert_player, seed=1).success
     True
     """
-    return run_sync(play_episode_async(env, player, seed, on_step))
+    return run_sync(play_episode_async(env, player, seed))
 
 
 def ending_of(result: StepResult) -> EpisodeStatus:
@@ -121,12 +96,7 @@ def ending_of(result: StepResult) -> EpisodeStatus:
 
 
 def _failed(trajectory: Trajectory, call: str, error: BaseException) -> Trajectory:
-    if is_interrupt(error):
-        raise error
     trajectory.status = EpisodeStatus.ENVIRONMENT_ERROR
-    trajectory.error = (
-        error_message(error)
-        if isinstance(error, TurnwiseError)
-        else f"{call}() raised {describe_error(error)}"
-    )
+    is_ours = isinstance(error, TurnwiseError)
+    trajectory.error = str(error) if is_ours else f"{call}() raised {describe_error(error)}"
     return trajectory

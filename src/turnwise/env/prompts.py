@@ -37,32 +37,24 @@ class Prompt:
         if isinstance(prompt, str):
             return cls(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise ConfigError(
-                f"a prompt is {_shown(prompt)}, expected a text or a list of messages"
-            )
+            got = _shown(prompt)
+            raise ConfigError(f"a prompt is {got}, expected a text or a list of messages")
         messages = []
         for number, message in enumerate(prompt):
-            role = message.get("role") if isinstance(message, Mapping) else None
-            content = message.get("content") if isinstance(message, Mapping) else None
-            if isinstance(content, list):
-                try:
-                    content = read_content(content)
-                except NotText as error:
-                    raise ConfigError(f"message {number} of a prompt has {error}") from None
-            if not isinstance(role, str) or not isinstance(content, str):
+            try:
+                role, content = message["role"], read_content(message["content"])
+            except (KeyError, TypeError, NotText) as error:
                 raise ConfigError(
                     f"message {number} of a prompt is {_shown(message)}, expected "
-                    "{'role': 'user', 'content': text}"
-                )
+                    f"{{'role': 'user', 'content': text}} ({error})"
+                ) from None
             messages.append({"role": role, "content": content})
-        system = ""
-        if messages and messages[0]["role"] == "system":
-            system = messages.pop(0)["content"]
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        system = messages.pop(0)["content"] if has_system else ""
         roles = [message["role"] for message in messages]
-        is_chat = set(roles) <= {"user", "assistant"} and roles[:1] == roles[-1:] == ["user"]
-        if not is_chat:
+        if not ({"user", "assistant"} >= set(roles) and roles[:1] == roles[-1:] == ["user"]):
             raise ConfigError(
-                f"the messages of a prompt have the roles {', '.join(roles) or 'none'}; "
+                f"the messages of a prompt have the roles {', '.join(map(str, roles)) or 'none'}; "
                 "expected user and assistant, after at most one system message, the first and the "
                 "last of them a user's"
             )
@@ -88,13 +80,12 @@ class PromptEnvironment(BaseEnvironment):
     """
 
     quick = True
-
     max_steps = 1
 
     def reset(self) -> str:
         self._done = False
         self.step_count = 0
-        return self._prompt().text
+        return prompt_of(self._task()).text
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         self.step_count += 1
@@ -106,14 +97,14 @@ class PromptEnvironment(BaseEnvironment):
         return "Right." if is_right else "Wrong.", float(is_right), True, {"success": is_right}
 
     def get_state_description(self) -> str:
-        text = self._prompt().text
+        text = prompt_of(self._task()).text
         return f"{text}\n(answered)" if self._done else text
 
     def get_prompt_prefix(self) -> str:
-        return self._prompt().system
+        return prompt_of(self._task()).system
 
     def get_history(self) -> Sequence[Mapping[str, Any]]:
-        return self._prompt().history
+        return prompt_of(self._task()).history
 
     def expert_action(self) -> str | None:
         return answer_of(self._task())
@@ -126,25 +117,19 @@ class PromptEnvironment(BaseEnvironment):
             )
         return self.task
 
-    def _prompt(self) -> Prompt:
-        return prompt_of(self._task())
-
 
 def prompt_of(row: Mapping[str, Any]) -> Prompt:
     """Returns the prompt of a row, with its system prompt."""
     if "prompt" not in row:
         raise ConfigError(f"a row has no 'prompt'; it has {', '.join(map(str, row)) or 'nothing'}")
     prompt = Prompt.of(row["prompt"])
-    system = row.get("system")
-    if system is None or system == "":
-        return prompt
-    if not isinstance(system, str):
-        raise ConfigError(f"a row's 'system' is {_shown(system)}, expected a text")
-    if prompt.system:
+    system = row.get("system") or ""
+    if not isinstance(system, str) or (system and prompt.system):
         raise ConfigError(
-            "a row has a system prompt twice: as 'system', and as a message. Leave one out."
+            f"a row's 'system' is {_shown(system)}, expected a text, and no system message in the "
+            "prompt besides"
         )
-    return Prompt(prompt.text, system, prompt.history)
+    return Prompt(prompt.text, system or prompt.system, prompt.history)
 
 
 def answer_of(row: Mapping[str, Any]) -> str | None:
@@ -153,10 +138,8 @@ def answer_of(row: Mapping[str, Any]) -> str | None:
     answers = [row.get("answer"), row.get("ground_truth")]
     if isinstance(graded, Mapping):
         answers.append(graded.get("ground_truth"))
-    for answer in answers:
-        if isinstance(answer, str | int | float):
-            return str(answer)
-    return None
+    plain = (str(answer) for answer in answers if isinstance(answer, str | int | float))
+    return next(plain, None)
 
 
 def is_answer(reply: str, answer: str) -> bool:

@@ -1,11 +1,14 @@
 """`EnvironmentStepTool`: takes a step in the environment by a tool call."""
 
+import functools
+from typing import Any
+
 from turnwise.deadlines import call_with_deadline, is_async
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.driver import finish_without_loop, step_environment
-from turnwise.errors import EnvironmentFault, ToolError
+from turnwise.errors import EnvironmentFault, ToolError, describe_error
 from turnwise.tools.base import DEFAULT_TIMEOUT, Tool
-from turnwise.tools.context import ToolContext
+from turnwise.tools.types import ToolContext
 from turnwise.types import StepResult
 
 
@@ -52,18 +55,14 @@ class EnvironmentStepTool(Tool):
             raise ToolError("The episode is over; no action is possible any more.")
         who = f"{type(environment).__name__}.step()"
 
-        def in_thread() -> StepResult:
-            return finish_without_loop(step_environment(environment, action), who)
-
-        async def on_loop() -> StepResult:
-            return await step_environment(environment, action)
-
-        step = on_loop if is_async(environment.step) else in_thread
+        step: Any = functools.partial(step_environment, environment, action)
+        if not is_async(environment.step):
+            step = functools.partial(finish_without_loop, step(), who)
+        result: StepResult
         try:
             result = await call_with_deadline(step, timeout=self._step_timeout, waiting_for=who)
         except EnvironmentFault:
             raise
         except Exception as error:
-            raise EnvironmentFault(f"{who} failed: {type(error).__name__}: {error}") from error
-        assert isinstance(result, StepResult)
+            raise EnvironmentFault(f"{who} failed: {describe_error(error)}") from error
         return result

@@ -5,14 +5,11 @@ from turnwise.episode.collector import (
     EpisodeCollector,
     EpisodeFailed,
     collect,
-    collect_async,
     run_episode,
     run_episode_async,
 )
 from turnwise.episode.episode import Episode
 from turnwise.episode.multi_turn import (
-    EpisodeReport,
-    ManagedTurn,
     MultiTurnChatHarness,
     MultiTurnInferenceEngine,
     MultiTurnManager,
@@ -21,12 +18,9 @@ from turnwise.episode.options import (
     CollectorOptions,
     EpisodeLimits,
     EpisodeOptions,
-    EpisodeSetup,
-    ErrorPolicy,
     episode_limits,
     make_setup,
 )
-from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import (
     AgentRecord,
     EpisodeResult,
@@ -44,20 +38,14 @@ __all__ = [
     "EpisodeFailed",
     "EpisodeLimits",
     "EpisodeOptions",
-    "EpisodeReport",
     "EpisodeResult",
-    "EpisodeSetup",
     "EpisodeSummary",
     "EpisodeTask",
-    "ErrorPolicy",
-    "ManagedTurn",
     "MultiTurnChatHarness",
     "MultiTurnInferenceEngine",
     "MultiTurnManager",
     "TurnRecord",
     "collect",
-    "collect_async",
-    "derive_seed",
     "episode_limits",
     "make_setup",
     "run_episode",

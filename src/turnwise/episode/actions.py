@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from turnwise.chat import Message
-from turnwise.episode.environment_session import EnvironmentSession, valid_text
+from turnwise.episode.environment_session import EnvironmentSession
 from turnwise.episode.messages import MessageBuilder
-from turnwise.episode.options import EpisodeLimits, ParserChoice
-from turnwise.episode.watchdog import EpisodeTimer
+from turnwise.episode.options import ParserChoice
+from turnwise.episode.types import TurnRecord
 from turnwise.errors import DeadlineExceeded, EnvironmentFault
 from turnwise.tools import (
     ActionParser,
@@ -18,7 +16,6 @@ from turnwise.tools import (
     ToolDefinition,
     ToolFailure,
     ToolRegistry,
-    ToolResult,
     answer_of,
     get_parser,
 )
@@ -29,39 +26,6 @@ from turnwise.types import EpisodeStatus, StepResult
 _OVER_LIMIT = "No tool calls are left. Answer without tools."
 
 
-@dataclass(slots=True)
-class Outcome:
-    """The result of carrying out a turn."""
-
-    observation: str = ""
-    """The text that the agent reads next."""
-    messages: Sequence[Message] = ()
-    """The same as messages of the conversation."""
-    state: str = ""
-    """The state description before the turn."""
-    reward: float = 0.0
-    status: EpisodeStatus | None = None
-    """The status if the turn ended the episode; None if the episode continues."""
-    done: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
-    calls: list[ToolCall] = field(default_factory=list)
-    results: list[ToolResult] = field(default_factory=list)
-    malformed: str | None = None
-    other_format: str | None = None
-    """The format of a call that this run's parser does not read."""
-
-    def add_step(self, step: StepResult) -> None:
-        self.reward += step.reward
-        self.info = {**self.info, **step.info} if self.info else step.info
-        self.done = step.terminated
-        if step.terminated:
-            self.status = EpisodeStatus.DONE
-        elif step.info.get("truncated"):
-            self.status = EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
-        elif step.truncated:
-            self.status = EpisodeStatus.TRUNCATED_BY_TURNS
-
-
 class Actions:
     """Carries out the turns of one episode.
 
@@ -70,21 +34,18 @@ class Actions:
 
     def __init__(
         self,
-        messages: MessageBuilder | None,
-        limits: EpisodeLimits,
-        timer: EpisodeTimer,
-        session: EnvironmentSession | None = None,
+        session: EnvironmentSession,
+        messages: MessageBuilder | None = None,
         tools: ToolRegistry | None = None,
         parser: ParserChoice = "auto",
     ) -> None:
         self._messages = messages
-        self._limits = limits
-        self._timer = timer
         self._session = session
+        self._timer = session.timer
         self._choice = parser
         self._tools = tools
         self._num_calls = 0
-        self._refused_in: Outcome | None = None
+        self._refused_in: TurnRecord | None = None
         """The first turn with a call over the limit."""
         self.parser: ActionParser | None = None
         self.definitions: Sequence[ToolDefinition] = ()
@@ -92,7 +53,7 @@ class Actions:
 
     def begin(self) -> None:
         """Adds the environment's own tools; called when the environment has been reset."""
-        environment = None if self._session is None else self._session.environment
+        environment = self._session.environment
         if self._tools is None:
             if environment is None or not marked_tools(environment):
                 return
@@ -107,93 +68,96 @@ class Actions:
         else:
             self.parser = self._choice
 
-    async def act(self, text: str, *, in_thought: bool = False) -> Outcome:
-        """Executes the tool calls in a turn; a turn without calls is an action.
+    async def act(self, turn: TurnRecord) -> tuple[Sequence[Message], EpisodeStatus | None]:
+        """Carries out a turn and records in it what that gave; one without tool calls is an action.
 
-        `in_thought`: the turn begins inside a thought. Nothing in a thought is carried out.
+        Nothing in a thought is carried out. Returns the messages that the agent reads next, and the
+        status if the turn ended the episode.
         """
-        answer = answer_of(text, in_thought=in_thought)
-        if self.parser is None or (in_thought and not answer):
-            return await self._step(text, answer)
+        answer = answer_of(turn.text, in_thought=turn.in_thought)
+        if self.parser is None or (turn.in_thought and not answer):
+            return await self._step(turn, answer)
         with self._timer.component("tools"):
-            parsed = self.parser.parse(text)
-            unread = None
+            parsed = self.parser.parse(turn.text)
             if not parsed.calls:
-                unread = other_format(text, self.parser, self.definitions)
+                turn.other_format = other_format(turn.text, self.parser, self.definitions)
         if parsed.is_empty:
-            outcome = await self._step(text, answer)
-            outcome.other_format = unread
-            return outcome
-        outcome = Outcome(malformed=parsed.malformed, other_format=unread)
-        if self._session is not None:
-            with self._timer.component("environment"):
-                timeout = self._timer.within(self._limits.step_timeout)
-                outcome.state = await self._session.describe("get_state_description", timeout)
+            return await self._step(turn, answer)
+        turn.malformed = parsed.malformed
+        turn.state = await self._session.describe("get_state_description")
         answers: list[tuple[str, str]] = []
+        status: EpisodeStatus | None = None
         for call in parsed.calls:
-            answers.append((call.name, await self._call(call, outcome)))
-            if outcome.status is not None:
+            text, status = await self._call(call, turn)
+            answers.append((call.name, text))
+            if status is not None:
                 break
-        if parsed.malformed is not None and outcome.status is None:
+        if parsed.malformed is not None and status is None:
             answers.append(("", f"A call could not be read: {parsed.malformed}"))
-            outcome.info.setdefault("invalid_action", True)
-        outcome.observation = "\n\n".join(text for _, text in answers)
-        if self._messages is not None:
-            outcome.messages = self._messages.tool_results(answers)
-        if outcome.status is None and self._session is not None:
-            with self._timer.component("environment"):
-                if self._session.environment is not None and self._session.environment.done:
-                    outcome.status, outcome.done = EpisodeStatus.DONE, True
-        return outcome
-
-    async def _step(self, text: str, answer: str) -> Outcome:
-        if self._session is None:  # without an environment the turn is the final answer
-            return Outcome(status=EpisodeStatus.DONE, done=True)
+            turn.info.setdefault("invalid_action", True)
+        turn.observation = "\n\n".join(text for _, text in answers)
         environment = self._session.environment
-        with self._timer.component("environment"):
-            action = text if environment is not None and environment.sees_thoughts else answer
-            timeout = self._timer.within(self._limits.step_timeout)
-            state, step = await self._session.step(action, timeout)
-            message = {"role": "user", "content": step.observation}
-            outcome = Outcome(step.observation, [message], state)
-            outcome.add_step(step)
-        return outcome
+        if status is None and environment is not None:
+            with self._timer.component("environment"):  # it may be a property
+                turn.done = bool(environment.done)
+            if turn.done:
+                status = EpisodeStatus.DONE
+        return () if self._messages is None else self._messages.tool_results(answers), status
 
-    async def _call(self, call: ToolCall, outcome: Outcome) -> str:
-        """Executes one call and returns the text for the model."""
-        outcome.calls.append(call)
-        most = self._limits.max_tool_calls
-        if most is not None and self._num_calls >= most:
+    async def _step(
+        self, turn: TurnRecord, answer: str
+    ) -> tuple[Sequence[Message], EpisodeStatus | None]:
+        environment = self._session.environment
+        if environment is None:  # the turn is the final answer
+            turn.done = True
+            return (), EpisodeStatus.DONE
+        with self._timer.component("environment"):
+            action = turn.text if environment.sees_thoughts else answer
+        turn.state, step = await self._session.step(action)
+        turn.observation = step.observation
+        return [{"role": "user", "content": step.observation}], _add_step(turn, step)
+
+    async def _call(self, call: ToolCall, turn: TurnRecord) -> tuple[str, EpisodeStatus | None]:
+        """Executes one call; returns the text for the model, and the status if it ended."""
+        turn.calls = [*turn.calls, call]
+        limits = self._session.limits
+        if limits.max_tool_calls is not None and self._num_calls >= limits.max_tool_calls:
             call.success, call.result = False, _OVER_LIMIT
-            self._refused_in = self._refused_in or outcome
-            if self._refused_in is not outcome:  # the model was told, and calls again
-                outcome.status = EpisodeStatus.TRUNCATED_BY_TOOL_CALLS
-            return _OVER_LIMIT
+            self._refused_in = self._refused_in or turn
+            was_told = self._refused_in is not turn  # and calls again
+            return _OVER_LIMIT, EpisodeStatus.TRUNCATED_BY_TOOL_CALLS if was_told else None
         self._num_calls += 1
         with self._timer.component("tools"):
             assert self._tools is not None
-            timeout = self._timer.within(self._limits.tool_timeout)
+            timeout = self._timer.within(limits.tool_timeout)
             try:
-                async with asyncio.timeout(timeout) as limit:
+                async with asyncio.timeout(timeout):
                     result = await self._tools.execute_async(call, self.context)
             except TimeoutError:
-                if not limit.expired():
-                    raise
-            if limit.expired():  # asked here: a tool can swallow the cancellation and still return
                 raise DeadlineExceeded(
                     f"tool {call.name} took longer than {timeout:g} s. Make it faster, or raise "
                     "limits.tool_timeout."
-                )
-        outcome.results.append(result)
+                ) from None
+        turn.tool_results = [*turn.tool_results, result]
         call.success, call.result = result.success, result.value
-        if result.failure is ToolFailure.ENVIRONMENT:
-            with self._timer.component("environment"):
+        with self._timer.component("environment"):
+            if result.failure is ToolFailure.ENVIRONMENT:
                 raise EnvironmentFault(result.text)
-        if result.step is not None:
-            with self._timer.component("environment"):
-                outcome.add_step(result.step)
-        return valid_text(result.text)
+            return result.text, None if result.step is None else _add_step(turn, result.step)
 
-    async def close(self, timeout: float | None) -> None:
+    async def close(self) -> None:
+        timeout = self._session.limits.close_timeout
         if self.context is not None:
             await self.context.aclose(10.0 if timeout is None else timeout)
+
+
+def _add_step(turn: TurnRecord, step: StepResult) -> EpisodeStatus | None:
+    """Adds a step in the environment to a turn; returns the status if it ended the episode."""
+    turn.reward += step.reward
+    turn.info = {**turn.info, **step.info} if turn.info else step.info
+    turn.done = step.terminated
+    if step.terminated:
+        return EpisodeStatus.DONE
+    if step.info.get("truncated"):
+        return EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
+    return EpisodeStatus.TRUNCATED_BY_TURNS if step.truncated else None

@@ -1,19 +1,18 @@
 """One agent of an episode: its conversation with the engine, and those that its tools hold."""
 
-import contextlib
 from collections.abc import Collection, Sequence
 
 from turnwise.chat import Conversation, ConversationTree, Message, TokenStream
 from turnwise.chat.format import with_thought
 from turnwise.chat.tree import SampledTurn, StreamPlaces
-from turnwise.episode.engine_sessions import EngineSessions, new_session
+from turnwise.episode.engine_sessions import EngineSession, EngineSessions, new_session
 from turnwise.episode.messages import TemplateWriter
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.sampling import sample_turn, too_slow
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.errors import ConfigError, ToolError
-from turnwise.inference import FinishReason, GenerationRequest
+from turnwise.inference import FinishReason
 from turnwise.tools import ToolDefinition, answer_of, get_parser
 from turnwise.tools.thoughts import thought_of
 
@@ -29,15 +28,10 @@ class Agent:
         self.unplaced_reward = 0.0
         """Reward earned before the first turn, by actions of other agents."""
         self._setup = setup
-        length, limit = setup.engine.context_length, setup.limits.max_tokens
-        self.max_tokens = length if limit is None else min(length, limit)
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
-        self._session = new_session()
+        self._session = EngineSession(new_session())
+        """Until the first turn of a branch was sampled, it names the session before."""
         self._sub_agents: SubAgents | None = None
-        self._asked: dict[int, Sequence[Message]] = {}
-        """The messages that each turn of a sub-agent answers, by its number."""
-        self._branch_of: tuple[str, int] | None = None
-        """The session before a branch, until the first turn after it was sampled."""
 
     def start(
         self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()
@@ -48,12 +42,13 @@ class Agent:
             tools = [definition.to_openai() for definition in definitions]
         self.conversation = Conversation(self._setup.chat, messages, tools)
         self.record.stream = self.conversation.stream
-        self.record.messages = self.conversation.messages
+        self.record.messages = list(messages)
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Appends what follows the last turn: an observation, tool results."""
         conversation = self.conversation
         assert conversation is not None
+        self.record.messages += messages
         if self._setup.thoughts == "keep":
             conversation.add(messages)
             return
@@ -82,57 +77,49 @@ class Agent:
         """Continues from the initial prompt and this text, in a branch of the stream."""
         assert self.conversation is not None
         self._begin_branch(self.conversation.restart(text))
+        self.record.messages.append(self.conversation.messages[-1])
 
     def _begin_branch(self, num_shared: int) -> None:
-        self._branch_of = (self._session, num_shared)
-        self._session = new_session()
+        self._session = EngineSession(new_session(), (self._session.name, num_shared))
 
     @property
     def tokens_left(self) -> int:
         """How many tokens the conversation may still get."""
-        return self.max_tokens - self.record.stream.path_length
+        return self._setup.max_tokens - self.record.stream.path_length
 
     async def sample_turn(
-        self,
-        timeout: float | None,
-        keep: Collection[str] = (),
-        max_tokens: int | None = None,
+        self, timeout: float | None, keep: Collection[str] = (), max_tokens: int | None = None
     ) -> TurnRecord:
         """Samples the next turn, of at most as many tokens as are left."""
         setup, stream = self._setup, self.record.stream
         most = max_tokens or setup.limits.max_tokens_per_turn
-        request = GenerationRequest(
-            list(stream.path),
-            self.tokens_left if most is None else min(self.tokens_left, most),
-            setup.sampling,
-            stop_ids=setup.chat.stop_ids,
-            stop_strings=setup.chat.stop_strings,
-            seed=derive_seed(self._seeds, len(stream.turns)),
-            timeout=timeout,
-            session=self._session,
-            branch_of=self._branch_of,
-        )
+        seed = derive_seed(self._seeds, len(stream.turns))
+        request = setup.request(list(stream.path), [most], seed, timeout, self._session)
         in_thought = setup.chat.begins_in_thought(request.prompt_ids)
         result = await sample_turn(setup, request)
-        if self._branch_of is not None:
-            setup.engine.end_session(self._branch_of[0])
-            self._branch_of = None
-        stream.add_turn(result.ids, result.log_probs, result.inserted)
-        text = setup.chat.decode(result.ids, (*keep, *setup.chat.thought_marks))
-        self.record.messages.append({"role": "assistant", "content": text})
+        if self._session.branch_of is not None:
+            setup.engine.end_session(self._session.branch_of[0])
+            self._session = EngineSession(self._session.name)
+        assert self.conversation is not None
+        text = self.conversation.answer(
+            result.ids, result.log_probs, result.inserted, (*keep, *setup.chat.thought_marks)
+        )
         turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
         turn.in_thought, turn.later_versions = in_thought, result.later_versions
-        self.record.turns.append(turn)
+        self._add_turn(turn)
         return turn
+
+    def _add_turn(self, turn: TurnRecord) -> None:
+        turn.message = len(self.record.messages)
+        self.record.turns.append(turn)
+        self.record.messages.append({"role": "assistant", "content": turn.text})
 
     async def ask(
         self, messages: Sequence[Message], max_tokens: int | None, timeout: float | None
     ) -> str:
         """Samples the answer to a tool that asks, in a conversation of its own."""
         if self._sub_agents is None:
-            self._sub_agents = SubAgents(
-                self._setup, self.record.stream, self._seeds, self.max_tokens
-            )
+            self._sub_agents = SubAgents(self._setup, self.record.stream, self._seeds)
         return await self._sub_agents.ask(messages, max_tokens, timeout)
 
     def place_sub_agents(self) -> Exception | None:
@@ -140,36 +127,17 @@ class Agent:
         if self._sub_agents is None:
             return None
         for turn, messages in self._sub_agents.place():
-            self._asked[len(self.record.turns)] = messages
-            self.record.turns.append(turn)
+            self.record.messages += messages
+            self._add_turn(turn)
         return self._sub_agents.failure
-
-    def write_messages(self) -> None:
-        """Puts the conversations of sub-agents into the record, after the turns that asked."""
-        if not self._asked or self.conversation is None:
-            return
-        own, turns = self.conversation.messages, self.record.turns
-        spoken = [number for number, m in enumerate(own) if m["role"] == "assistant"]
-        ends = iter(spoken[len(self._asked) - len(turns) :])
-        messages: list[Message] = []
-        num_written = 0
-        for number, turn in enumerate(turns):
-            if number in self._asked:
-                messages += [*self._asked[number], {"role": "assistant", "content": turn.text}]
-            else:
-                end = next(ends) + 1
-                messages += own[num_written:end]
-                num_written = end
-            turn.message = len(messages) - 1
-        self.record.messages = [*messages, *own[num_written:]]
 
     def close(self) -> None:
         """Ends the session, so that the engine can free its cache."""
         if self._sub_agents is not None:
             self._sub_agents.sessions.close()
-        if self._branch_of is not None:
-            self._setup.engine.end_session(self._branch_of[0])
-        self._setup.engine.end_session(self._session)
+        if self._session.branch_of is not None:
+            self._setup.engine.end_session(self._session.branch_of[0])
+        self._setup.engine.end_session(self._session.name)
 
 
 class SubAgents:
@@ -179,13 +147,10 @@ class SubAgents:
     turn whose tools asked for them was carried out.
     """
 
-    def __init__(
-        self, setup: EpisodeSetup, stream: TokenStream, seeds: str, max_tokens: int
-    ) -> None:
+    def __init__(self, setup: EpisodeSetup, stream: TokenStream, seeds: str) -> None:
         self._setup = setup
         self._stream = stream
         self._seeds = seeds
-        self._max_tokens = max_tokens
         parser = setup.parser
         if isinstance(parser, str):
             parser = get_parser(parser, template=setup.chat.template)
@@ -202,32 +167,22 @@ class SubAgents:
     ) -> str:
         """Samples the answer to these messages; returns it without its thoughts."""
         setup = self._setup
-        limit = f"a conversation may have {self._max_tokens} tokens (limits.max_tokens)"
-        if setup.chat.is_longer_than(self._max_tokens, messages):
-            raise ToolError(f"the messages are too long: {limit}")
-        try:
-            prompt = self._tree.prompt(messages)
-        except ConfigError as error:
-            raise ToolError(f"the chat template cannot write these messages: {error}") from error
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._tree.cancel, prompt)
-            num_left = self._max_tokens - len(prompt.ids)
-            if num_left < 1:
-                raise ToolError(f"the messages have {len(prompt.ids)} tokens, and {limit}")
-            session = self.sessions.open(prompt.parent)
-            undo.callback(self.sessions.release, session)
-            wanted = (max_tokens, setup.limits.max_tokens_per_turn, num_left)
-            request = GenerationRequest(
-                prompt.ids,
-                min(n for n in wanted if n is not None),
-                setup.sampling,
-                stop_ids=setup.chat.stop_ids,
-                stop_strings=setup.chat.stop_strings,
-                seed=derive_seed(self._seeds, "sub-agent", prompt.key),
-                timeout=timeout,
-                session=session.name,
-                branch_of=session.branch_of,
-            )
+        prompt = self._tree.match(messages)
+        with self.sessions.opened(prompt, self._tree) as session:
+            try:
+                prompt.encode(self._tree.writer)
+            except ConfigError as error:
+                raise ToolError(
+                    f"the chat template cannot write these messages: {error}"
+                ) from error
+            if len(prompt.ids) >= setup.max_tokens:
+                raise ToolError(
+                    f"the messages have {len(prompt.ids)} tokens, and a conversation may have "
+                    f"{setup.max_tokens} (limits.max_tokens)"
+                )
+            most = (max_tokens, setup.limits.max_tokens_per_turn)
+            seed = derive_seed(self._seeds, "sub-agent", prompt.key)
+            request = setup.request(prompt.ids, most, seed, timeout, session)
             try:
                 result = await sample_turn(setup, request)
                 if result.finish_reason is FinishReason.DEADLINE:
@@ -235,7 +190,6 @@ class SubAgents:
             except Exception as error:
                 self.failure = error
                 raise
-            undo.pop_all()
         text = setup.chat.decode(result.ids, setup.chat.thought_marks)
         in_thought = setup.chat.begins_in_thought(prompt.ids)
         answer = answer_of(text, in_thought=in_thought)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from turnwise.reward.batches import Columns, is_data_proto
 from turnwise.reward.function import RewardFunction
 from turnwise.reward.result import read_reward
 from turnwise.types import EpisodeStatus
-
-ScoredAgent: TypeAlias = tuple[EpisodeResult, AgentRecord]
-"""One row of the batch: an agent, and its episode."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class BatchReward:
         kind = batch_type(function)
         if kind is None:
             return None
-        scoring, setup.reward = setup.reward, RewardFunction.of(None)
+        scoring, setup.reward = setup.reward, RewardFunction(None)
         tokenizer: Any = setup.chat.tokenizer
         ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         pad_id = next((number for number in ids if number is not None), 0)
@@ -79,7 +76,9 @@ class BatchReward:
             agent.reward = reward
 
 
-def make_reward_batch(rows: Sequence[ScoredAgent], pad_id: int) -> RewardBatch:
+def make_reward_batch(
+    rows: Sequence[tuple[EpisodeResult, AgentRecord]], pad_id: int
+) -> RewardBatch:
     """Returns episodes as rows of tokens: prompts padded on the left, responses on the right."""
     agents = [agent for _, agent in rows]
     spans = [(agent.stream.turns[0][0], agent.stream.turns[-1][1]) for agent in agents]
@@ -103,25 +102,25 @@ def make_reward_batch(rows: Sequence[ScoredAgent], pad_id: int) -> RewardBatch:
         "response_mask": response_mask,
         "rm_scores": scores,
     }
-    given = task_columns([agent.trajectory.task for agent in agents])
-    dataset = {name: column for name, column in given.items() if name not in tensors}
-    objects = {
-        **dataset,
-        "response_texts": ["\n".join(turn.text for turn in agent.actions) for agent in agents],
-        "trajectory": [agent.trajectory for agent in agents],
-        "extra_info": [{"seed": r.seed, "task": a.trajectory.task} for r, a in rows],
-        "uid": [f"{result.group}/{agent.name}" for result, agent in rows],
-    }
-    arrays = {name: object_array(column) for name, column in objects.items()}
-    return RewardBatch(Columns({**tensors, **dataset}), arrays)
+    return with_columns(
+        tensors,
+        tasks=[agent.trajectory.task for agent in agents],
+        response_texts=["\n".join(turn.text for turn in agent.actions) for agent in agents],
+        trajectory=[agent.trajectory for agent in agents],
+        extra_info=[{"seed": r.seed, "task": a.trajectory.task} for r, a in rows],
+        uid=[f"{result.group}/{agent.name}" for result, agent in rows],
+    )
 
 
-def task_columns(tasks: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
-    """Returns the rows of a dataset as columns; None where a row has no such entry."""
+def with_columns(
+    tensors: Mapping[str, Any], tasks: Iterable[Mapping[str, Any] | None], **objects: Sequence[Any]
+) -> RewardBatch:
+    """Returns a batch of these tensors, the columns of the dataset's rows, and other objects."""
     rows = [task or {} for task in tasks]
-    return {
-        name: [row.get(name) for row in rows] for name in dict.fromkeys(n for r in rows for n in r)
-    }
+    names = dict.fromkeys(name for row in rows for name in row if name not in tensors)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    arrays = {name: object_array(column) for name, column in (columns | objects).items()}
+    return RewardBatch(Columns({**tensors, **columns}), arrays)
 
 
 def object_array(values: Sequence[Any]) -> Any:

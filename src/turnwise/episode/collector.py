@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import dataclasses
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from turnwise.config import EnvironmentConfig
-from turnwise.deadlines import contained, run_sync
+from turnwise.deadlines import run_sync
 from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.batch_reward import BatchReward
@@ -55,14 +44,12 @@ class PlayableEpisode(Protocol):
 class EpisodeSource(ABC):
     """Creates episodes that are not played in an environment, such as those of agents."""
 
+    expert: Any = None
+    """Can play in the model's place; None if there is no expert."""
+
     @abstractmethod
     def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
         """Returns the episode of a task."""
-
-    @property
-    def has_expert(self) -> bool:
-        """Whether there is an expert that can play in the model's place."""
-        return False
 
     @abstractmethod
     def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
@@ -74,34 +61,23 @@ def no_environment() -> NoReturn:
     raise ConfigError("this run's episodes are played by an agent; there is no environment")
 
 
-@dataclass(repr=False)  # asyncio.run calls the repr of its result, which would take seconds
-class Collection(Sequence[EpisodeResult]):
+class Collection(list[EpisodeResult]):
     """The results of a collection, in the order of its tasks."""
 
-    results: list[EpisodeResult] = field(default_factory=list)
-    dropped: list[EpisodeResult] = field(default_factory=list)
-    """The groups that the error policy `drop_group` left out."""
+    def __init__(
+        self, results: Iterable[EpisodeResult] = (), dropped: Iterable[EpisodeResult] = ()
+    ) -> None:
+        super().__init__(results)
+        self.dropped = list(dropped)
+        """The groups that the error policy `drop_group` left out."""
 
-    @overload
-    def __getitem__(self, index: int) -> EpisodeResult: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[EpisodeResult]: ...
-    def __getitem__(self, index: int | slice) -> EpisodeResult | list[EpisodeResult]:
-        return self.results[index]
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __iter__(self) -> Iterator[EpisodeResult]:
-        return iter(self.results)
-
-    def __repr__(self) -> str:
-        return f"<{len(self.results)} episodes, {len(self.dropped)} dropped>"
+    def __repr__(self) -> str:  # asyncio.run calls it, and that of a list would take seconds
+        return f"<{len(self)} episodes, {len(self.dropped)} dropped>"
 
     @property
     def trajectories(self) -> list[Trajectory]:
         """One trajectory for each agent, as reward functions get them."""
-        return [agent.trajectory for result in self.results for agent in result.agents]
+        return [agent.trajectory for result in self for agent in result.agents]
 
     @property
     def rollout(self) -> RolloutData:
@@ -111,7 +87,7 @@ class Collection(Sequence[EpisodeResult]):
     @property
     def summary(self) -> EpisodeSummary:
         """The summary of all episodes, dropped ones included."""
-        return EpisodeSummary.of([*self.results, *self.dropped])
+        return EpisodeSummary.of([*self, *self.dropped])
 
 
 class EpisodeCollector:
@@ -187,9 +163,7 @@ class EpisodeCollector:
         return self._parts[name] if self._parts else self
 
     async def play(
-        self,
-        tasks: Iterable[EpisodeTask],
-        on_result: Callable[[EpisodeResult], None] | None = None,
+        self, tasks: Iterable[EpisodeTask], on_result: Callable[[EpisodeResult], None] | None = None
     ) -> Collection:
         """Plays these episodes, at most `max_concurrency` at a time; `on_result` gets each result.
 
@@ -198,7 +172,7 @@ class EpisodeCollector:
         """
         waiting = list(tasks)
         results: dict[int, EpisodeResult] = {}
-        numbered = iter(enumerate(waiting))
+        numbered = enumerate(waiting)
 
         async def next_task() -> tuple[int, EpisodeTask] | None:
             return next(numbered, None)
@@ -251,17 +225,11 @@ class EpisodeCollector:
                         raise EpisodeFailed(f"the episode {why}")
                     _LOG.info("attempt %d of %d %s", attempt, num_attempts, why)
                 result.part = task.part
-                try:
-                    on_result(key, result)
-                except asyncio.CancelledError as error:
-                    # A TaskGroup ignores it, as if it had cancelled the task itself.
-                    raise contained(error, "an episode") from None
+                on_result(key, result)
 
         num_workers = min(self.options.max_concurrency, num_tasks)
         with Watchdog(shared.waits, self.options.report_after, self.options.stall_timeout):
-            async with task_group() as group:
-                for _ in range(num_workers):
-                    group.create_task(work())
+            await together(work() for _ in range(num_workers))
 
     async def finish(self, played: list[EpisodeResult]) -> Collection:
         """Scores the episodes by a reward function of batches, and applies the error policy."""
@@ -285,24 +253,17 @@ class EpisodeCollector:
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
 
-@contextlib.asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """A `TaskGroup` that raises the first error alone; the others were cancelled and cleaned up."""
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs all at once. The first error is raised alone, when the others have cleaned up."""
     failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            yield group
+            for one in work:
+                group.create_task(one)
     except BaseExceptionGroup as errors:
         failure = errors.exceptions[0]
     if failure is not None:
         raise failure
-
-
-async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs all at once. The first error cancels the others, each of which cleans up."""
-    async with task_group() as group:
-        for one in work:
-            group.create_task(one)
 
 
 def without_failed(results: Sequence[EpisodeResult]) -> Collection:
@@ -350,17 +311,6 @@ def run_episode(
     return run_sync(run_episode_async(engine, environment, **options))
 
 
-async def collect_async(
-    engine: BaseInferenceEngine,
-    environment: EnvironmentSource,
-    groups: int | Sequence[int],
-    group_size: int = 1,
-    **options: Any,
-) -> Collection:
-    """Plays groups of episodes; `options` are those of `EpisodeCollector`."""
-    return await EpisodeCollector(engine, environment, **options).collect(groups, group_size)
-
-
 def collect(
     engine: BaseInferenceEngine,
     environment: EnvironmentSource,
@@ -368,5 +318,5 @@ def collect(
     group_size: int = 1,
     **options: Any,
 ) -> Collection:
-    """`collect_async` for synchronous code."""
-    return run_sync(collect_async(engine, environment, groups, group_size, **options))
+    """Plays groups of episodes; `options` are those of `EpisodeCollector`."""
+    return EpisodeCollector(engine, environment, **options).collect_sync(groups, group_size)

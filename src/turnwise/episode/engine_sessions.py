@@ -1,10 +1,12 @@
 """Which of the engine's sessions holds the KV cache of which turn of an agent."""
 
+import contextlib
 import itertools
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from turnwise.chat.tree import SampledTurn
+from turnwise.chat.tree import ConversationTree, SampledTurn, TreePrompt
 from turnwise.inference.base import BaseInferenceEngine
 
 # Processes may share a server, so that the name of a session must be unique to this one.
@@ -44,7 +46,22 @@ class EngineSessions:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def open(self, parent: SampledTurn | None) -> EngineSession:
+    @contextlib.contextmanager
+    def opened(self, prompt: TreePrompt, tree: ConversationTree) -> Iterator[EngineSession]:
+        """Open the session that continues a prompt; if it gets no turn, nothing is left of both."""
+        session = self._open(prompt.parent)
+        try:
+            yield session
+        except BaseException:
+            tree.cancel(prompt)
+            turns = self._turns[session.name]
+            if turns:
+                self._idle[session.name] = turns[-1]
+            else:
+                self._end(session.name)
+            raise
+
+    def _open(self, parent: SampledTurn | None) -> EngineSession:
         """Continue the session of the parent turn, unless another request already does."""
         source = None if parent is None else self._sampled_by.get(parent)
         if source is not None and self._idle.get(source) is parent:
@@ -68,14 +85,6 @@ class EngineSessions:
                 break
             ended += self._end(oldest)
         return ended
-
-    def release(self, session: EngineSession) -> None:
-        """Give a session back whose request got no turn."""
-        turns = self._turns[session.name]
-        if turns:
-            self._idle[session.name] = turns[-1]
-        else:
-            self._end(session.name)
 
     def close(self) -> None:
         """Free what the engine has kept."""

@@ -1,6 +1,7 @@
 """The messages of an episode and of an agent, as the chat template takes them."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,18 +28,19 @@ class MessageBuilder:
     @cached_property
     def supports_tools(self) -> bool:
         """Whether the template renders tool definitions."""
-        try:
-            rendered = self.chat.render([_PROBE_PROMPT], tools=[_PROBE_TOOL.to_openai()])
-        except ConfigError:
-            return False
-        return _PROBE_TOOL.name in rendered
+        return self._renders(_PROBE_TOOL.name, [_PROBE_PROMPT], [_PROBE_TOOL.to_openai()])
 
     @cached_property
     def supports_system(self) -> bool:
         """Whether the template renders a system message."""
         system = {"role": "system", "content": _PROBE_TEXT}
+        return self._renders(_PROBE_TEXT, [system, _PROBE_PROMPT])
+
+    def _renders(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
         try:
-            return _PROBE_TEXT in self.chat.render([system, _PROBE_PROMPT])
+            return text in self.chat.render(messages, tools=tools)
         except ConfigError:
             return False
 
@@ -47,30 +49,25 @@ class MessageBuilder:
         """Whether the template renders messages of the role `tool`, also several in a row."""
         result = tool_message("f", _PROBE_TEXT)
         try:
-            text = self.chat.render_after_answer([result, result])
+            text = self.chat.render_after_answer([result, result]).text
         except ConfigError:
             return False
         return text.count(_PROBE_TEXT) == 2
 
     def initial(
         self,
-        system: str,
-        messages: Sequence[Message],
-        definitions: Sequence[ToolDefinition] = (),
-        parser: ActionParser | None = None,
-    ) -> list[Message]:
-        """Returns the initial prompt; what the template has no place for is written in words."""
-        first = [{"role": "system", "content": system}] if system else []
-        return self.in_words([*first, *messages], definitions, parser)
-
-    def in_words(
-        self,
         messages: Sequence[Message],
         definitions: Sequence[ToolDefinition],
         parser: ActionParser | None,
+        system: str = "",
     ) -> list[Message]:
-        """Puts tools into the system prompt, and that before the user's text, where it must be."""
+        """Returns the initial prompt; what the template has no place for is written in words.
+
+        Tools are put into the system prompt, and that before the user's text, where it must be.
+        """
         messages = list(messages)
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
         if definitions and not self.supports_tools and parser is not None:
             text = describe_tools(definitions, parser)
             if messages and messages[0].get("role") == "system":
@@ -120,14 +117,11 @@ class TemplateWriter:
     ) -> list[int]:
         """The tokens of a conversation from its beginning to where the policy's turn begins."""
         definitions = [tool_definition(tool) for tool in tools or ()]
-        written = self._builder.in_words(self._write(messages, messages), definitions, self._parser)
+        written = self._builder.initial(self._write(messages, messages), definitions, self._parser)
         return self._chat.prompt_ids(written, tools if self._builder.supports_tools else None)
 
     def increment_ids(
-        self,
-        messages: Sequence[Message],
-        turn_ids: Sequence[int],
-        history: Sequence[Message] = (),
+        self, messages: Sequence[Message], turn_ids: Sequence[int], history: Sequence[Message] = ()
     ) -> list[int]:
         """The tokens between a sampled turn and the next one."""
         written = self._write(messages, [*history, *messages])
@@ -140,18 +134,15 @@ class TemplateWriter:
             for call in message.get("tool_calls") or ()
         }
         written: list[Message] = []
-        results: list[tuple[str, str]] = []
-        for message in messages:
-            if message.get("role") == "tool":
-                name = message.get("name") or names.get(message.get("tool_call_id")) or ""
-                results.append((name, str(message.get("content") or "")))
-                continue
-            if results:
-                written += self._builder.tool_results(results)
-                results = []
-            written.append(self._assistant(message) if message.get("tool_calls") else message)
-        if results:
-            written += self._builder.tool_results(results)
+        for role, group in itertools.groupby(messages, lambda message: message.get("role")):
+            if role == "tool":
+                results = [
+                    (m.get("name") or names.get(m.get("tool_call_id")) or "", m.get("content"))
+                    for m in group
+                ]
+                written += self._builder.tool_results([(n, str(c or "")) for n, c in results])
+            else:
+                written += [self._assistant(m) if m.get("tool_calls") else m for m in group]
         return written
 
     def _assistant(self, message: Message) -> Message:
@@ -161,7 +152,7 @@ class TemplateWriter:
             function = dict(call.get("function") or {})
             arguments = function.get("arguments")
             if isinstance(arguments, str):  # most templates take them as an object
-                with contextlib.suppress(ValueError, RecursionError):
+                with contextlib.suppress(ValueError):
                     arguments = json.loads(arguments) if arguments.strip() else {}
             is_object = isinstance(arguments, dict)
             function["arguments"] = arguments if is_object else {"arguments": arguments}
@@ -180,11 +171,12 @@ class TemplateWriter:
 def tool_definition(tool: Mapping[str, Any]) -> ToolDefinition:
     """A tool of OpenAI's form; raises ToolError if it is not one."""
     function = tool.get("function")
-    if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
-        raise ToolError(f"expected a tool of type function, got {str(tool)[:80]}")
-    name, parameters = function.get("name"), function.get("parameters") or {}
-    if not isinstance(name, str) or not name or not isinstance(parameters, Mapping):
+    given = function if isinstance(function, Mapping) else {}
+    name, parameters = given.get("name"), given.get("parameters") or {}
+    is_function = tool.get("type", "function") == "function"
+    if not (is_function and name and isinstance(name, str) and isinstance(parameters, Mapping)):
         raise ToolError(
-            f"expected a function with a name and an object as parameters, got {str(tool)[:80]}"
+            "expected a tool of type function with a name and an object as parameters, got "
+            f"{str(tool)[:80]}"
         )
-    return ToolDefinition(name, str(function.get("description") or ""), dict(parameters))
+    return ToolDefinition(name, str(given.get("description") or ""), dict(parameters))

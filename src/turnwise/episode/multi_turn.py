@@ -1,9 +1,9 @@
 """Conversations, tools and episodes by hand: `MultiTurnInferenceEngine` and its relatives."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 from turnwise.chat import Message
 from turnwise.deadlines import run_sync
@@ -12,18 +12,18 @@ from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.actions import Actions
 from turnwise.episode.agent import Agent
 from turnwise.episode.collector import EpisodeCollector, environment_source
-from turnwise.episode.environment_session import CallMode, EnvironmentSession
+from turnwise.episode.environment_session import EnvironmentSession
 from turnwise.episode.episode import Episode
 from turnwise.episode.options import EpisodeLimits, ParserChoice, make_setup
-from turnwise.episode.types import EpisodeResult, EpisodeSummary, EpisodeTask
+from turnwise.episode.types import EpisodeResult, EpisodeSummary, EpisodeTask, TurnRecord
 from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError
-from turnwise.inference import BaseInferenceEngine, SamplingParams
+from turnwise.inference import BaseInferenceEngine, FinishReason, SamplingParams
 from turnwise.tools import ToolCall, ToolRegistry, ToolResult
 from turnwise.types import EpisodeStatus, Trajectory
 
 
-class EpisodeReport(Sequence[str]):
+class EpisodeReport(list[str]):
     """An episode that was played: the list of the agent's responses, and the summary, in one.
 
     `report[0]` is the first response, `report["num_turns"]` and `report.num_turns` are the
@@ -31,38 +31,14 @@ class EpisodeReport(Sequence[str]):
     """
 
     def __init__(self, result: EpisodeResult) -> None:
+        super().__init__(result.responses)
         self.result = result
         self.summary = EpisodeSummary.of(result)
+        self.status: EpisodeStatus = result.status
+        self.trajectory: Trajectory = result.trajectory
 
-    @property
-    def status(self) -> EpisodeStatus:
-        return self.result.status
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self.result.trajectory
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    @overload
-    def __getitem__(self, index: str) -> Any: ...
-    def __getitem__(self, index: int | slice | str) -> Any:
-        return self.summary[index] if isinstance(index, str) else self.result.responses[index]
-
-    def __len__(self) -> int:
-        return len(self.result.responses)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.result.responses)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str):
-            return NotImplemented
-        return list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # like a list's
+    def __getitem__(self, index: Any) -> Any:
+        return self.summary[index] if isinstance(index, str) else super().__getitem__(index)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "summary" not in self.__dict__:
@@ -70,7 +46,7 @@ class EpisodeReport(Sequence[str]):
         return getattr(self.summary, name)
 
     def __repr__(self) -> str:
-        return f"{list(self.result.responses)!r} ({self.summary})"
+        return f"{super().__repr__()} ({self.summary})"
 
 
 @dataclass(frozen=True)
@@ -118,11 +94,6 @@ class MultiTurnManager:
         environment: BaseEnvironment | None = None,
         limits: EpisodeLimits | None = None,
     ) -> None:
-        if not isinstance(registry, ToolRegistry):
-            raise ConfigError(
-                f"registry got {type(registry).__name__}, expected a ToolRegistry. "
-                "Make one of your tools: ToolRegistry([...])"
-            )
         self.registry = registry
         self.parser = parser
         self.environment = environment
@@ -135,13 +106,10 @@ class MultiTurnManager:
         self.close()
         self.turns: list[ManagedTurn] = []
         self.summary = EpisodeSummary(num_episodes=1)
-        session = None
+        session = EnvironmentSession(self.environment, self.limits, EpisodeTimer())
         if self.environment is not None:
-            session = EnvironmentSession(self.environment, CallMode(), self.limits.max_observation)
             session.attach(self.environment)
-        self._actions = Actions(
-            None, self.limits, EpisodeTimer(), session, self.registry, self.parser
-        )
+        self._actions = Actions(session, None, self.registry, self.parser)
         self._actions.begin()
 
     def step(self, model_output: str, observation: str = "") -> ManagedTurn:
@@ -150,34 +118,30 @@ class MultiTurnManager:
         A failing environment raises an `EnvironmentFault` or its own exception; a failing tool is
         reported in the turn.
         """
-        return run_sync(self.step_async(model_output, observation))
-
-    async def step_async(self, model_output: str, observation: str = "") -> ManagedTurn:
-        """`step` for async code."""
         assert self._actions is not None
-        outcome = await self._actions.act(model_output)
-        self.summary.add_turn(outcome.results, outcome.malformed)
-        self.summary.total_reward += outcome.reward
-        self.summary.num_successes += bool(outcome.info.get("success", False))
-        if outcome.status is not None:
-            self.summary.statuses[outcome.status] += 1
-        if outcome.calls:
-            call = outcome.calls[-1]
-        elif outcome.malformed is not None:
-            call = ToolCall("", {}, outcome.observation, success=False)
-        else:
+        played = TurnRecord((0, 0), model_output, FinishReason.STOP, 0, calls=[], tool_results=[])
+        _, status = run_sync(self._actions.act(played))
+        self.summary.add_turn(played.tool_results, played.malformed)
+        self.summary.total_reward += played.reward
+        self.summary.num_successes += bool(played.info.get("success", False))
+        if status is not None:
+            self.summary.statuses[status] += 1
+        call = played.tool_call
+        if call is None and played.malformed is not None:
+            call = ToolCall("", {}, played.observation, success=False)
+        elif call is None:
             action = {"action": model_output}
-            call = ToolCall("environment_step", action, outcome.observation, success=True)
+            call = ToolCall("environment_step", action, played.observation, success=True)
         turn = ManagedTurn(
             model_output,
             observation,
             call,
-            outcome.observation,
-            outcome.reward,
-            outcome.status is not None,
-            outcome.info,
-            outcome.calls,
-            outcome.results,
+            played.observation,
+            played.reward,
+            status is not None,
+            played.info,
+            played.calls,
+            played.tool_results,
         )
         self.turns.append(turn)
         return turn
@@ -233,11 +197,12 @@ class MultiTurnInferenceEngine:
         self.close()
         setup = self._setup
         timer = EpisodeTimer(setup.waits)  # without max_seconds: people take their time
-        actions = Actions(setup.messages, setup.limits, timer, None, setup.tools, setup.parser)
+        session = EnvironmentSession(None, setup.limits, timer)
+        actions = Actions(session, setup.messages, setup.tools, setup.parser)
         actions.begin()
         first = {"role": "user", "content": text}
         messages = setup.messages.initial(
-            setup.system_prompt, [first], actions.definitions, actions.parser
+            [first], actions.definitions, actions.parser, setup.system_prompt
         )
         agent = Agent(setup, seeds=(0, 0))
         agent.start(messages, actions.definitions)
@@ -271,11 +236,9 @@ class MultiTurnInferenceEngine:
         keep = () if actions.parser is None else actions.parser.special_tokens
         turn = await agent.sample_turn(self._setup.limits.generation_timeout, keep, max_tokens)
         self._is_models_turn = False
-        outcome = await actions.act(turn.text, in_thought=turn.in_thought)
-        turn.calls, turn.tool_results = outcome.calls, outcome.results
-        turn.malformed, turn.observation = outcome.malformed, outcome.observation
-        if outcome.messages:
-            agent.add_messages(outcome.messages)
+        messages, _ = await actions.act(turn)
+        if messages:
+            agent.add_messages(messages)
             self._is_models_turn = True
         return turn.text
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from turnwise.chat import ChatFormat
 from turnwise.config import ConfigStore, LimitsConfig
 from turnwise.env import BaseEnvironment
+from turnwise.episode.engine_sessions import EngineSession
 from turnwise.episode.environment_session import CallMode, EnvironmentCalls
 from turnwise.episode.messages import MessageBuilder
-from turnwise.episode.watchdog import EngineSilence, Waits
+from turnwise.episode.watchdog import Waits
 from turnwise.errors import ConfigError
-from turnwise.inference import SamplingParams
+from turnwise.inference import GenerationRequest, SamplingParams
 from turnwise.inference.base import BaseInferenceEngine
 from turnwise.reward import Reward, RewardFn
-from turnwise.reward.function import RewardFunction, RewardLimit, step_rewards
+from turnwise.reward.function import RewardFunction, reward_slots, step_rewards
 from turnwise.tools import ActionParser, Tool, ToolRegistry
 from turnwise.types import Trajectory
 
@@ -93,11 +95,9 @@ class EpisodeLimits(LimitsConfig):
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             least = 0 if name == "max_tool_calls" or name.endswith(("timeout", "seconds")) else 1
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and (not is_number or not least <= value):
-                none = "the environment's own" if name == "max_turns" else "no limit"
+            if value is not None and not (isinstance(value, int | float) and value >= least):
                 raise ConfigError(
-                    f"{name} got {value!r}, expected a number from {least} up, or None for {none}"
+                    f"{name} got {value!r}, expected a number from {least} up, or None"
                 )
         per_turn, thinking = self.max_tokens_per_turn, self.max_thinking_tokens
         if per_turn is not None and thinking is not None and thinking >= per_turn:
@@ -149,13 +149,6 @@ class EpisodeOptions:
     def __post_init__(self) -> None:
         _check_choice("environment_calls", self.environment_calls, EnvironmentCalls)
         _check_choice("thoughts", self.thoughts, Thoughts)
-        given = None if self.chat_format is None else self.chat_format.enable_thinking
-        if self.chat_format is not None and self.enable_thinking not in (None, given):
-            raise ConfigError(
-                f"enable_thinking got {self.enable_thinking}, and chat_format has {given}. Pass it "
-                "to the format: "
-                f"ChatFormat(tokenizer, enable_thinking={self.enable_thinking})."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +172,7 @@ class CollectorOptions(EpisodeOptions):
         if self.max_concurrency < 1 or self.num_retries < 0 or self.report_after <= 0:
             raise ConfigError(
                 f"got max_concurrency={self.max_concurrency}, num_retries={self.num_retries}, "
-                f"report_after={self.report_after}; expected at least 1, at least 0, and more "
-                "than 0"
-            )
-        if self.stall_timeout is not None and self.stall_timeout <= 0:
-            raise ConfigError(
-                f"stall_timeout got {self.stall_timeout}, expected seconds, or None for no limit"
+                f"report_after={self.report_after}; expected at least 1, at least 0, more than 0"
             )
 
     @property
@@ -196,10 +184,7 @@ class CollectorOptions(EpisodeOptions):
 def _check_choice(name: str, value: object, choices: Any) -> None:
     expected = typing.get_args(choices)
     if value not in expected:
-        raise ConfigError(
-            f"{name} got {value!r}, expected {', '.join(map(repr, expected[:-1]))} or "
-            f"{expected[-1]!r}"
-        )
+        raise ConfigError(f"{name} got {value!r}, expected one of {', '.join(map(repr, expected))}")
 
 
 class EpisodeSetup:
@@ -219,13 +204,13 @@ class EpisodeSetup:
         self.parser = options.parser
         self.system_prompt = options.system_prompt or ""
         self.seed = options.seed
-        self.reward = RewardFunction.of(options.reward_fn)
-        self.reward_limit: RewardLimit | None = None
+        self.reward = RewardFunction(options.reward_fn)
+        self.reward_slots: contextlib.AbstractAsyncContextManager[Any] = contextlib.nullcontext()
         """Limits the rewards that are computed at once; it belongs to one event loop."""
         self.call_mode = CallMode(options.environment_calls)
         self.summary_prompt = options.summary_prompt
         self.thoughts = options.thoughts
-        self.waits = Waits(EngineSilence(engine))
+        self.waits = Waits(engine)
         self._players = {
             name: (one, _format_for(one, options.enable_thinking))
             for name, one in options.engines.items()
@@ -236,6 +221,37 @@ class EpisodeSetup:
                 f"thoughts got {self.thoughts!r}, and this chat template has channels (harmony), "
                 "whose messages cannot be written again. Set thoughts to 'keep'."
             )
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a conversation."""
+        length = self.engine.context_length
+        return min(length, self.limits.max_tokens or length)
+
+    def request(
+        self,
+        prompt_ids: Sequence[int],
+        most: Iterable[int | None],
+        seed: int,
+        timeout: float | None,
+        session: EngineSession,
+    ) -> GenerationRequest:
+        """Returns the request for a turn, of as many tokens as all of `most` and the context allow.
+
+        None in `most` is no limit.
+        """
+        num_left = self.max_tokens - len(prompt_ids)
+        return GenerationRequest(
+            prompt_ids,
+            min([num_left, *(number for number in most if number is not None)]),
+            self.sampling,
+            stop_ids=self.chat.stop_ids,
+            stop_strings=self.chat.stop_strings,
+            seed=seed,
+            timeout=timeout,
+            session=session.name,
+            branch_of=session.branch_of,
+        )
 
     def for_player(self, name: str) -> EpisodeSetup:
         """Returns the setup of a player, which may have an engine of its own."""
@@ -255,8 +271,8 @@ class EpisodeSetup:
     def in_this_loop(self, reward_concurrency: int | None = None) -> EpisodeSetup:
         """Returns a copy for this event loop; several loops may play at the same time."""
         other = copy.copy(self)
-        other.reward_limit = RewardLimit(self.reward, reward_concurrency)
-        other.waits = Waits(self.waits.silence)
+        other.reward_slots = reward_slots(self.reward, reward_concurrency)
+        other.waits = Waits(self.engine)
         return other
 
     async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:
@@ -264,9 +280,7 @@ class EpisodeSetup:
         timeout = self.limits.reward_timeout
         if self.reward.function is step_rewards:  # checked when they were earned
             return Reward(trajectory.total_reward, tuple(trajectory.rewards))
-        if self.reward_limit is None:
-            return await self.reward.score(trajectory, environment, timeout=timeout)
-        async with self.reward_limit.slot():
+        async with self.reward_slots:
             return await self.reward.score(trajectory, environment, timeout=timeout)
 
 

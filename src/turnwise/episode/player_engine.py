@@ -1,11 +1,11 @@
 """Scripted players in the model's place: the expert, random actions, or a user's function."""
 
+import contextlib
 import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from turnwise.chat import ChatFormat, Message
-from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.players import Player
 from turnwise.episode.episode import Episode, EpisodeWatcher
@@ -22,13 +22,13 @@ from turnwise.inference import (
 Reply: TypeAlias = Callable[[Sequence[Message], GenerationRequest], Awaitable[tuple[str, bool]]]
 """Returns the next message of the conversation, and whether the limit of tokens ended it."""
 
+Answer: TypeAlias = Callable[[GenerationRequest], Awaitable[tuple[str, bool]]]
+
 
 class PlayerEngine(BaseInferenceEngine):
     """The engine of one episode, whose turns are texts that a function returns, as in `Reply`."""
 
-    def __init__(
-        self, chat: ChatFormat, answer: Callable[[GenerationRequest], Awaitable[tuple[str, bool]]]
-    ) -> None:
+    def __init__(self, chat: ChatFormat, answer: Answer) -> None:
         super().__init__()
         self._chat = chat
         self._answer = answer
@@ -55,21 +55,14 @@ def player_episode(
 
     The player gets the environment that the episode created, and the last observation.
     """
-    environment: BaseEnvironment | None = None
 
-    def make() -> BaseEnvironment:
-        nonlocal environment
-        environment = factory()
-        return environment
-
-    async def answer(request: GenerationRequest) -> tuple[str, bool]:
+    async def answer(_: GenerationRequest) -> tuple[str, bool]:
+        environment = episode.environment
         assert environment is not None
         action = player(environment, episode.observation)
         return action if isinstance(action, str) else await action, False
 
-    setup = copy.copy(setup)
-    setup.engine, setup.reward_limit = PlayerEngine(setup.chat, answer), None
-    episode = Episode(setup, make, task, watcher=watcher)
+    episode = Episode(_with_player(setup, answer), factory, task, watcher=watcher)
     return episode
 
 
@@ -89,7 +82,12 @@ def chat_episode(
             )
         return await reply(agent.conversation.history, request)
 
-    setup = copy.copy(setup)
-    setup.engine, setup.reward_limit = PlayerEngine(setup.chat, answer), None
-    episode = Episode(setup, factory, task)
+    episode = Episode(_with_player(setup, answer), factory, task)
     return episode
+
+
+def _with_player(setup: EpisodeSetup, answer: Answer) -> EpisodeSetup:
+    setup = copy.copy(setup)
+    setup.engine = PlayerEngine(setup.chat, answer)
+    setup.reward_slots = contextlib.nullcontext()
+    return setup

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.deadlines import contained_call
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import DeadlineExceeded, EngineError
@@ -25,18 +24,11 @@ _PAUSE_SECONDS = 0.1
 
 
 @dataclass(slots=True)
-class TurnTokens:
-    """The tokens of one turn."""
+class TurnTokens(GenerationResult):
+    """The tokens of one turn; `log_probs` has one for each token that the policy sampled."""
 
-    ids: Sequence[int]
-    log_probs: Sequence[float]
-    """One for each token that the policy sampled."""
-    finish_reason: FinishReason
-    weight_version: int
     inserted: tuple[int, int] | None = None
     """The span of `ids` that was not sampled: the end of a thought, the opening of a call."""
-    later_versions: tuple[tuple[int, int], ...] = ()
-    """As in `GenerationResult`."""
 
     @property
     def sampled_ids(self) -> Sequence[int]:
@@ -57,7 +49,7 @@ async def sample_turn(
     """
     if len(opening) >= request.max_tokens:
         opening = ()
-    started = setup.waits.silence.clock()
+    started = setup.waits.clock()
     first: GenerationResult | None = None
     inserted = opening
     if not opening or setup.chat.may_think(request.prompt_ids):
@@ -72,13 +64,8 @@ async def sample_turn(
         if close is not None:
             inserted = [*setup.chat.written_ids(close), *opening] if close else []
         if close is None or request.max_tokens - len(first.ids) - len(inserted) < 1:
-            return TurnTokens(
-                first.ids,
-                first.log_probs,
-                first.finish_reason,
-                first.weight_version,
-                later_versions=first.later_versions,
-            )
+            version, later = first.weight_version, first.later_versions
+            return TurnTokens(first.ids, first.log_probs, first.finish_reason, version, later)
     return await _continued(setup, request, first, inserted, started)
 
 
@@ -105,7 +92,7 @@ async def _continued(
     ids = [*before, *inserted]
     timeout, on_tokens = request.timeout, request.on_tokens
     if timeout is not None:
-        timeout = max(timeout - (setup.waits.silence.clock() - started), _LEAST_SECONDS)
+        timeout = max(timeout - (setup.waits.clock() - started), _LEAST_SECONDS)
 
     def tell_whole_turn(new: Sequence[int]) -> None:
         assert on_tokens is not None
@@ -141,41 +128,33 @@ async def _continued(
         [*(() if first is None else first.log_probs), *rest.log_probs[:num_rest]],
         reason,
         versions[0][1],
-        (len(before), len(ids)) if inserted else None,
         tuple(new for old, new in itertools.pairwise(versions) if new[1] != old[1]),
+        (len(before), len(ids)) if inserted else None,
     )
 
 
 async def _ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
     """Gives up an engine that does not keep to the request's timeout; checks what it returns."""
-    silence = setup.waits.silence  # its clock stands still while an update pauses the engine
+    waits = setup.waits  # its clock stands still while an update pauses the engine
     limit = math.inf if request.timeout is None else request.timeout + _GRACE_SECONDS
-    deadline = silence.clock() + limit
+    deadline = waits.clock() + limit
     # A task of its own: an engine that ignores its cancellation must not hold up the episode.
-    sampling = asyncio.create_task(contained_call(setup.engine.sample(request), "the engine"))
+    sampling = asyncio.create_task(setup.engine.sample(request))
     try:
-        while not sampling.done() and (left := deadline - silence.clock()) > 0:
+        while not sampling.done() and (left := deadline - waits.clock()) > 0:
             timeout = None if left == math.inf else max(left, _PAUSE_SECONDS)
             await asyncio.wait({sampling}, timeout=timeout)
         is_late = not sampling.done()
     finally:
         if not sampling.done():
-            # Asyncio logs the errors of tasks that nobody has looked at.
-            sampling.add_done_callback(lambda late: late.cancelled() or late.exception())
             sampling.cancel()
             await asyncio.wait({sampling}, timeout=_CANCEL_SECONDS)
+    waits.engine_answered(is_late=is_late)
     if is_late:
-        silence.give_up()
-        raise DeadlineExceeded(
-            f"the engine took longer than {limit:g} s. Make it faster, raise "
-            "limits.generation_timeout, or lower inference.max_tokens."
-        )
-    silence.end()
-    if sampling.cancelled():
+        raise too_slow(limit)
+    if sampling.cancelled() or sampling.result().finish_reason is FinishReason.ABORTED:
         raise EngineError("the engine cancelled the turn; was it closed?")
     result = sampling.result()
-    if result.finish_reason is FinishReason.ABORTED:
-        raise EngineError("the engine cancelled the turn; was it closed?")
     if not result.ids and result.finish_reason is FinishReason.DEADLINE:
         raise too_slow(request.timeout)
     if not result.ids:

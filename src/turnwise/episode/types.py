@@ -173,6 +173,16 @@ class AgentRecord:
     def num_sampled_tokens(self) -> int:
         return self.stream.num_sampled
 
+    def fill_trajectory(self) -> None:
+        """Puts the actions into the trajectory, which reward functions read."""
+        turns = self.actions
+        self.trajectory.states = [turn.state for turn in turns]
+        self.trajectory.actions = [turn.text for turn in turns]
+        self.trajectory.observations = [turn.observation for turn in turns]
+        self.trajectory.rewards = [turn.reward for turn in turns]
+        self.trajectory.dones = [turn.done for turn in turns]
+        self.trajectory.infos = [turn.info for turn in turns]
+
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.turns)} turns, {len(self.stream)} tokens>"
 
@@ -275,23 +285,19 @@ class EpisodeSummary:
         """Returns the summary of one result or of many."""
         summary = cls()
         for result in [results] if isinstance(results, EpisodeResult) else results:
-            summary.add(result)
+            summary.num_episodes += 1
+            summary.statuses[result.status] += 1
+            summary.seconds.update(result.seconds)
+            if result.error is not None:
+                summary.errors[result.error] += 1
+            for agent in result.agents:
+                summary.num_sampled_tokens += agent.num_sampled_tokens
+                summary.num_context_tokens += len(agent.stream) - agent.num_sampled_tokens
+                summary.num_successes += agent.trajectory.success
+                summary.total_reward += 0.0 if agent.reward is None else agent.reward.total
+                for turn in agent.actions:
+                    summary.add_turn(turn.tool_results, turn.malformed)
         return summary
-
-    def add(self, result: EpisodeResult) -> None:
-        self.num_episodes += 1
-        self.statuses[result.status] += 1
-        self.seconds.update(result.seconds)
-        if result.error is not None:
-            self.errors[result.error] += 1
-        for agent in result.agents:
-            self.num_sampled_tokens += agent.num_sampled_tokens
-            self.num_context_tokens += len(agent.stream) - agent.num_sampled_tokens
-            self.num_successes += agent.trajectory.success
-            if agent.reward is not None:
-                self.total_reward += agent.reward.total
-            for turn in agent.actions:
-                self.add_turn(turn.tool_results, turn.malformed)
 
     def add_turn(self, tool_results: Iterable[ToolResult], malformed: str | None) -> None:
         self.num_turns += 1

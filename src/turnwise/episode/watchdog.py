@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import math
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from turnwise.errors import EngineStalled
@@ -41,42 +41,6 @@ def giving_up_blocked_loops(on_blocked: Callable[[EngineStalled], object]) -> It
         _on_blocked.reset(token)
 
 
-class EngineSilence:
-    """How long an engine with open requests has returned nothing; all its collectors share it.
-
-    A request that times out does not end the silence: the next request continues the count.
-    """
-
-    def __init__(self, engine: BaseInferenceEngine | None = None) -> None:
-        self.engine = engine
-        self._since = self.clock()
-        self._has_given_up = False
-
-    def clock(self) -> float:
-        """Returns the time for deadlines: it stands still while an update pauses the engine."""
-        paused = 0.0 if self.engine is None else self.engine.paused_seconds
-        return time.monotonic() - paused
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of silence, while a request is open."""
-        return self.clock() - self._since
-
-    def begin(self) -> None:
-        """Called for a request when no other is open."""
-        if not self._has_given_up:
-            self._since = self.clock()
-
-    def end(self) -> None:
-        """Called when the engine returned something, if only an error."""
-        self._since = self.clock()
-        self._has_given_up = False
-
-    def give_up(self) -> None:
-        """Called when a request timed out without any result."""
-        self._has_given_up = True
-
-
 class Waits:
     """Counts what the episodes of one event loop wait for; `moved` is the time of the last change.
 
@@ -87,15 +51,23 @@ class Waits:
     '2 for the engine, 1 for a tool'
     """
 
-    def __init__(self, silence: EngineSilence | None = None) -> None:
+    def __init__(self, engine: BaseInferenceEngine | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.moved = time.monotonic()
-        self.silence = silence or EngineSilence()
+        self._engine = engine
+        self._engine_moved = self.clock()
+        """When the engine last returned something, or had nothing to do."""
+        self._is_late = False
+
+    def clock(self) -> float:
+        """Returns the time for deadlines: it stands still while an update pauses the engine."""
+        paused = 0.0 if self._engine is None else self._engine.paused_seconds
+        return time.monotonic() - paused
 
     def begin(self, what: str) -> float:
         """Counts one more that waits for it, and returns the time."""
-        if what == ENGINE and not self.counts[what]:
-            self.silence.begin()
+        if what == ENGINE and not self.counts[what] and not self._is_late:
+            self._engine_moved = self.clock()
         self.counts[what] += 1
         self.moved = now = time.monotonic()
         return now
@@ -105,6 +77,20 @@ class Waits:
         self.counts[what] -= 1
         self.moved = now = time.monotonic()
         return now
+
+    def engine_answered(self, *, is_late: bool = False) -> None:
+        """Called when the engine returned something, or a request timed out without any result.
+
+        The request after one that timed out continues the count of silent seconds.
+        """
+        self._is_late = is_late
+        if not is_late:
+            self._engine_moved = self.clock()
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long an engine with open requests has returned nothing."""
+        return self.clock() - self._engine_moved if self.counts[ENGINE] > 0 else 0.0
 
     def report(self) -> str:
         """Returns how many wait for what, the most common first."""
@@ -126,100 +112,80 @@ class Watchdog:
         self.stalled: EngineStalled | None = None
         self._has_cancelled = False
         self._on_blocked = _on_blocked.get()
-        self._beat = time.monotonic()
-        """When the loop last ran a callback."""
         self._waits = waits
         self._report_after = report_after
-        self._stall_timeout = stall_timeout
+        self._stall_timeout = stall_timeout or math.inf
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="turnwise: watchdog", daemon=True)
-
-    def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         task = asyncio.current_task()
         assert task is not None, "a watchdog watches a task"
         self._task = task
-        self._cancelling = task.cancelling()
-        self._loop_thread = threading.get_ident()
-        self._thread.start()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, name="turnwise: watchdog", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
-        if not self._has_cancelled:
-            return
-        assert self.stalled is not None
         # A cancellation that came from elsewhere at the same time still counts.
-        if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+        if (
+            self._has_cancelled
+            and self._task.uncancel() == 0
+            and kind is asyncio.CancelledError
+            and self.stalled is not None
+        ):
             raise self.stalled from None
 
     def _watch(self) -> None:
-        reported = time.monotonic()
-        while not self._over.wait(self._pause()):
-            now, silent = time.monotonic(), self._waits.silence.seconds
-            is_awaited = self._waits.counts[ENGINE] > 0
-            if self._stall_timeout is not None:
-                if is_awaited and silent >= self._stall_timeout:
-                    self._stop(f"nothing arrived from the engine for {silent:.0f} s")
-                    return
-                # Asked once more: after Ctrl-Z and fg the beat is old, and the loop runs.
-                if now - self._beat >= self._stall_timeout and self._is_blocked():
-                    self._stop(f"the event loop did not run for {now - self._beat:.0f} s")
-                    return
-                with contextlib.suppress(RuntimeError):  # it has ended
-                    self._loop.call_soon_threadsafe(self._note_beat)
+        pause, limit = self._pause(), self._stall_timeout
+        has_run = threading.Event()
+        self._call_in_loop(has_run.set)
+        blocked, reported = 0.0, time.monotonic()
+        while not self._over.wait(pause):
+            # Counted: a clock would go on while Ctrl-Z stops the process.
+            blocked += pause
+            if has_run.is_set():
+                blocked = 0.0
+                has_run.clear()
+                self._call_in_loop(has_run.set)
+            now, silent = time.monotonic(), self._waits.silent_seconds
+            is_blocked = blocked >= _BEAT_SECONDS
+            if silent >= limit:
+                self._stop(f"nothing arrived from the engine for {silent:.0f} s", is_blocked)
+                return
+            if blocked >= limit:
+                self._stop(f"the event loop did not run for {blocked:.0f} s", is_blocked)
+                return
             quiet = now - self._waits.moved
             if quiet >= self._report_after and now - reported >= self._report_after:
-                self._report(quiet)
                 reported = now
+                # An asynchronous run without episodes may have to wait for its learner.
+                if self._waits.report() or is_blocked:
+                    _LOG.warning("Nothing has moved for %.0f s. %s", quiet, self._state(is_blocked))
 
     def _pause(self) -> float:
-        limits = [self._report_after, self._stall_timeout or self._report_after]
-        return max(min(limits) / 4, 0.01)
+        return max(min(self._report_after, self._stall_timeout) / 4, 0.01)
 
-    def _report(self, quiet: float) -> None:
-        waiting, is_blocked = self._waits.report(), self._is_blocked()
-        if not waiting and not is_blocked:
-            return  # no episode is under way: an asynchronous run may have to wait for its learner
-        text = f"Nothing has moved for {quiet:.0f} s. Waiting: {waiting or 'nothing'}."
+    def _call_in_loop(self, function: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(function)
+
+    def _state(self, is_blocked: bool) -> str:
+        text = f"Waiting: {self._waits.report() or 'nothing'}."
         if is_blocked:
             where = where_thread_is(self._loop_thread)
-            text += f" The event loop is blocked by code that should be quick or awaited: {where}"
-        _LOG.warning("%s", text)
+            text += f" The event loop is blocked by code that should be quick or awaited: {where}."
+        return text
 
-    def _is_blocked(self) -> bool:
-        has_run = threading.Event()
-        try:
-            self._loop.call_soon_threadsafe(has_run.set)
-        except RuntimeError:  # it has ended
-            return False
-        return not has_run.wait(_BEAT_SECONDS)
-
-    def _note_beat(self) -> None:
-        self._beat = time.monotonic()
-
-    def _stop(self, reason: str) -> None:
-        is_blocked = self._is_blocked()
-        advice = "The log says where each thread is. If turns may take that long, raise the limit"
-        if is_blocked:
-            where = where_thread_is(self._loop_thread)
-            advice = (
-                f"The event loop is blocked by code that should be quick or awaited: {where}. "
-                "Without quick = True an environment has a thread and a time limit"
-            )
+    def _stop(self, reason: str, is_blocked: bool) -> None:
         self.stalled = EngineStalled(
-            f"{reason} (inference.stall_timeout). Waiting: {self._waits.report() or 'nothing'}. "
-            f"{advice}; null disables it."
+            f"{reason} (inference.stall_timeout). {self._state(is_blocked)} The log says where "
+            "each thread is. If turns may take that long, raise the limit; null disables it."
         )
         threads = [f"  {t.name}: {where_thread_is(t.ident or 0)}" for t in threading.enumerate()]
         _LOG.error("%s\nThreads:\n%s", self.stalled, "\n".join(threads))
-        with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._cancel)
+        self._call_in_loop(self._cancel)
         if is_blocked and self._on_blocked is not None:
             self._on_blocked(self.stalled)
 
@@ -259,19 +225,26 @@ class EpisodeTimer:
         """Since the episode began."""
         self.turn_seconds: dict[str, float] = {}
         """Since the turn began."""
-        self.failed_component: str | None = None
+        self.error_status: EpisodeStatus | None = None
+        """The status for the component that failed first; None if no component failed."""
         self._waits = waits or Waits()
         self._started = time.monotonic()
-        self._end = None if max_seconds is None else self._waits.silence.clock() + max_seconds
+        self._end = None if max_seconds is None else self._waits.clock() + max_seconds
 
-    def component(self, name: str) -> _ComponentCall:
-        """Returns a context in which time, waiting and failures are those of this component."""
-        return _ComponentCall(self, name)
-
-    @property
-    def error_status(self) -> EpisodeStatus | None:
-        """The status for the component that failed; None if no component failed."""
-        return None if self.failed_component is None else _COMPONENTS[self.failed_component][0]
+    @contextlib.contextmanager
+    def component(self, name: str) -> Iterator[None]:
+        """In the block, time, waiting and failures are those of this component."""
+        error_status, what = _COMPONENTS[name]
+        started = self._waits.begin(what)
+        try:
+            yield
+        except BaseException:
+            self.error_status = self.error_status or error_status
+            raise
+        finally:
+            took = self._waits.end(what) - started
+            for seconds in (self.component_seconds, self.turn_seconds):
+                seconds[name] = seconds.get(name, 0.0) + took
 
     @property
     def seconds(self) -> float:
@@ -281,35 +254,11 @@ class EpisodeTimer:
     @property
     def is_over(self) -> bool:
         # Timers fire a little early: what this limit has cut must find that the time is over.
-        return self._end is not None and self._waits.silence.clock() >= self._end - 0.02
+        return self._end is not None and self._waits.clock() >= self._end - 0.02
 
     def within(self, timeout: float | None) -> float | None:
         """Returns the timeout of a call, shortened to what is left of the episode's time."""
         if self._end is None:
             return timeout
-        left = max(self._end - self._waits.silence.clock(), 0.0)
+        left = max(self._end - self._waits.clock(), 0.0)
         return left if timeout is None else min(left, timeout)
-
-
-class _ComponentCall:
-    __slots__ = ("_name", "_started", "_timer")
-
-    def __init__(self, timer: EpisodeTimer, name: str) -> None:
-        self._timer = timer
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._started = self._timer._waits.begin(_COMPONENTS[self._name][1])
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        timer, name = self._timer, self._name
-        took = timer._waits.end(_COMPONENTS[name][1]) - self._started
-        timer.component_seconds[name] = timer.component_seconds.get(name, 0.0) + took
-        timer.turn_seconds[name] = timer.turn_seconds.get(name, 0.0) + took
-        if kind is not None and timer.failed_component is None:
-            timer.failed_component = name

@@ -240,9 +240,6 @@ class BaseInferenceEngine(ABC):
     def end_session(self, session: Hashable) -> None:
         """Free what is kept for a conversation that has ended; by default nothing is."""
 
-    def free_memory(self) -> None:
-        """Free what an idle engine can make again, such as copied weights; by default nothing."""
-
     def close(self) -> None:
         """Free the engine; may be called twice. Running requests end as aborted."""
 
@@ -306,11 +303,6 @@ class BaseInferenceEngine(ABC):
         Prompt and response are encoded separately, so that the prompt's tokens do not depend on
         the response.
         """
-        if len(prompts) != len(responses):
-            raise ConfigError(
-                f"compute_log_probs got {len(prompts)} prompts and {len(responses)} responses, "
-                "expected as many"
-            )
 
         async def score(prompt: str, response: str) -> float:
             before = self._encode(prompt)
@@ -318,15 +310,15 @@ class BaseInferenceEngine(ABC):
             return sum(await self.score([*before, *after], len(before))) if after else 0.0
 
         async def score_all() -> list[float]:
-            return await asyncio.gather(*map(score, prompts, responses))
+            pairs = zip(prompts, responses, strict=True)
+            return await asyncio.gather(*(score(*pair) for pair in pairs))
 
         return torch.tensor(run_sync(score_all()))
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise ConfigError("this engine has no tokenizer for strings. Pass tokenizer=.")
-        ids: list[int] = self.tokenizer.encode(text)
-        return ids
+        return list(self.tokenizer.encode(text))
 
     @cached_property
     def _end_ids(self) -> frozenset[int]:
@@ -340,13 +332,11 @@ class BaseInferenceEngine(ABC):
         With overflow="error", raise if they are fewer than the request asks for; otherwise the
         turn ends with `FinishReason.CONTEXT`.
         """
-        left = self.context_length - len(request.prompt_ids)
+        length, left = len(request.prompt_ids), self.context_length - len(request.prompt_ids)
         if self._overflow == "error" and left < request.max_tokens:
             raise ConfigError(
-                f"a prompt of {len(request.prompt_ids)} tokens with max_tokens="
-                f"{request.max_tokens} needs more than the context, which holds "
-                f"{self.context_length}. Ask for fewer tokens, or let the engine cut the turn "
-                "with overflow='truncate'."
+                f"a prompt of {length} tokens with max_tokens={request.max_tokens} needs more than "
+                f"the context, which holds {self.context_length}. overflow='truncate' cuts the turn"
             )
         return max(left, 0)
 
@@ -367,23 +357,17 @@ def check_engine_options(engine: str, options: Iterable[str], arguments: Any) ->
 
 def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:
     """Raise for ids without an embedding, which may break the whole engine."""
-    if min(ids) >= 0 and max(ids) < vocabulary_size:
-        return
-    position, token = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocabulary_size)
-    raise ConfigError(
-        f"token {position} of the prompt got id {token}, expected one of the model's vocabulary, "
-        f"0 to {vocabulary_size - 1}. Is this the model's own tokenizer?"
-    )
+    if min(ids) < 0 or max(ids) >= vocabulary_size:
+        token = next(token for token in ids if not 0 <= token < vocabulary_size)
+        raise ConfigError(
+            f"the prompt got the token {token}, expected one of the model's vocabulary, 0 to "
+            f"{vocabulary_size - 1}. Is this the model's own tokenizer?"
+        )
 
 
 def check_scored(ids: Sequence[int], start: int, context_length: int) -> None:
     """Raise if the first token would be scored, or the tokens exceed the context."""
     if not 1 <= start <= len(ids):
-        raise ConfigError(
-            f"score got start={start} for {len(ids)} tokens, expected 1 to {len(ids)}: the first "
-            "token has nothing before it, and so no log-prob"
-        )
+        raise ConfigError(f"score got start={start}, expected 1 to {len(ids)}, its tokens")
     if len(ids) > context_length:
-        raise ConfigError(
-            f"score got {len(ids)} tokens, more than the context, which holds {context_length}"
-        )
+        raise ConfigError(f"score got {len(ids)} tokens, and the context holds {context_length}")

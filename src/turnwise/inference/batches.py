@@ -1,18 +1,15 @@
 """Generation for batches of prompts: long lists, and the interface of VERL's rollouts."""
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import copy
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
+from turnwise.errors import ConfigError
 from turnwise.inference.base import (
     BaseInferenceEngine,
-    FinishReason,
     GenerationOutput,
     GenerationRequest,
     GenerationResult,
@@ -22,29 +19,10 @@ from turnwise.inference.create import create_inference_engine
 from turnwise.reward.batches import Columns, RewardBatch, is_data_proto
 
 
-class BatchError(TurnwiseError, RuntimeError):
-    """Some prompts of a batch failed; the answers to the others are here.
-
-    `output` has an entry for every prompt, in order; those of failed prompts are empty and aborted.
-    `failures` maps the index of a prompt to its exception.
-    """
-
-    def __init__(
-        self, message: str, output: GenerationOutput, failures: Mapping[int, Exception]
-    ) -> None:
-        super().__init__(message, output, failures)
-        self.output = output
-        self.failures = dict(failures)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 class BatchInferenceManager:
     """Generates for any number of prompts, `batch_size` of them at a time.
 
-    When one answer is finished, the next prompt starts; none waits for the slowest. On a terminal,
-    a list longer than `batch_size` has a progress bar.
+    When one answer is finished, the next prompt starts; none waits for the slowest.
     """
 
     def __init__(self, engine: BaseInferenceEngine, batch_size: int = 32) -> None:
@@ -56,72 +34,17 @@ class BatchInferenceManager:
     def generate_batch(
         self, prompts: Prompts, max_tokens: int = 256, **sampling: Any
     ) -> GenerationOutput:
-        """Return what `engine.generate` returns for these prompts; it takes the same options.
-
-        A prompt that fails does not stop the others: a `BatchError` at the end names it and holds
-        the answers.
-        """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        console, slots = Console(stderr=True), asyncio.Semaphore(self.batch_size)
-        failures: dict[int, Exception] = {}
-        num_seen = num_tokens = 0
+        """Return what `engine.generate` returns for these prompts; it takes the same options."""
+        engine, slots = self.engine, asyncio.Semaphore(self.batch_size)
 
         async def sample(request: GenerationRequest) -> GenerationResult:
-            nonlocal num_seen, num_tokens
-            # `generate` calls in the order of the prompts, and nothing is awaited before this.
-            index, num_seen = num_seen, num_seen + 1
             async with slots:
-                try:
-                    result = await self.engine.sample(request)
-                except Exception as error:  # reported at the end
-                    failures[index] = error
-                    version = self.engine.weight_version
-                    result = GenerationResult([], [], FinishReason.ABORTED, version)
-            num_tokens += len(result.ids)
-            progress.update(bar, advance=1, num_tokens=num_tokens)
-            return result
+                return await engine.sample(request)
 
-        # With the defaults of this engine.
-        asked = inspect.signature(self.engine.generate).bind(prompts, max_tokens, **sampling)
-        asked.apply_defaults()
-        with Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[num_tokens]:,} tokens"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=len(prompts) <= self.batch_size or not console.is_terminal,
-        ) as progress:
-            bar = progress.add_task("", total=len(prompts), num_tokens=0)
-            output = _Window(self.engine.tokenizer, sample).generate(*asked.args, **asked.kwargs)
-        if failures:
-            index, error = min(failures.items())
-            prompt = str(prompts[index])
-            raise BatchError(
-                f"{len(failures)} of {len(prompts)} prompts failed, the first is "
-                f"prompts[{index}] {prompt if len(prompt) <= 40 else prompt[:37] + '...'!r}: "
-                f"{type(error).__name__}: {error} The answers to the others are in this error's "
-                ".output, the causes in .failures.",
-                output,
-                failures,
-            )
-        return output
-
-
-class _Window(BaseInferenceEngine):
-    """An engine whose `generate` samples with a function."""
-
-    context_length = 2**31  # the engine itself checks each request
-
-    def __init__(
-        self, tokenizer: Any, sample: Callable[[GenerationRequest], Awaitable[GenerationResult]]
-    ) -> None:
-        super().__init__(tokenizer)
-        self._sample = sample
-
-    async def sample(self, request: GenerationRequest) -> GenerationResult:
-        return await self._sample(request)
+        # Its `generate` on another `sample`: options, their defaults and the output stay its own.
+        window = copy.copy(engine)
+        window.sample = sample  # type: ignore[method-assign]
+        return window.generate(prompts, max_tokens, **sampling)
 
 
 class VLLMRolloutSPMD:
@@ -142,9 +65,6 @@ class VLLMRolloutSPMD:
         batch_size: int = 256,
         **sampling: Any,
     ) -> None:
-        known = inspect.signature(BaseInferenceEngine.generate).parameters
-        if wrong := [name for name in sampling if name not in known]:
-            raise ConfigError(f"there is no option {wrong[0]!r}. {did_you_mean(wrong[0], known)}")
         self._owns_engine = not isinstance(model_path, BaseInferenceEngine)
         self.engine: BaseInferenceEngine = model_path
         if self._owns_engine:
@@ -161,16 +81,13 @@ class VLLMRolloutSPMD:
         `position_ids`, `response_mask` and `rollout_log_probs`, and the batch's other columns.
         Texts give a `GenerationOutput`.
         """
-        columns = prompts if isinstance(prompts, Mapping) else getattr(prompts, "batch", None)
+        columns = _columns(prompts)
         if columns is None:
             return self.inference(prompts, **kwargs)
         if not getattr(prompts, "meta_info", {}).get("do_sample", True):
             kwargs.setdefault("temperature", 0.0)
         output = self.inference(prompts, **kwargs)
-        prompt_ids = torch.as_tensor(columns["input_ids"])
-        seen = torch.ones_like(prompt_ids)
-        if "attention_mask" in columns.keys():  # noqa: SIM118 - a TensorDict's too
-            seen = torch.as_tensor(columns["attention_mask"]).long()
+        prompt_ids, seen = _ids_and_mask(columns)
         responses = torch.from_numpy(output.tokens)
         lengths = torch.tensor([[len(ids)] for ids in output.token_ids])
         mask = (torch.arange(responses.shape[1]) < lengths).long()
@@ -199,10 +116,7 @@ class VLLMRolloutSPMD:
         return self.engine.generate(_prompts(inputs), **{**self.sampling, **kwargs})
 
     def batch_generation(self, batch: Any, **kwargs: Any) -> GenerationOutput:
-        """Generate for any number of inputs, `batch_size` of them at a time.
-
-        An input that fails does not stop the others; see `BatchInferenceManager`.
-        """
+        """Generate for any number of inputs, `batch_size` of them at a time."""
         return self._manager.generate_batch(_prompts(batch), **{**self.sampling, **kwargs})
 
     def close(self) -> None:
@@ -219,21 +133,24 @@ class VLLMRolloutSPMD:
 
 def _prompts(inputs: Any) -> Prompts:
     """Return texts, or rows of token ids without padding."""
+    columns = _columns(inputs)
+    if columns is not None:
+        rows = zip(*_ids_and_mask(columns), strict=True)
+        return [ids[mask.bool()].tolist() for ids, mask in rows]
+    if isinstance(inputs, str):
+        return inputs
+    return [row.tolist() if hasattr(row, "tolist") else row for row in inputs]
 
-    def as_list(row: Any) -> Any:
-        return row.tolist() if hasattr(row, "tolist") else row
 
-    columns = inputs if isinstance(inputs, Mapping) else getattr(inputs, "batch", None)
-    if columns is None:
-        return inputs if isinstance(inputs, str) else [as_list(row) for row in inputs]
-    names = columns.keys()
+def _columns(inputs: Any) -> Any:
+    return inputs if isinstance(inputs, Mapping) else getattr(inputs, "batch", None)
+
+
+def _ids_and_mask(columns: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    names = columns.keys()  # a TensorDict has no `in`
     if "input_ids" not in names:
         raise ConfigError(f"a batch of prompts needs input_ids, got {', '.join(map(str, names))}")
-    rows = [as_list(row) for row in columns["input_ids"]]
+    ids = torch.as_tensor(columns["input_ids"])
     if "attention_mask" not in names:
-        return rows
-    masks = [as_list(row) for row in columns["attention_mask"]]
-    return [
-        [one for one, seen in zip(ids, mask, strict=True) if seen]
-        for ids, mask in zip(rows, masks, strict=True)
-    ]
+        return ids, torch.ones_like(ids)
+    return ids, torch.as_tensor(columns["attention_mask"]).long()

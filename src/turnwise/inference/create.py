@@ -66,12 +66,8 @@ def create_inference_engine(
     own. `policy` is what `scripted` answers with. An engine of yours is named as `module:Class`,
     `file.py:Class` or by an entry point of the group `turnwise.engines`.
     """
-    if config is not None and not isinstance(config, Mapping):
-        raise ConfigError(
-            f"config got {type(config).__name__}, expected a dict of the engine's options, "
-            'for example {"dtype": "float32"}'
-        )
-    kind, options = engine_class(backend), dict(config or {})
+    kind: type[Any] = engine_class(backend)
+    options = dict(config or {})
     if policy is not None and kind is not ScriptedEngine:
         raise ConfigError(f"policy is for backend='scripted', and the backend is {backend!r}")
     if options.get("overflow", "truncate") not in typing.get_args(Overflow):
@@ -87,24 +83,19 @@ def create_inference_engine(
         kind = kind.server
     if not kind.shares_model and options.get("device") == "auto":
         del options["device"]
-    accepted = options
-    known = _keywords(kind)
+    accepted, known = options, _keywords(kind)
     if "**" not in known:  # otherwise it passes them on, and checks them itself
-        accepted = {name: value for name, value in options.items() if name in known}
-        known |= _COMMON
-        if unknown := [name for name in options if name not in known]:
-            hint = did_you_mean(unknown[0], known)
+        if unknown := [name for name in options if name not in known | _COMMON]:
+            hint = did_you_mean(unknown[0], known | _COMMON)
             raise ConfigError(f"the {backend} engine has no option {unknown[0]!r}. {hint}")
+        accepted = {name: value for name, value in options.items() if name in known}
     if isinstance(tokenizer, str | os.PathLike):
         tokenizer = load_tokenizer(tokenizer)
-    make: Callable[..., BaseInferenceEngine] = kind
     if kind is ScriptedEngine:
         if tokenizer is None and not is_named:
-            raise ConfigError(
-                "a script needs a tokenizer, to say its answers in tokens. Name a model whose "
-                'tokenizer it takes, such as "tiny", or pass tokenizer=.'
-            )
-        return make(load_tokenizer(model_path) if tokenizer is None else tokenizer, policy)
+            raise ConfigError('a script needs a tokenizer. Pass tokenizer=, or the model "tiny".')
+        return ScriptedEngine(tokenizer or load_tokenizer(model_path), policy)
+    make: Callable[..., BaseInferenceEngine] = kind
     if is_url:
         if decided := [name for name in options if name not in accepted]:
             raise ConfigError(
@@ -112,13 +103,12 @@ def create_inference_engine(
                 "when the server was started"
             )
         return make(model_path, tokenizer=tokenizer, **accepted)
+    if not is_named and not (kind.shares_model and hasattr(model_path, "state_dict")):
+        raise ConfigError(
+            f"model_path got {type(model_path).__name__}, expected a name, a folder, a Hugging "
+            "Face id, for vllm and sglang a server's URL, for others a loaded model"
+        )
     if not kind.shares_model:
-        if not is_named:
-            raise ConfigError(
-                f"the {backend} engine loads its model itself: model_path got "
-                f"{type(model_path).__name__}, expected a name, a folder, a Hugging Face id, or "
-                "a server's URL. For a loaded model take local."
-            )
         return make(model_folder(model_path), tokenizer=tokenizer, **accepted)
     if options.get("tensor_parallel_size", 1) != 1:
         raise ConfigError(
@@ -129,11 +119,6 @@ def create_inference_engine(
     if is_named:
         loaded = load_model(model_path, **{k: v for k, v in options.items() if k in _LOADING})
         model, tokenizer = loaded.model, loaded.tokenizer if tokenizer is None else tokenizer
-    elif not hasattr(model, "state_dict"):
-        raise ConfigError(
-            f"model_path got {type(model).__name__}, expected a name, a folder, a Hugging Face "
-            "id, or a loaded model"
-        )
     elif too_late := [k for k in ("dtype", "device") if options.get(k, "auto") != "auto"]:
         raise ConfigError(
             f"{' and '.join(too_late)} cannot be chosen for a model that is loaded already. "
@@ -148,8 +133,15 @@ def create_inference_engine(
         return TransformersEngine(model, tokenizer, **kept)
 
 
-def _keywords(engine: Callable[..., Any]) -> set[str]:
+def _keywords(kind: type[Any]) -> set[str]:
     """Return the options of an engine; `**` if it takes any."""
-    _, *parameters = inspect.signature(engine).parameters.values()  # the model or URL comes first
-    names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters}
+    names: set[str] = set()
+    _, *parameters = inspect.signature(kind).parameters.values()  # the model or URL comes first
+    for parameter in parameters:
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.add(parameter.name)
+        elif packed := typing.get_args(parameter.annotation):  # `**options: Unpack[ItsOptions]`
+            names |= typing.get_type_hints(packed[0]).keys()
+        else:
+            names.add("**")
     return names - {"tokenizer", "policy"}

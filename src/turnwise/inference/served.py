@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import multiprocessing
 import os
 import threading
 from abc import abstractmethod
@@ -20,7 +21,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import torch
 
@@ -46,7 +47,6 @@ from turnwise.inference.weights import (
 )
 from turnwise.inference.worker import CLOSED, EngineTurn
 from turnwise.models import load_tokenizer
-from turnwise.tools.server_processes import ServerProcesses
 
 if TYPE_CHECKING:
     import httpx2
@@ -63,25 +63,14 @@ _LOG = logging.getLogger("turnwise")
 
 @contextlib.contextmanager
 def own_processes() -> Iterator[None]:
-    """Terminate the processes that are started in the block if it exceeds its deadline.
-
-    They are recognised by an environment variable, which only spawned processes have; both
-    engines spawn theirs.
-    """
-    processes = ServerProcesses()
-    before = {name: os.environ.get(name) for name in processes.environment}
-    os.environ.update(processes.environment)
+    """End the workers that are started in the block if it exceeds its deadline."""
+    before = set(multiprocessing.active_children())
     try:
         yield
     except DeadlineExceeded:
-        processes.terminate()
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
         raise
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def wait_for_start(future: Future[T], seconds: float | None, name: str) -> T:
@@ -89,8 +78,8 @@ def wait_for_start(future: Future[T], seconds: float | None, name: str) -> T:
     if seconds is None:
         return future.result()
     fix = (
-        "Its own log, above, says how far it came. If the model is large or the disk slow, give "
-        "the engine more time: start_timeout=SECONDS (in a run inference.start_timeout), or None."
+        "Its own log says how far it came. Give it more time: start_timeout=SECONDS (in a run "
+        "inference.start_timeout), or None."
     )
     return result_within(future, seconds, f"starting {name}", fix)
 
@@ -146,27 +135,44 @@ class WeightsRefused(EngineError):
     """New weights were not taken; the old ones are in place."""
 
 
+class ServedOptions(TypedDict, total=False):
+    """The options of every engine on a vLLM or SGLang in other processes."""
+
+    tokenizer: Any
+    overflow: Overflow
+    model_path: str | None
+    weights_dir: str | os.PathLike[str] | None
+    transfer: Transfer
+    trust_remote_code: bool
+    start_timeout: float | None
+
+
 class ServedEngine(BaseInferenceEngine):
     """The base of engines on a vLLM or SGLang in other processes.
+
+    Tensors go to a server by `transfer`, on the way of files through `weights_dir`, a folder that
+    both can read. `model_path` is the model's folder on this machine, if it differs from the
+    server's: weights and token ids are checked against its configuration.
 
     All traffic runs in one event loop in its own thread. So requests may come from any event loop,
     and `update_weights` may block its caller while running turns finish.
     """
 
     name: str
+    _client: JsonClient
     abort_grace = 10.0
     """Seconds in which the tokens of an aborted turn must arrive."""
 
     def __init__(
         self,
-        tokenizer: Any,
-        overflow: Overflow,
         *,
-        model_path: str | None,
-        weights_dir: str | os.PathLike[str] | None,
-        transfer: Transfer,
-        trust_remote_code: bool,
-        start_timeout: float | None,
+        tokenizer: Any = None,
+        overflow: Overflow = "truncate",
+        model_path: str | None = None,
+        weights_dir: str | os.PathLike[str] | None = None,
+        transfer: Transfer = "auto",
+        trust_remote_code: bool = False,
+        start_timeout: float | None = START_SECONDS,
     ) -> None:
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
@@ -181,32 +187,35 @@ class ServedEngine(BaseInferenceEngine):
         self._closing = threading.Lock()
         self._calls: set[Future[Any]] = set()
         self._loop = new_loop()
-        connected: Future[list[str]] = Future()
+        connected: Future[str] = Future()
         self._thread = threading.Thread(
             target=self._work, args=[connected], name=f"turnwise: {self.name.lower()}", daemon=True
         )
-        with own_processes():
-            self._thread.start()
-            try:
-                model_paths = wait_for_start(connected, start_timeout, self.name)
-            except BaseException:
-                self._is_closed = True  # nothing to close
-                with contextlib.suppress(RuntimeError):  # the loop is closed already
-                    # Also if `_connect` waits in it.
-                    self._loop.call_soon_threadsafe(self._loop.stop)
-                raise
-        self._model_paths = [model_path] if model_path else model_paths
-        self._skeleton = Skeleton.find(self._model_paths, trust_remote_code)
+        try:
+            with own_processes():
+                self._thread.start()
+                served_path = wait_for_start(connected, start_timeout, self.name)
+        except BaseException:
+            self._is_closed = True  # nothing to close
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._loop.stop)  # also if `_connect` waits in it
+            raise
+        self._model_path = model_path or served_path
+        self._skeleton: Skeleton | None = None
+        self._vocab_size = 2**31  # then only the server checks
+        with contextlib.suppress(OSError, ValueError):  # it is not on a disk here
+            self._skeleton = Skeleton(self._model_path, trust_remote_code, is_local=True)
+            self._vocab_size = self._skeleton.vocabulary_size
 
     # Implemented by the engines; called in the engine's thread.
 
     @abstractmethod
-    def _connect(self) -> list[str]:
+    def _connect(self) -> str:
         """Connect; return where its model may be found. The loop is not running yet."""
 
-    @abstractmethod
     def _disconnect(self) -> None:
         """Disconnect. The loop is not running any more."""
+        self._loop.run_until_complete(self._client.close())
 
     @abstractmethod
     async def _continue(self, turn: EngineTurn) -> FinishReason | None:
@@ -241,14 +250,13 @@ class ServedEngine(BaseInferenceEngine):
 
     # The event loop and its thread.
 
-    def _work(self, connected: Future[list[str]]) -> None:
+    def _work(self, connected: Future[str]) -> None:
         asyncio.set_event_loop(self._loop)
         resolve_future(connected, self._connect)
         try:
             if connected.exception() is None and not self._is_closed:  # the start has not given up
                 self._loop.run_forever()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
+            for task in (tasks := asyncio.all_tasks(self._loop)):
                 task.cancel()
             if tasks:  # one that ignores its cancellation is abandoned
                 self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_SECONDS))
@@ -276,17 +284,15 @@ class ServedEngine(BaseInferenceEngine):
             self._is_closed = True
         ending = asyncio.run_coroutine_threadsafe(self._end_turns(), self._loop)
         with contextlib.suppress(TimeoutError):
-            ending.result(self.abort_grace + _CLOSING_SECONDS)
-        wait(self._calls.copy(), self.abort_grace)
+            ending.result(_CLOSING_SECONDS)
+        wait(list(self._calls), self.abort_grace)  # SGLang has endless tasks in this loop
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSING_SECONDS)
-        if self._thread.is_alive():
-            _LOG.warning("%s: the thread does not end and is abandoned", self._thread.name)
 
     # Turns.
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        self._check_ids(request.prompt_ids)
+        check_ids(request.prompt_ids, self._vocab_size)
         decode = None if self.tokenizer is None else self.tokenizer.decode
         turn = EngineTurn(request, self.context_left(request), clock=self._loop.time, decode=decode)
         return await asyncio.wrap_future(self._in_loop(self._sample(turn)))
@@ -314,20 +320,14 @@ class ServedEngine(BaseInferenceEngine):
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         check_scored(ids, start, self.context_length)
-        self._check_ids(ids)
-        if start == len(ids):
-            return []
+        check_ids(ids, self._vocab_size)
 
         async def score() -> list[float]:
             async with self._update_lock.sampling():
                 self._check_works()
-                return await self._score(ids, start)
+                return await self._score(ids, start) if start < len(ids) else []
 
         return await asyncio.wrap_future(self._in_loop(score()))
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if self._skeleton is not None:  # otherwise only the server checks
-            check_ids(ids, self._skeleton.vocabulary_size)
 
     def _check_works(self) -> None:
         if self._failure is not None:
@@ -350,28 +350,27 @@ class ServedEngine(BaseInferenceEngine):
                 "update_weights(model.state_dict()), or the path of a folder that it sees"
             )
         if not isinstance(weights, Mapping):
-            if os.path.exists(weights):  # otherwise only the server sees it
-                weights = existing_folder(weights)
-                if self._skeleton is not None:
-                    self._skeleton.check_folder(weights)
-            return self._update(partial(self._load, os.fspath(weights)))
+            is_here = os.path.exists(weights)  # otherwise only the server sees it
+            folder = existing_folder(weights) if is_here else os.fspath(weights)
+            if is_here and self._skeleton is not None:
+                self._skeleton.check_folder(folder)
+            return self._update(partial(self._load, folder))
         if self._skeleton is None:
             raise ConfigError(
-                f"there is no configuration of the model in {' or '.join(self._model_paths)} here, "
-                "and tensors are checked against it. Pass model_path= to the engine, or give "
-                "update_weights a folder."
+                f"tensors are checked against the model's config.json, and {self._model_path} is "
+                "not here. Pass model_path= to the engine, or give update_weights a folder."
             )
         self._skeleton.check(weights)
         sample = next(iter(weights.values()))
         if self._transfer is None:
-            self._transfer, why = "disk", "chosen by the option transfer"
-            if self._asked_transfer != "disk":
-                choice = self._in_loop(self._choose_transfer(sample))
-                self._transfer, why = choice.result()
+            transfer, why = self._asked_transfer, "chosen by the option transfer"
+            if transfer != "disk":
+                transfer, why = self._in_loop(self._choose_transfer(sample)).result()
+            self._transfer = transfer
             _LOG.info("weights reach %s by %s: %s", self.name, self._transfer, why)
         if self._transfer == "disk":
-            with self._skeleton.written(weights, self._weights_dir) as folder:
-                return self._update(partial(self._load, str(folder)))
+            with self._skeleton.written(weights, self._weights_dir) as written:
+                return self._update(partial(self._load, str(written)))
         if sample.is_cuda:  # the kernels that compute them must finish first
             torch.cuda.synchronize()
         return self._update(partial(self._send, self._skeleton.as_files_have_them(weights)))
@@ -397,10 +396,10 @@ class ServedEngine(BaseInferenceEngine):
 
         return self._updated(self._in_loop(update()))
 
-    async def _make_group(self, url: str, num_workers: int, backend: str) -> tuple[Transfer, str]:
+    async def _make_group(self, num_workers: int, backend: str) -> tuple[Transfer, str]:
         """Connect the learner with its workers for broadcasts; the disk is the other way."""
         try:
-            sender = WeightSender(url, num_workers, backend)
+            sender = WeightSender(self._client.url, num_workers, backend)
             await run_both(self._join(sender.address), sender.connect)
         except (EngineError, RuntimeError, OSError) as error:
             return "disk", f"a {backend} group with its workers failed ({error})"

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast, get_type_hints
 
 import torch
 import torch.multiprocessing  # teaches the pickler to send handles of tensors
@@ -27,12 +27,10 @@ from turnwise.inference.base import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
-    Overflow,
     check_engine_options,
-    check_ids,
 )
 from turnwise.inference.sampling import SamplingParams
-from turnwise.inference.served import START_SECONDS, JsonClient, ServedEngine, WeightsRefused
+from turnwise.inference.served import JsonClient, ServedEngine, ServedOptions, WeightsRefused
 from turnwise.inference.weights import (
     GroupAddress,
     Transfer,
@@ -42,7 +40,7 @@ from turnwise.inference.weights import (
     tensor_specs,
 )
 from turnwise.inference.worker import EngineTurn, length_to_stop
-from turnwise.models import load_tokenizer, model_folder
+from turnwise.models import model_folder
 
 _LOG = logging.getLogger("turnwise")
 _BUCKET_BYTES = 2**30
@@ -52,6 +50,13 @@ _DEVICE = 6
 """The position of the GPU among what torch rebuilds a tensor from."""
 
 
+class SGLangOptions(ServedOptions, total=False):
+    """The options of both engines on SGLang."""
+
+    num_top_log_probs: int
+    sleep: bool
+
+
 class SGLangEngine(ServedEngine):
     """The base of the engine in this process and of the one behind a URL.
 
@@ -59,59 +64,45 @@ class SGLangEngine(ServedEngine):
     top-k, top-p and min-p; the mass that these keep is computed from the top tokens at each
     position. With top-k that is exact. Without it, `num_top_log_probs` tokens are used: if the
     filters keep more, a log-prob is known up to `log_prob_slack`, the largest so far. With top-k
-    and top-p together, SGLang applies top-p to the whole distribution, not to what top-k kept. With
-    `SGLANG_RETURN_ORIGINAL_LOGPROB` set, SGLang also leaves out the temperature: log-probs are then
-    correct at temperature 1 only.
+    and top-p together, SGLang applies top-p to the whole distribution, not to what top-k kept.
 
     Seeds work only if SGLang runs with deterministic inference, which does not support min-p.
+    With `sleep` a trainer on the same GPU has the memory of weights and KV cache during its
+    updates; a server needs --enable-memory-saver for that.
     """
 
     name = "SGLang"
     _is_in_process = False
-    _url = ""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        overflow: Overflow,
-        *,
-        num_top_log_probs: int,
-        sleep: bool,
-        **more: Any,
+        self, *, num_top_log_probs: int = 128, sleep: bool = False, **options: Unpack[ServedOptions]
     ) -> None:
         self.log_prob_slack = 0.0
         self._num_top_log_probs = num_top_log_probs
         self._may_sleep = sleep
         self._released: set[str] = set()
         self._requests: dict[str, asyncio.Task[Any]] = {}
-        super().__init__(tokenizer, overflow, **more)
-        if self._skeleton is not None:
-            self._vocab_size = self._skeleton.vocabulary_size
-        elif self.tokenizer is not None:
+        super().__init__(**options)
+        if self._skeleton is None:  # a token outside the vocabulary would end SGLang
+            if self.tokenizer is None:
+                self.close()
+                raise ConfigError(
+                    f"the size of the vocabulary is unknown: {self._model_path} is not here. "
+                    "Pass model_path= or tokenizer=."
+                )
             self._vocab_size = len(self.tokenizer)
-        else:
-            self.close()
-            raise ConfigError(
-                f"the size of the vocabulary is unknown: no model is in "
-                f"{' or '.join(self._model_paths)} here. Pass model_path= or tokenizer=."
-            )
 
     @abstractmethod
     async def _call(self, method: str, **fields: Any) -> Any:
         """Call a method of SGLang's; raise `EngineError` if it refuses."""
 
-    def _read_facts(self, info: Mapping[str, Any]) -> list[str]:
+    def _read_facts(self, info: Mapping[str, Any]) -> str:
         """Read what SGLang reports about itself; return where its model was loaded from."""
-        try:
-            self._max_input_length: int = info["max_req_input_len"] - 1  # the limit is refused
-            self._is_deterministic = bool(info["enable_deterministic_inference"])
-            self._sampling_backend = str(info["sampling_backend"])
-            self._num_workers = int(info.get("tp_size", 1))
-            return [str(info["model_path"]), str(info["tokenizer_path"])]
-        except KeyError as error:
-            raise EngineError(
-                f"the server's description lacks {error}: SGLang 0.5.17 or later was expected"
-            ) from None
+        self._max_input_length: int = info["max_req_input_len"] - 1  # the limit is refused
+        self._is_deterministic = bool(info["enable_deterministic_inference"])
+        self._sampling_backend = str(info["sampling_backend"])
+        self._num_workers = int(info.get("tp_size", 1))
+        return str(info["model_path"])
 
     @property
     def context_length(self) -> int:
@@ -166,16 +157,16 @@ class SGLangEngine(ServedEngine):
         finally:
             task.cancel()
             del self._requests[rid]
-        if not task.cancelled():
-            return self._append_answer(turn, task.result())
-        if self._is_closed:
-            return {"type": "abort"}
-        raise EngineError(f"no answer within {self.abort_grace:g} s after a turn's deadline")
+        if task.cancelled():
+            if self._is_closed:
+                return {"type": "abort"}
+            raise EngineError(f"no answer within {self.abort_grace:g} s after a turn's deadline")
+        return self._append_answer(turn, task.result())
 
     def _body(self, turn: EngineTurn, rid: str) -> dict[str, Any]:
         """Return a request for tokens with their log-probs, and the top ones at each position."""
         request, params = turn.request, turn.request.sampling
-        sampling: dict[str, Any] = {
+        sampling = {
             "max_new_tokens": min(request.max_tokens, turn.context_left) - len(turn.ids),
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -184,11 +175,9 @@ class SGLangEngine(ServedEngine):
             "sampling_seed": request.seed % 2**63,
             # If set, the model's own end tokens are ignored, but so are ours.
             "ignore_eos": not request.stop_ids,
+            "stop_token_ids": sorted(request.stop_ids) or None,
+            "stop": list(request.stop_strings) or None,
         }
-        if request.stop_ids:
-            sampling["stop_token_ids"] = sorted(request.stop_ids)
-        if request.stop_strings:
-            sampling["stop"] = list(request.stop_strings)
         # Never more than the vocabulary: the server would exit.
         num_top = min(params.top_k or self._num_top_log_probs, self._vocab_size)
         return {
@@ -197,7 +186,7 @@ class SGLangEngine(ServedEngine):
             "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": -1,
-            **({"top_logprobs_num": num_top} if params.is_filtered else {}),
+            "top_logprobs_num": num_top if params.is_filtered else 0,
         }
 
     def _append_answer(self, turn: EngineTurn, answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -205,33 +194,21 @@ class SGLangEngine(ServedEngine):
 
         Ids and log-probs come from the same entries, so that they stay aligned.
         """
-        params = turn.request.sampling
-        try:
-            meta = answer["meta_info"]
-            finish: Mapping[str, Any] = meta["finish_reason"] or {"type": "abort"}
-            entries = meta.get("output_token_logprobs") or []
-            ids = [int(entry[1]) for entry in entries]
-            log_probs = [float(entry[0]) for entry in entries]
-            matched = finish.get("matched")
-            if isinstance(matched, str) and matched not in turn.request.stop_strings:
-                raise EngineError(f"SGLang broke off a turn after {len(ids)} tokens: {matched}")
-            if finish["type"] != "abort" and ids != list(answer["output_ids"]):
-                raise EngineError(
-                    f"the server sent log-probs for the tokens {ids[:9]}..., but the tokens "
-                    f"{answer['output_ids'][:9]}..."
-                )
-            # Only flashinfer's min-p kernel renormalises after top-k, before it looks at top-p.
-            is_joint = self._sampling_backend == "pytorch" or params.min_p == 0.0
-            tops = meta.get("output_top_logprobs") or []
-            for i in range(len(ids) if tops else 0):
-                top = [entry[0] for entry in tops[i]]
-                low, high = kept_log_mass(top, params, self._vocab_size, is_joint=is_joint)
-                log_probs[i] = min(log_probs[i] - (low + high) / 2, 0.0)
-                self.log_prob_slack = max(self.log_prob_slack, (high - low) / 2)
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EngineError(
-                f"this is no answer of SGLang's /generate ({error!r}): {str(answer)[:200]}"
-            ) from error
+        params, meta = turn.request.sampling, answer["meta_info"]
+        finish: Mapping[str, Any] = meta["finish_reason"] or {"type": "abort"}
+        entries = meta.get("output_token_logprobs") or []
+        ids = [int(entry[1]) for entry in entries]
+        log_probs = [float(entry[0]) for entry in entries]
+        matched = finish.get("matched")
+        if isinstance(matched, str) and matched not in turn.request.stop_strings:
+            raise EngineError(f"SGLang broke off a turn after {len(ids)} tokens: {matched}")
+        # Only flashinfer's min-p kernel renormalises after top-k, before it looks at top-p.
+        is_joint = self._sampling_backend == "pytorch" or params.min_p == 0.0
+        for i, entries_at in enumerate(meta.get("output_top_logprobs") or [] if ids else []):
+            top = [entry[0] for entry in entries_at]
+            low, high = kept_log_mass(top, params, self._vocab_size, is_joint=is_joint)
+            log_probs[i] = min(log_probs[i] - (low + high) / 2, 0.0)
+            self.log_prob_slack = max(self.log_prob_slack, (high - low) / 2)
         turn.ids += ids
         turn.log_probs += log_probs
         return finish
@@ -262,11 +239,8 @@ class SGLangEngine(ServedEngine):
             return_logprob=True,
             logprob_start_len=start - 1,  # the first position of the range has no log-prob
         )
-        entries = answer.get("meta_info", {}).get("input_token_logprobs") or []
-        scores = [entry[0] for entry in entries[1:]]
-        if len(scores) != len(ids) - start or None in scores:
-            raise EngineError(f"expected {len(ids) - start} log-probs, got {scores[:9]}...")
-        return scores
+        entries = answer["meta_info"]["input_token_logprobs"]
+        return [float(entry[0]) for entry in entries[1:]]
 
     async def _load(self, folder: str) -> None:
         try:
@@ -285,7 +259,7 @@ class SGLangEngine(ServedEngine):
         if self._is_in_process or (self._asked_transfer == "auto" and not sample.is_cuda):
             return "disk", "the learner's weights are not on a GPU"
         backend = "nccl" if sample.is_cuda else "gloo"
-        return await self._make_group(self._url, self._num_workers, backend)
+        return await self._make_group(self._num_workers, backend)
 
     async def _join(self, address: GroupAddress) -> None:
         await self._call(
@@ -348,9 +322,6 @@ class SGLangEngine(ServedEngine):
             await self._call("resume_memory_occupation", tags=[tag])
             self._released.remove(tag)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        check_ids(ids, self._vocab_size)
-
     def _check_works(self) -> None:
         super()._check_works()
         if self._released:
@@ -362,57 +333,24 @@ class SGLangServerEngine(SGLangEngine):
 
     python -m sglang.launch_server --model-path MODEL --port 30000
 
-    `tokenizer`, a name or a folder, is for strings only: `generate` and stop strings. `model_path`
-    is the model's folder on this machine, if it differs from the server's: token ids and new
-    weights are checked against its configuration. `transfer` chooses how weights are sent:
-    "broadcast" (NCCL), "disk", or "ipc" to a server that sees the learner's GPU. A server on the
-    learner's own GPU, which NCCL cannot connect, gets them by "ipc" in any case. With `sleep` a
-    trainer on the same GPU has the memory of weights and KV cache during its updates; the server
-    needs --enable-memory-saver for that.
+    `tokenizer`, a name or a folder, is for strings only: `generate` and stop strings. `transfer`
+    chooses how weights are sent: "broadcast" (NCCL), "disk", or "ipc" to a server that sees the
+    learner's GPU. A server on the learner's own GPU, which NCCL cannot connect, gets them by "ipc"
+    in any case.
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        tokenizer: Any = None,
-        model_path: str | None = None,
-        api_key: str | None = None,
-        num_top_log_probs: int = 128,
-        weights_dir: str | os.PathLike[str] | None = None,
-        transfer: Transfer = "auto",
-        sleep: bool = False,
-        trust_remote_code: bool = False,
-        overflow: Overflow = "truncate",
-        start_timeout: float | None = START_SECONDS,
+        self, url: str, *, api_key: str | None = None, **options: Unpack[SGLangOptions]
     ) -> None:
         self._client = JsonClient(url, api_key)
-        self._url = self._client.url
-        super().__init__(
-            tokenizer,
-            overflow,
-            model_path=model_path,
-            num_top_log_probs=num_top_log_probs,
-            weights_dir=weights_dir,
-            transfer=transfer,
-            sleep=sleep,
-            trust_remote_code=trust_remote_code,
-            start_timeout=start_timeout,
-        )
+        super().__init__(**options)
 
-    def _connect(self) -> list[str]:
-        async def describe() -> Mapping[str, Any]:
-            # The second has what was changed while the server ran.
-            info = await self._client.request("GET", "/server_info")
-            return {**info, **await self._client.request("GET", "/model_info")}
-
-        return self._read_facts(self._loop.run_until_complete(describe()))
+    def _connect(self) -> str:
+        info = self._loop.run_until_complete(self._client.request("GET", "/server_info"))
+        return self._read_facts(info)
 
     async def _call(self, method: str, **fields: Any) -> Any:
         return await self._client.request("POST", f"/{method}", fields)
-
-    def _disconnect(self) -> None:
-        self._loop.run_until_complete(self._client.close())
 
 
 _REQUESTS = {
@@ -427,9 +365,9 @@ _REQUESTS = {
 class SGLangInferenceEngine(SGLangEngine):
     """`sglang.Engine` on the GPUs of this machine; closing this engine shuts it down.
 
-    `engine_options` are passed to it, such as `mem_fraction_static=0.5`, or
-    `enable_deterministic_inference=True` for seeds that work. On shutdown `sglang.Engine` ends
-    every child process of this process, also those of others.
+    It takes the options of the engine on a server, and passes others on, such as
+    `mem_fraction_static=0.5`, or `enable_deterministic_inference=True` for seeds that work. On
+    shutdown `sglang.Engine` ends every child process of this process, also those of others.
     """
 
     server = SGLangServerEngine
@@ -439,17 +377,9 @@ class SGLangInferenceEngine(SGLangEngine):
         self,
         model_path: str,
         *,
-        tokenizer: Any = None,
         dtype: str = "auto",
         tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
-        trust_remote_code: bool = False,
-        overflow: Overflow = "truncate",
-        num_top_log_probs: int = 128,
-        weights_dir: str | os.PathLike[str] | None = None,
-        transfer: Transfer = "auto",
-        sleep: bool = False,
-        start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
         if os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB", "").lower() in ("1", "true"):
@@ -457,6 +387,8 @@ class SGLangInferenceEngine(SGLangEngine):
                 "SGLANG_RETURN_ORIGINAL_LOGPROB is set, with which log-probs leave out the "
                 "temperature. Unset it: training needs those of what was sampled from."
             )
+        ours = get_type_hints(SGLangOptions).keys() & engine_options.keys()
+        options: Any = {name: engine_options.pop(name) for name in ours}
         self._sglang = import_extra("sglang", "sglang")
         self._engine: Any = None
         self._options = {
@@ -464,28 +396,17 @@ class SGLangInferenceEngine(SGLangEngine):
             "dtype": dtype,
             "tp_size": tensor_parallel_size,
             "context_length": max_model_len,
-            "trust_remote_code": trust_remote_code,
-            **({"enable_memory_saver": True} if sleep else {}),
+            "trust_remote_code": options.get("trust_remote_code", False),
+            **({"enable_memory_saver": True} if options.get("sleep") else {}),
             **engine_options,
         }
         arguments = import_extra("sglang.srt.server_args", "sglang").ServerArgs
         check_engine_options("SGLang", self._options, arguments)
-        if tokenizer is None and not engine_options.get("skip_tokenizer_init"):
-            path = engine_options.get("tokenizer_path") or model_path
-            tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-        super().__init__(
-            tokenizer,
-            overflow,
-            model_path=None,
-            num_top_log_probs=num_top_log_probs,
-            weights_dir=weights_dir,
-            transfer=transfer,
-            sleep=sleep,
-            trust_remote_code=trust_remote_code,
-            start_timeout=start_timeout,
-        )
+        if options.get("tokenizer") is None and not engine_options.get("skip_tokenizer_init"):
+            options["tokenizer"] = engine_options.get("tokenizer_path") or model_path
+        super().__init__(**options)
 
-    def _connect(self) -> list[str]:
+    def _connect(self) -> str:
         # Its processes end with the thread that starts them, so the engine's thread does.
         self._engine = self._sglang.Engine(**self._options)
         self._engine.loop = self._loop  # it is bound to the first loop that it runs in

@@ -18,7 +18,7 @@ import os
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,64 +41,63 @@ NewWeights: TypeAlias = Mapping[str, torch.Tensor] | str | os.PathLike[str] | No
 """Tensors by their Hugging Face names, or a folder with safetensors files."""
 Transfer: TypeAlias = Literal["auto", "ipc", "broadcast", "disk"]
 """How weights reach a server; auto takes the first of the others that is possible."""
-Shapes: TypeAlias = Mapping[str, Sequence[int]]
-TensorSpec: TypeAlias = tuple[str, str, list[int]]
-"""The name, dtype and shape of a tensor."""
 
 
 class Skeleton:
     """The names and shapes of a model's weights, in memory and in files, without their values.
 
     Both engines go on without missing weights, and a wrong name or shape breaks them, so all are
-    checked first. Names in memory and in files differ where transformers merges weights on
-    loading, such as those of experts.
+    checked first. Names in files differ where transformers merges weights, such as experts'.
     """
 
-    def __init__(self, model_path: str, trust_remote_code: bool, **options: Any) -> None:
+    def __init__(self, model_path: str, trust_remote_code: bool, *, is_local: bool = False) -> None:
         from transformers import AutoConfig
 
         self._trust_remote_code = trust_remote_code
         self._config: Any = AutoConfig.from_pretrained(
-            model_path, trust_remote_code=trust_remote_code, **options
+            model_path, trust_remote_code=trust_remote_code, local_files_only=is_local
         )
         self.vocabulary_size = int(self._config.get_text_config().vocab_size)
 
-    @classmethod
-    def find(cls, paths: Iterable[str], trust_remote_code: bool) -> Skeleton | None:
-        """Return that of the first model that is on a local disk; None if there is none."""
-        for path in paths:
-            try:
-                return cls(path, trust_remote_code, local_files_only=True)
-            except (OSError, ValueError):
-                continue
-        return None
-
     def check(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise for weights that `model.load_state_dict` would refuse."""
-        expected = _shapes(self._model.state_dict())
-        for name in weights:
-            if name not in expected:
-                hint = did_you_mean(name, expected)
-                raise ConfigError(f"the model has no weight {name!r}. {hint}")
-        self._compare(_shapes(weights), expected)
+        expected = self._model.state_dict()
+        if unknown := [name for name in weights if name not in expected]:
+            hint = did_you_mean(unknown[0], expected)
+            raise ConfigError(f"the model has no weight {unknown[0]!r}. {hint}")
+        self._compare({name: tensor.shape for name, tensor in weights.items()}, expected)
 
-    def check_folder(self, folder: Path) -> None:
+    def check_folder(self, folder: str) -> None:
         """Raise for a folder that lacks weights, or has them in other shapes."""
         from safetensors import safe_open
 
-        given: dict[str, Sequence[int]] = {}
-        for file in folder.glob("*.safetensors"):
+        shapes: dict[str, torch.Size] = {}
+        for file in Path(folder).glob("*.safetensors"):
             with safe_open(file, "pt") as tensors:
                 names = tensors.keys()
-                given |= {name: tensors.get_slice(name).get_shape() for name in names}
-        self._compare(given, _shapes(self.as_files_have_them(self._model.state_dict())))
+                shapes |= {name: torch.Size(tensors.get_slice(name).get_shape()) for name in names}
+        self._compare(shapes, self.as_files_have_them(self._model.state_dict()))
+
+    def _compare(
+        self, shapes: Mapping[str, torch.Size], expected: Mapping[str, torch.Tensor]
+    ) -> None:
+        # A tied weight may be left out under its second name.
+        missing = sorted(expected.keys() - shapes.keys() - self._model.all_tied_weights_keys.keys())
+        if missing:
+            raise ConfigError(
+                f"{len(missing)} weights of the model are missing, the first is {missing[0]!r}. "
+                "Give all of them, as model.state_dict() or model.save_pretrained() does."
+            )
+        for name in shapes.keys() & expected.keys():
+            if shapes[name] != expected[name].shape:
+                got, wanted = tuple(shapes[name]), tuple(expected[name].shape)
+                raise ConfigError(f"weight {name!r} got the shape {got}, expected {wanted}")
 
     def as_files_have_them(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the weights under the names of saved files, which vLLM expects."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        apart: dict[str, torch.Tensor] = revert_weight_conversion(self._model, dict(weights))
-        return apart
+        return dict(revert_weight_conversion(self._model, dict(weights)))
 
     @contextmanager
     def written(
@@ -120,41 +119,18 @@ class Skeleton:
         with torch.device("meta"):
             return kind.from_config(self._config, trust_remote_code=self._trust_remote_code)
 
-    def _compare(self, given: Shapes, expected: Shapes) -> None:
-        # A tied weight may be left out under its second name.
-        missing = sorted(expected.keys() - given.keys() - self._model.all_tied_weights_keys.keys())
-        if missing:
-            raise ConfigError(
-                f"{len(missing)} weights of the model are missing, the first is {missing[0]!r}. "
-                "Give all of them, as model.state_dict() or model.save_pretrained() does."
-            )
-        for name in given.keys() & expected.keys():
-            if tuple(given[name]) != tuple(expected[name]):
-                raise ConfigError(
-                    f"weight {name!r} got the shape {tuple(given[name])}, expected "
-                    f"{tuple(expected[name])}: the model that is trained is another one"
-                )
 
-
-def existing_folder(path: str | os.PathLike[str]) -> Path:
+def existing_folder(path: str | os.PathLike[str]) -> str:
     folder = Path(path).resolve()
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"new weights got the folder {str(folder)!r}, which has no safetensors files"
-        )
-    return folder
-
-
-def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, Sequence[int]]:
-    return {name: tensor.shape for name, tensor in weights.items()}
+        raise ConfigError(f"new weights got {folder}, which has no safetensors files")
+    return str(folder)
 
 
 def gpu_ids() -> list[str]:
     """Return the hardware ids of the GPUs that this process sees, in the order of their indices."""
-    if not torch.cuda.is_available():
-        return []
-    number = torch.cuda.device_count()
-    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(number)]
+    numbers = range(torch.cuda.device_count())
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in numbers]
 
 
 def machine_id() -> str:
@@ -168,43 +144,26 @@ def export_tensors(weights: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in weights.items():
         _, arguments = _reductions.reduce_tensor(tensor.detach())
         _, size, stride, offset, _, dtype, device, *storage = arguments
-        handle = {
-            "name": name,
-            "size": list(size),
-            "stride": list(stride),
-            "offset": offset,
-            "dtype": str(dtype).removeprefix("torch."),
-            "gpu": gpus[torch.device(device).index],
-            "storage": [
-                {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-                for value in storage
-            ],
-        }
-        handles.append(handle)
+        gpu, dtype_name = gpus[torch.device(device).index], str(dtype).removeprefix("torch.")
+        coded = [
+            {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+            for value in storage
+        ]
+        handles.append((name, list(size), list(stride), offset, dtype_name, gpu, coded))
     return json.dumps(handles)
 
 
 def open_tensors(handles: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of another process; they share its memory."""
     gpus = gpu_ids()
-    for handle in json.loads(handles):
+    for name, size, stride, offset, dtype_name, gpu, coded in json.loads(handles):
         storage = [
             base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
-            for value in handle["storage"]
+            for value in coded
         ]
-        yield (
-            handle["name"],
-            _reductions.rebuild_cuda_tensor(
-                torch.Tensor,
-                torch.Size(handle["size"]),
-                tuple(handle["stride"]),
-                handle["offset"],
-                torch.TypedStorage,
-                getattr(torch, handle["dtype"]),
-                gpus.index(handle["gpu"]),
-                *storage,
-            ),
-        )
+        shape = (torch.Tensor, torch.Size(size), tuple(stride), offset)
+        kind = (torch.TypedStorage, getattr(torch, dtype_name), gpus.index(gpu))
+        yield name, _reductions.rebuild_cuda_tensor(*shape, *kind, *storage)
 
 
 @dataclass(frozen=True)
@@ -276,7 +235,8 @@ def buckets(weights: Mapping[str, torch.Tensor], num_bytes: int) -> list[dict[st
     return parts
 
 
-def tensor_specs(weights: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
+def tensor_specs(weights: Mapping[str, torch.Tensor]) -> list[tuple[str, str, list[int]]]:
+    """Return the name, dtype and shape of each tensor."""
     return [
         (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
         for name, tensor in weights.items()

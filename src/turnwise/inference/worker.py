@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import ctypes
-import logging
 import queue
 import random
 import threading
@@ -30,9 +29,8 @@ from turnwise.inference.base import (
 )
 
 T = TypeVar("T")
-_LOG = logging.getLogger("turnwise")
 _CLOSING_SECONDS = 30.0
-"""For the step under way to end; a GPU that hangs never does."""
+"""For the step under way to end; a thread with a GPU that hangs is left behind."""
 CLOSED = "this engine is closed. Make a new one."
 _SOFT = 1
 """`omp_pause_soft` of OpenMP: threads are released, and every setting is kept."""
@@ -193,12 +191,11 @@ class WorkerEngine(BaseInferenceEngine):
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         check_ids(request.prompt_ids, self._vocabulary_size)
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         decode = None if self.tokenizer is None else self.tokenizer.decode
         context_left = self.context_left(request)
         self._put(EngineTurn(request, context_left, future, self._clock, decode))
-        result: GenerationResult = await future
-        return result
+        return await future
 
     def _clock(self) -> float:
         """Return the time by which turns have deadlines."""
@@ -217,10 +214,6 @@ class WorkerEngine(BaseInferenceEngine):
             self._arrivals.put(None)  # wakes the thread
         if self._thread.ident is not None:
             self._thread.join(_CLOSING_SECONDS)
-            if self._thread.is_alive():  # the thread is left behind; its callers are not
-                _LOG.warning(
-                    "the engine's thread did not end within %g s of closing", _CLOSING_SECONDS
-                )
         self._read_arrivals(wait=False)
         for turn in [*self._active_turns(), *self._waiting]:
             turn.deliver(turn.result(FinishReason.ABORTED, self.weight_version))
@@ -256,7 +249,7 @@ class WorkerEngine(BaseInferenceEngine):
                     self._advance(may_admit=not self._tasks)
                     for turn in self._active_turns():
                         turn.report()
-        except BaseException as error:  # otherwise every caller would wait for ever, later ones too
+        except BaseException as error:  # otherwise all callers would wait for ever, later ones too
             failure = RuntimeError(f"the engine broke down: {describe_error(error)}")
             failure.__cause__ = error
             while not self._is_closed:
@@ -286,14 +279,9 @@ class WorkerEngine(BaseInferenceEngine):
                 if number == (number := self._arrivals.qsize()):
                     break
                 time.sleep(0.0002)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                items.append(self._arrivals.get_nowait())
-        for item in items:
-            if isinstance(item, EngineTurn):
-                self._waiting.append(item)
-            elif item is not None:
-                self._tasks.append(item)
+        items += [self._arrivals.get_nowait() for _ in range(self._arrivals.qsize())]
+        self._waiting += [item for item in items if isinstance(item, EngineTurn)]
+        self._tasks += [item for item in items if isinstance(item, EngineTask)]
 
 
 def release_openmp_threads() -> None:
@@ -311,15 +299,8 @@ def release_openmp_threads() -> None:
 @cache
 def _openmp() -> list[ctypes.CDLL]:
     """Return the loaded GNU OpenMP libraries; none in builds with another one (macOS, conda)."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return []
-    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line}
-    libraries = []
-    for path in sorted(paths):
-        with contextlib.suppress(OSError):  # replaced on the disk since
-            library = ctypes.CDLL(path)
-            if hasattr(library, "omp_pause_resource_all"):
-                libraries.append(library)
-    return libraries
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line}
+    libraries = [ctypes.CDLL(path) for path in sorted(paths)]
+    return [library for library in libraries if hasattr(library, "omp_pause_resource_all")]

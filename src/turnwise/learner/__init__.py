@@ -15,7 +15,7 @@ from turnwise.learner.lora import (
     without_adapters,
 )
 from turnwise.learner.model import Outputs, PolicyValueModel
-from turnwise.learner.optimizer import MasterOptimizer, learning_rate_at
+from turnwise.learner.optimizer import MasterOptimizer
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.ppo import DataParallelPPOActor, PPOTrainer
 from turnwise.learner.update import Learner
@@ -34,7 +34,6 @@ __all__ = [
     "add_configured_lora",
     "add_lora",
     "has_adapters",
-    "learning_rate_at",
     "make_learner",
     "merge_lora",
     "merged_weights",

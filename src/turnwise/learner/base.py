@@ -10,7 +10,6 @@ from turnwise.learner.batch import PPOBatch
 from turnwise.learner.lora import has_adapters
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
-from turnwise.learner.tensor_file import Layout
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,6 @@ class LearnerState:
     """The optimiser's tensors, and others that a resumed run needs."""
 
 
-@dataclass(frozen=True)
-class StateLayout:
-    """The dtypes and shapes of a state."""
-
-    weights: Layout
-    rest: Layout
-
-
 ReadShard = Callable[[int, int], LearnerState]
 """Returns one of several shards of a state: rank and number of shards."""
 
@@ -40,8 +31,6 @@ class BaseLearner(ABC):
 
     def __init__(self, options: LearnerOptions) -> None:
         self.options = options
-        self.on_low_memory: Callable[[], None] = lambda: None
-        """Called when memory runs out, to free what others hold on the device."""
         self.log_probs_before_update: torch.Tensor | None = None
         """[B, T], the learner's log-probs before the first step of the last update."""
         self.before_step: Callable[[], None] = lambda: None
@@ -78,8 +67,8 @@ class BaseLearner(ABC):
         """Reset optimiser and schedule, and make the current weights the reference of a KL term."""
 
     @abstractmethod
-    def state_layout(self) -> StateLayout:
-        """Return the dtypes and shapes of the state."""
+    def state_layout(self) -> LearnerState:
+        """Return the dtypes and shapes of the whole state, as tensors on the meta device."""
 
     @abstractmethod
     def state_shards(self) -> Iterator[LearnerState]:

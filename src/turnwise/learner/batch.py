@@ -6,15 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from turnwise.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from turnwise.chat import TokenStream
+from turnwise.chat.stream import TokenStream
+from turnwise.errors import ConfigError
 
 
 @dataclass
@@ -25,7 +23,7 @@ class PPOBatch:
     was sampled, and the reward that it earned.
 
     >>> batch = PPOBatch(torch.tensor([[5, 6, 7]]), torch.tensor([[0, 0, 1]]))
-    >>> batch.num_policy_tokens, batch["response_mask"].dtype
+    >>> batch.num_policy_tokens, batch.response_mask.dtype
     (1, torch.bool)
     """
 
@@ -66,14 +64,14 @@ class PPOBatch:
         shape = self.input_ids.shape
         if len(shape) != 2:
             raise ConfigError(f"input_ids got shape {tuple(shape)}, expected [episodes, tokens]")
-        if self.attention_mask is None:
-            self.attention_mask = torch.ones_like(self.input_ids, dtype=torch.bool)
         for name, tensor in self._tensors():
             if tensor.shape != shape:
                 raise ConfigError(
                     f"{name} got shape {tuple(tensor.shape)}, expected that of input_ids, "
                     f"{tuple(shape)}"
                 )
+        if self.attention_mask is None:
+            self.attention_mask = torch.ones_like(self.input_ids)
         self.attention_mask = self.attention_mask.bool()
         self.response_mask = self.response_mask.bool()
         if bool((self.response_mask & ~self.attention_mask).any()):
@@ -118,24 +116,19 @@ class PPOBatch:
                 f"a batch needs input_ids and response_mask, got {', '.join(map(str, data))}"
             )
         ids = torch.as_tensor(data["input_ids"])
-        if data.get("responses") is not None:
-            responses = torch.as_tensor(data["responses"])
-            if not torch.equal(ids[:, -responses.shape[1] :], responses.to(ids.device)):
-                raise ConfigError(
-                    "the last columns of input_ids are not the responses. Put prompt and response "
-                    "together into input_ids: torch.cat([prompts, responses], 1)."
-                )
-        fields: dict[str, Any] = {}
-        for name in (field.name for field in dataclasses.fields(cls)):
-            value = data.get(name)
-            if value is None:
-                continue
-            if name not in ("branches", "sampler_is_exact"):
-                value = torch.as_tensor(value)
-                missing = ids.shape[-1] - value.shape[-1]
-                if value.dim() == 2 and missing > 0 and name != "attention_mask":
-                    value = torch.nn.functional.pad(value, (missing, 0))
-            fields[name] = value
+        responses = ids if data.get("responses") is None else torch.as_tensor(data["responses"])
+        if ids[:, -responses.shape[1] :].tolist() != responses.tolist():
+            raise ConfigError(
+                "the last columns of input_ids are not the responses. Put prompt and response "
+                "together into input_ids: torch.cat([prompts, responses], 1)."
+            )
+        names = [field.name for field in dataclasses.fields(cls)]
+        fields: dict[str, Any] = {k: data[k] for k in names if data.get(k) is not None}
+        for name in fields.keys() - {"branches", "sampler_is_exact"}:
+            value = fields[name] = torch.as_tensor(fields[name])
+            missing = ids.shape[-1] - value.shape[-1]
+            if value.dim() == 2 and missing > 0 and name != "attention_mask":
+                fields[name] = torch.nn.functional.pad(value, (missing, 0))
         rewards = fields.get("rewards")
         if rewards is not None and rewards.dim() == 1:
             fields["rewards"] = on_last_token(rewards, fields["response_mask"].bool())
@@ -160,13 +153,12 @@ class PPOBatch:
 
     def for_imitation(self) -> PPOBatch:
         """Return the same tokens with advantages of 1, for supervised learning."""
-        ones = torch.ones(self.input_ids.shape)
         return PPOBatch(
             self.input_ids,
             self.response_mask,
             self.attention_mask,
-            old_log_probs=torch.zeros_like(ones),
-            advantages=ones,
+            old_log_probs=torch.zeros(self.input_ids.shape),
+            advantages=torch.ones(self.input_ids.shape),
             branches=self.branches,
         )
 
@@ -180,13 +172,12 @@ class PPOBatch:
     @property
     def behaviour_log_probs(self) -> torch.Tensor:
         """The log-probs that the ratio of the policy loss compares with."""
-        if self.old_log_probs is not None:
-            return self.old_log_probs
-        return self.need("sampler_log_probs")
+        old = self.old_log_probs
+        return self.need("sampler_log_probs") if old is None else old
 
     def need(self, name: str) -> torch.Tensor:
         """Return a field; raise if the batch does not have it."""
-        value: torch.Tensor | None = self[name]
+        value: torch.Tensor | None = getattr(self, name)
         if value is None:
             raise ConfigError(f"this update needs {name}, which the batch does not have")
         return value
@@ -197,12 +188,6 @@ class PPOBatch:
 
     def __len__(self) -> int:
         return len(self.input_ids)
-
-    def __getitem__(self, name: str) -> Any:
-        names = [field.name for field in dataclasses.fields(self)]
-        if name not in names:
-            raise KeyError(f"a batch has no {name!r}. {did_you_mean(name, names)}")
-        return getattr(self, name)
 
 
 def on_last_token(scores: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:

@@ -36,28 +36,27 @@ def make_learner(
     training = config.training
     algorithm = algorithm or Algorithm.of(training)
     add_first_adapters(config, model)
-    reference = None
+    name, reference = config.model.reference, None
     if training.use_kl_in_reward or training.kl_loss_coef > 0:
-        if config.model.reference is not None:
-            reference = _load_reference(config.model.reference, config, model)
+        if name is not None:
+            reference = _load_reference(name, model, config.model.trust_remote_code)
         elif not has_adapters(model):
             reference = copy.deepcopy(model)
     options = LearnerOptions.from_config(config, total_steps, algorithm.policy_loss)
     policy = make_policy(config, model, algorithm)
     learner = make(policy, options, reference=reference)
-    learner.keeps_reference = config.model.reference is not None
+    learner.keeps_reference = name is not None
     return learner
 
 
-def _load_reference(name: str, config: ConfigStore, model: Any) -> Any:
-    trusts_code = config.model.trust_remote_code
-    if trusts_code:
+def _load_reference(name: str, like: Any, trust_remote_code: bool) -> Any:
+    if trust_remote_code:
         require_model_code(name)
-    options: Any = {"dtype": model.dtype, "device": device_of(model)}
-    if is_empty(model):  # learners read their shards
+    options: Any = {"dtype": like.dtype, "device": device_of(like)}
+    if is_empty(like):  # learners read their shards
         with contextlib.suppress(NotLoadableInParts):
-            return load_empty_model(name, **options, trust_remote_code=trusts_code)
-    return load_model(name, **options, trust_remote_code=trusts_code).model
+            return load_empty_model(name, **options, trust_remote_code=trust_remote_code)
+    return load_model(name, **options, trust_remote_code=trust_remote_code).model
 
 
 def make_policy(config: ConfigStore, model: Any, algorithm: Algorithm) -> PolicyValueModel:

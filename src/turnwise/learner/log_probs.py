@@ -72,9 +72,9 @@ def chosen_log_probs(
     if kernels is not None and torch.is_grad_enabled():
         size = len(hidden) * len(head.weight) * hidden.element_size()
         keeps_logits = size <= _KEPT_SHARE * free_memory(hidden.device)
-    if chunk_tokens is None and not (keeps_logits and len(hidden)):
+    if chunk_tokens is None:
         size = _KERNEL_CHUNK if kernels is not None else _torch_chunk(hidden)
-        chunk_tokens = max(1, size // len(head.weight))
+        chunk_tokens = len(hidden) if keeps_logits else size // len(head.weight)
     both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden,
         head.weight,
@@ -83,7 +83,7 @@ def chosen_log_probs(
         head,
         temperature,
         kernels,
-        chunk_tokens or len(hidden),
+        max(1, chunk_tokens),
         keeps_logits,
     )
     return both
@@ -203,7 +203,7 @@ def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:
     """Return the module of the kernels, or None where torch computes."""
     if not hidden.is_cuda or head.softcap is not None or hidden.dtype == torch.float64:
         return None
-    return load_kernels("kernels", hidden.dtype, hidden.device)
+    return load_kernels("kernels")
 
 
 def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,13 @@ from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, import_extra
 from turnwise.learner.fast.modules import Replacement
 from turnwise.learner.sharding import as_shard, first_element, local_shard
-from turnwise.models.adapters import adapted_layers, adapter, is_mergeable, merged_weight
+from turnwise.models.adapters import (
+    adapted_layers,
+    adapter,
+    is_adapted,
+    is_mergeable,
+    merged_weight,
+)
 from turnwise.models.rounding import HALF, round_merged, threshold_key
 
 
@@ -50,17 +56,14 @@ def add_lora(
         use_rslora=use_rslora,
         task_type="CAUSAL_LM",
     )
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    }
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     try:
         model.add_adapter(config)
     except ValueError as error:  # before anything was changed
+        names = sorted({name.rpartition(".")[2] for name in linear})
         raise ConfigError(
             f"training.lora_target_modules got {targets!r}, and the model has no such layers. Its "
-            f"linear layers are: {', '.join(sorted(linear))}."
+            f"linear layers are: {', '.join(names)}."
         ) from error
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
@@ -70,17 +73,17 @@ def add_lora(
 
 def add_configured_lora(model: Any, training: TrainingConfig) -> None:
     """Add the adapters of the settings; a `lora_rank` of 0 means none."""
-    if training.lora_rank:
-        add_lora(
-            model,
-            training.lora_rank,
-            alpha=training.lora_alpha,
-            target_modules=training.lora_target_modules,
-            dropout=training.lora_dropout,
-            use_rslora=training.use_rslora,
-        )
-    else:
+    if not training.lora_rank:
         refuse_lora_settings(training)
+        return
+    add_lora(
+        model,
+        training.lora_rank,
+        alpha=training.lora_alpha,
+        target_modules=training.lora_target_modules,
+        dropout=training.lora_dropout,
+        use_rslora=training.use_rslora,
+    )
 
 
 def refuse_lora_settings(training: TrainingConfig) -> None:
@@ -151,16 +154,13 @@ def merge_lora(model: Any) -> Any:
 @torch.no_grad()
 def merged_weights(model: Any) -> dict[str, torch.Tensor]:
     """Return the weights with the adapters merged in; the model stays as it is."""
-    layers = dict(_adapted_layers_by_name(model))
-    weights = {}
-    for name, tensor in model.state_dict().items():
-        owner, _, rest = name.partition(".base_layer.")
-        if ".lora_" in name:
-            continue
-        whole_name = f"{owner}.{rest}" if rest else name
-        weights[whole_name] = tensor
-        if rest == "weight" and owner in layers:
-            weights[whole_name] = _merged_parameter(layers[owner], owner)
+    weights = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in model.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, layer in _adapted_layers_by_name(model):
+        weights[f"{name}.weight"] = _merged_parameter(layer, name)
     return weights
 
 
@@ -195,8 +195,7 @@ def _dropout_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:
-    adapted = {id(layer) for layer in adapted_layers(model)}
-    return [(name, module) for name, module in model.named_modules() if id(module) in adapted]
+    return [(name, module) for name, module in model.named_modules() if is_adapted(module)]
 
 
 def merged_adapters(model: nn.Module) -> list[Replacement]:
@@ -206,16 +205,13 @@ def merged_adapters(model: nn.Module) -> list[Replacement]:
     """
     replacements: list[Replacement] = []
     for name, layer in _adapted_layers_by_name(model):
-        if not is_mergeable(layer):
+        if not is_mergeable(layer) or has_adapter_dropout(layer):
             continue
         base = layer.get_base_layer()
         adapters = [*layer.lora_A.values(), *layer.lora_B.values()]
-        if (
-            base.weight.dtype in HALF
-            and not any(parameter.requires_grad for parameter in base.parameters())
-            and all(adapter.weight.dtype == base.weight.dtype for adapter in adapters)
-            and not any(isinstance(dropout, nn.Dropout) for dropout in layer.lora_dropout.values())
-        ):
+        dtypes = {base.weight.dtype, *(adapter.weight.dtype for adapter in adapters)}
+        is_frozen = not any(parameter.requires_grad for parameter in base.parameters())
+        if base.weight.dtype in HALF and len(dtypes) == 1 and is_frozen:
             replacements.append((layer, partial(_merged_forward, layer, name)))
     return replacements
 
@@ -224,8 +220,7 @@ def _merged_forward(layer: Any, name: str, x: torch.Tensor) -> torch.Tensor:
     parts = adapter(layer)
     # Which adapters are active can change: a reference is computed without them.
     if parts is None or x.dtype not in HALF:
-        unmerged: torch.Tensor = type(layer).forward(layer, x)
-        return unmerged
+        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
     base, merged = layer.get_base_layer(), merged_weight(layer, name)
     output: torch.Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
         x, merged, base.weight, base.bias, *parts

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from turnwise.models.adapters import adapted_layers
+
 CPU_TOKENS = 4096
 _MAX_TOKENS = 65536
 _USED_SHARE = 0.5
@@ -30,14 +32,15 @@ class LayerShape(NamedTuple):
     has_adapters: bool = False
 
     @classmethod
-    def from_model(cls, model: Any, *, has_adapters: bool = False) -> LayerShape:
+    def from_model(cls, model: Any) -> LayerShape:
         config = model.config.get_text_config()
         width = getattr(config, "hidden_size", 0)
         inner = getattr(config, "intermediate_size", None) or 4 * width
         num_experts = getattr(config, "num_experts_per_tok", None) or 0
         if num_experts:
             inner = num_experts * (getattr(config, "moe_intermediate_size", None) or inner)
-        return cls(getattr(config, "num_hidden_layers", 0), width, inner, has_adapters)
+        num_layers = getattr(config, "num_hidden_layers", 0)
+        return cls(num_layers, width, inner, bool(adapted_layers(model)))
 
     def bytes_per_token(self, itemsize: int, num_checkpointed: int = 0) -> int:
         """Return what all layers save per token, the first ones checkpointed."""
@@ -47,14 +50,6 @@ class LayerShape(NamedTuple):
         return itemsize * (num_whole * num_saved + num_checkpointed * self.width)
 
 
-class MemoryPlan(NamedTuple):
-    """How an update is computed within the memory."""
-
-    micro_batch_tokens: int
-    num_checkpointed: int = 0
-    """Layers of each model whose activations are computed again in the backward."""
-
-
 def plan_memory(
     free_bytes: int,
     shapes: Sequence[LayerShape],
@@ -62,7 +57,7 @@ def plan_memory(
     *,
     longest: int = CPU_TOKENS,
     checkpointing: bool | None = None,
-) -> MemoryPlan:
+) -> tuple[int, int]:
     """Return how many tokens are computed at once, and with how many checkpointed layers.
 
     `shapes` are those of the models of one forward (the policy, and a separate critic), `longest`
@@ -71,25 +66,23 @@ def plan_memory(
 
     >>> one_and_a_half_billion = LayerShape(num_layers=28, width=1536, inner=8960)
     >>> plan_memory(100 * 2**30, [one_and_a_half_billion], itemsize=2)
-    MemoryPlan(micro_batch_tokens=16384, num_checkpointed=0)
+    (16384, 0)
     >>> plan_memory(20 * 2**30, [one_and_a_half_billion], itemsize=2, longest=16384)
-    MemoryPlan(micro_batch_tokens=16384, num_checkpointed=23)
+    (16384, 23)
     """
     most_layers = max(shape.num_layers for shape in shapes)
     numbers = {None: range(most_layers + 1), True: [most_layers], False: [0]}[checkpointing]
     wanted = max(longest, CPU_TOKENS)
     tokens = number = 0
     for number in numbers:
-        per_token = sum(
-            shape.bytes_per_token(itemsize, min(number, shape.num_layers)) for shape in shapes
-        )
-        tokens = int(free_bytes * _USED_SHARE) // per_token
+        sizes = [s.bytes_per_token(itemsize, min(number, s.num_layers)) for s in shapes]
+        tokens = int(free_bytes * _USED_SHARE) // sum(sizes)
         if tokens >= wanted:
             break
     # Down to 2ⁿ or 3 · 2ⁿ, so that a little more or less free memory changes nothing.
     sizes = [size << n for n in range(8, 17) for size in (1, 3)]
     rounded = max(size for size in sizes if size <= min(max(tokens, 256), _MAX_TOKENS))
-    return MemoryPlan(rounded, number)
+    return rounded, number
 
 
 def free_memory(device: torch.device) -> int:

@@ -64,35 +64,32 @@ class PolicyValueModel(nn.Module):
         self.temperature = temperature
         self.gradient_checkpointing = gradient_checkpointing
         """Whether activations are computed again in the backward; None: where memory is short."""
-        options: Any = {"layout": layout, "gradient_checkpointing": bool(gradient_checkpointing)}
-        self._trunk = Trunk(policy, **options)
-        self._critic_trunk: Trunk | None = None
-        self.critic: nn.Module | None = None
-        if critic is policy:
-            critic = "shared"
-        if critic == "shared":
-            self._critic_trunk = self._trunk
-        elif isinstance(critic, str) and critic != "separate":
+        if isinstance(critic, str) and critic not in ("shared", "separate"):
             raise ConfigError(
                 f"critic got {critic!r}, expected 'shared', 'separate', a model or None"
             )
-        elif critic is not None:
+        options: Any = {"layout": layout, "gradient_checkpointing": bool(gradient_checkpointing)}
+        self.trunk = Trunk(policy, **options)
+        """Of the policy."""
+        self._trunks = [self.trunk]
+        self.critic: nn.Module | None = None
+        if critic is not None and critic != "shared" and critic is not policy:
             self.critic = _copy_as_critic(policy) if critic == "separate" else critic
-            self._critic_trunk = Trunk(self.critic, **options)
+            self._trunks.append(Trunk(self.critic, **options))
         self.value_head: nn.Linear | None = None
-        if self._critic_trunk is not None:
+        if critic is not None:
+            trunk = self._trunks[-1]
             # In float32 at least: values are regressed, and bf16 has only three digits.
-            dtype = torch.promote_types(self._critic_trunk.model.dtype, torch.float32)
+            dtype = torch.promote_types(trunk.model.dtype, torch.float32)
             # A model without weights gets them when it is sharded; those of the head are known.
             device = torch.device("cpu") if self.device.type == "meta" else self.device
-            head = nn.Linear(self._critic_trunk.width, 1, dtype=dtype, device=device)
-            nn.init.zeros_(head.weight)
-            nn.init.zeros_(head.bias)
-            self.value_head = head
+            self.value_head = nn.Linear(trunk.width, 1, dtype=dtype, device=device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self._trunk.model.device
+        device: torch.device = self.trunk.model.device
         return device
 
     @property
@@ -107,31 +104,22 @@ class PolicyValueModel(nn.Module):
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """The shapes of the models that one forward computes."""
-        models = [trunk.model for trunk in self._trunks]
-        return [LayerShape.from_model(model, has_adapters=has_adapters(model)) for model in models]
-
-    @property
-    def context(self) -> Context:
-        """The learners that split the tokens of each pack; this one alone by default."""
-        return self._trunk.context
+        return [LayerShape.from_model(trunk.model) for trunk in self._trunks]
 
     def split_over(self, context: Context) -> None:
         """Split the tokens of each pack over the learners of a group, which all have the pack."""
         size = context.size
         for trunk in self._trunks if size > 1 else []:
-            config, name = trunk.model.config.get_text_config(), type(trunk.model).__name__
+            config = trunk.model.config.get_text_config()
             heads = config.num_attention_heads
             key_heads = getattr(config, "num_key_value_heads", None) or heads
-            if heads % size or (key_heads % size and size % key_heads):
+            is_divisor = heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
+            if not is_divisor or trunk.layout != "packed":
                 raise ConfigError(
-                    f"ray.context_parallel_size got {size}, and {name} has {heads} attention heads "
-                    f"and {key_heads} key heads. Expected a divisor of the first that divides the "
-                    "second, or is a multiple of it."
-                )
-            if trunk.layout != "packed":
-                raise ConfigError(
-                    f"ray.context_parallel_size got {size}, expected 1: episodes of {name} cannot "
-                    "be packed"
+                    f"ray.context_parallel_size got {size}: {type(trunk.model).__name__} has "
+                    f"{heads} attention heads and {key_heads} key heads, and its episodes are "
+                    f"{trunk.layout}. Expected packed episodes, and a divisor of the first that "
+                    "divides the second, or is a multiple of it."
                 )
             trunk.context = context
 
@@ -149,23 +137,9 @@ class PolicyValueModel(nn.Module):
             trunk.checkpoint_layers(number)
 
     @property
-    def merges_adapters(self) -> bool:
-        """Whether the policy is computed with merged adapters, as an engine may sample from it."""
-        return self._trunk.merges_adapters
-
-    @merges_adapters.setter
-    def merges_adapters(self, value: bool) -> None:
-        self._trunk.merges_adapters = value
-
-    @property
-    def _trunks(self) -> list[Trunk]:
-        critic = self._critic_trunk
-        return [self._trunk, *([] if critic in (None, self._trunk) else [critic])]
-
-    @property
     def layout(self) -> Layout:
         """Whether episodes are packed or padded."""
-        return self._trunk.layout
+        return self.trunk.layout
 
     @property
     def shares_prefixes(self) -> bool:
@@ -180,22 +154,22 @@ class PolicyValueModel(nn.Module):
         """Compute a pack of the rows of a batch: input_ids [B, T] -> outputs of its rows [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
-        hidden = self._trunk.hidden(ids, pack)
-        sources = self.context.select(pack.sources, pack.num_tokens)
+        hidden = self.trunk.hidden(ids, pack)
+        sources = self.trunk.context.select(pack.sources, pack.num_tokens)
         log_probs, entropy = chosen_log_probs(
-            hidden[sources.own],
-            self._trunk.head,
+            hidden[sources.indices],
+            self.trunk.head,
             sources.pick(ids[pack.targets]),
             temperature=self.temperature,
         )
         log_probs, entropy = sources.gather(log_probs), sources.gather(entropy)
         values = last_values = None
-        if self._critic_trunk is not None and self.value_head is not None:
-            if self._critic_trunk is not self._trunk:
-                hidden = self._critic_trunk.hidden(ids, pack)
+        if self.value_head is not None:
+            if self.critic is not None:
+                hidden = self._trunks[-1].hidden(ids, pack)
             needed = torch.cat([pack.sources, pack.ends])
-            selected = self.context.select(needed, pack.num_tokens)
-            kept = hidden[selected.own].to(self.value_head.weight.dtype)
+            selected = self.trunk.context.select(needed, pack.num_tokens)
+            kept = hidden[selected.indices].to(self.value_head.weight.dtype)
             both = selected.gather(self.value_head(kept).squeeze(1))
             values = pack.scatter_to_rows(both[: pack.num_policy_tokens], width)
             # Not a view, which the hooks of a sharded model refuse.
@@ -212,10 +186,10 @@ class PolicyValueModel(nn.Module):
         """Return Σ_v π(v)² where each policy token of a pack was sampled: [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
-        hidden = self._trunk.hidden(ids, pack)
-        sources = self.context.select(pack.sources, pack.num_tokens)
+        hidden = self.trunk.hidden(ids, pack)
+        sources = self.trunk.context.select(pack.sources, pack.num_tokens)
         sums = sum_squared_probs(
-            hidden[sources.own], self._trunk.head, temperature=self.temperature
+            hidden[sources.indices], self.trunk.head, temperature=self.temperature
         )
         return pack.scatter_to_rows(sources.gather(sums), width)
 
@@ -242,16 +216,16 @@ class PolicyValueModel(nn.Module):
         return self.forward_pack(input_ids, pack)
 
 
-def _copy_as_critic(policy: Any) -> nn.Module:
+def _copy_as_critic(policy: Any) -> Any:
     """Return a copy of the policy as the initial critic."""
-    critic: nn.Module = copy.deepcopy(policy)
-    if any("lora_" in name for name, _ in critic.named_parameters()):
+    if has_adapters(policy):
         raise ConfigError(
             "critic got 'separate', which a policy with adapters cannot have. Pass the critic's "
             "model itself, or use critic='shared'."
         )
+    critic = copy.deepcopy(policy)
     # The output layer of a critic is not used.
-    for parameter in critic.get_output_embeddings().parameters():  # type: ignore[operator]
-        if parameter is not critic.get_input_embeddings().weight:  # type: ignore[operator]
+    for parameter in critic.get_output_embeddings().parameters():
+        if parameter is not critic.get_input_embeddings().weight:
             parameter.requires_grad_(False)
     return critic

@@ -14,7 +14,7 @@ from turnwise.algo.choose import get_policy_loss
 from turnwise.algo.correction import compute_importance_weights, measure_log_prob_gap
 from turnwise.algo.kl import estimate_kl
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
-from turnwise.algo.losses.value import compute_value_loss, explained_variance
+from turnwise.algo.losses.value import compute_value_loss
 from turnwise.algo.masked import (
     BatchTotals,
     TensorMetrics,
@@ -46,9 +46,8 @@ class Metrics:
 
     def add(self, values: TensorMetrics) -> None:
         """Add values to sums."""
-        for name, given in values.items():
-            value = given.detach().double()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
 
     def average(self, values: Mapping[str, torch.Tensor | float], weight: float = 1.0) -> None:
         """Add values to weighted means; to maxima, if their names end in `_max`."""
@@ -58,12 +57,11 @@ class Metrics:
             if name.endswith("_max"):
                 largest = value if known is None else torch.maximum(known[0], value)
                 self._weighted[name] = (largest, 1.0)
-                continue
-            total, sum_of_weights = value * weight, weight
-            # Not a sum with a zero of the CPU: a copy to the device would wait for all it computes.
-            if known is not None:
-                total, sum_of_weights = total + known[0].to(total.device), weight + known[1]
-            self._weighted[name] = (total, sum_of_weights)
+            elif known is None:
+                self._weighted[name] = (value * weight, weight)
+            else:
+                total = value * weight
+                self._weighted[name] = (total + known[0].to(total.device), weight + known[1])
 
     def total(self, name: str) -> torch.Tensor:
         return self._sums.get(name, torch.zeros((), dtype=torch.float64))
@@ -143,26 +141,19 @@ def importance_weights(
     return weights
 
 
-def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: Metrics) -> None:
-    """Measure the explained variance of the returns, over all workers, if there are values."""
-    if batch.values is None or batch.returns is None:
-        return
-    values, returns, mask = batch.values, batch.returns, batch.response_mask
-    if workers.splits_batch:
-        gathered = workers.gather((values[mask].cpu(), returns[mask].cpu()))
-        values, returns = (torch.cat(column) for column in zip(*gathered, strict=True))
-        mask = torch.ones_like(values, dtype=torch.bool)
-    metrics.average({"explained_variance": explained_variance(values, returns, mask)})
-
-
 def batch_totals(packs: list[Pack], workers: SingleProcess, horizon: float | None) -> BatchTotals:
     """Return the sizes of a minibatch over all workers, which each pack's loss is a share of."""
-    num_tokens = sum(pack.num_policy_tokens for pack in packs)
     counts = [torch.bincount(pack.target_rows) for pack in packs]
-    num_sequences = sum(int((count > 0).sum()) for count in counts)
-    tokens, sequences = workers.total(num_tokens, num_sequences)
-    longest = max((int(count.max()) for count in counts), default=1)
-    return BatchTotals(tokens, sequences, workers.maximum(longest) if horizon is None else horizon)
+    sizes = [
+        sum(pack.num_policy_tokens for pack in packs),
+        sum(int((count > 0).sum()) for count in counts),
+    ]
+    sums = torch.tensor(sizes, dtype=torch.float64)
+    workers.all_reduce(sums)
+    if horizon is None:
+        horizon = workers.maximum(max((int(count.max()) for count in counts), default=1))
+    num_tokens, num_sequences = sums.tolist()
+    return BatchTotals(num_tokens, num_sequences, horizon)
 
 
 def compute_objective(
@@ -234,28 +225,23 @@ def select_tokens(
     """Return the tokens that a policy loss with a `TokenSelection` picks: [B, T] bool.
 
     They are picked of these rows and of the other workers'. The choice does not depend on how the
-    minibatch is split: tokens are in the order of the batch, and every worker draws from a
-    generator with the same seed.
+    minibatch is split: every worker picks of all, by a generator with the same seed.
     """
-    mask = torch.zeros_like(batch.response_mask)
-    mask[rows.to(mask.device)] = batch.response_mask[rows.to(mask.device)]
+    rows = rows.to(log_probs.device)
+    mask = torch.zeros_like(log_probs)
+    mask[rows] = batch.response_mask[rows].to(mask.dtype)
+    both = torch.stack([mask, mask * log_probs])
+    workers.all_reduce(both)
+    mask, log_probs = both[0] > 0, both[1]
     old_log_probs = batch.old_log_probs
     if old_log_probs is None:
         old_log_probs = batch.need("sampler_log_probs") if batch.sampler_is_exact else log_probs
-    columns = (mask.nonzero()[:, 0], old_log_probs[mask], log_probs[mask])
-    tokens_here = [x.cpu() for x in (*columns, batch.need("advantages")[mask])]
-    gathered = workers.gather(tokens_here)
-    row_of, *tokens = (torch.cat(column) for column in zip(*gathered, strict=True))
-    # Workers that all have the same batch have divided its rows: back to the order of the batch.
-    order = torch.arange(len(row_of)) if workers.splits_batch else row_of.argsort(stable=True)
     selection = get_policy_loss(options.policy_loss).selection
     assert selection is not None
     settings = {k: v for k, v in options.policy_loss_options.items() if k in selection.options}
     if selection.is_random:
         settings["generator"] = generator
-    picked = torch.empty(len(row_of), dtype=torch.bool)
-    picked[order] = selection.function(*(x[order] for x in tokens), **settings)
-    start = sum(len(columns[0]) for columns in gathered[: workers.rank])
+    tokens = (old_log_probs[mask], log_probs[mask], batch.need("advantages")[mask])
     selected = torch.zeros_like(mask)
-    selected[mask] = picked[start : start + len(tokens_here[0])].to(mask.device)
+    selected[mask] = selection.function(*tokens, **settings)
     return selected

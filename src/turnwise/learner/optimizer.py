@@ -19,60 +19,26 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from turnwise.algo.records import check_options
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.algo.choose import check_options, look_up
+from turnwise.errors import ConfigError
 from turnwise.learner.fast import load_kernels
-from turnwise.learner.sharding import (
-    as_shard,
-    first_element,
-    is_sharded,
-    local_rows,
-    local_shard,
-)
+from turnwise.learner.sharding import as_shard, first_element, local_rows, local_shard
 from turnwise.models.rounding import HALF, round_weight, threshold_key
-from turnwise.user_code import import_object
 
-LearningRateSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
+if TYPE_CHECKING:  # needs Triton
+    from turnwise.learner.fast.adam_kernels import KernelAdamW
 
 _CHUNK = 1 << 28
 """Gradients that are in the memory of the CPU at a time, where the masters are offloaded."""
 _NOT_HIDDEN = ("embed", "wte", "wpe", "head")
 """In the names of matrices that Muon leaves to AdamW: embeddings and heads."""
-
-
-def learning_rate_at(
-    step: int,
-    base: float,
-    *,
-    schedule: LearningRateSchedule = "constant",
-    warmup_steps: int = 0,
-    total_steps: int | None = None,
-) -> float:
-    """Return the learning rate of a step, from 0: linear warmup, then constant or decaying to 0.
-
-    >>> [learning_rate_at(s, 1.0, schedule="linear", warmup_steps=2, total_steps=6)
-    ...  for s in range(6)]
-    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    """
-    if step < warmup_steps:
-        return base * (step + 1) / warmup_steps
-    if schedule == "constant":
-        return base
-    if total_steps is None:
-        raise ConfigError(
-            f"lr_schedule={schedule!r} needs the number of steps in all. Give "
-            "total_steps, or take lr_schedule='constant'."
-        )
-    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    left = 1.0 - min(1.0, done)
-    return base * (left if schedule == "linear" else 0.5 * (1.0 - math.cos(math.pi * left)))
 
 
 @dataclass(eq=False)
@@ -106,8 +72,7 @@ class MasterWeight:
         assert parameter.grad is not None
         gradient = local_shard(parameter.grad)
         if self.gradient is None:
-            is_kept = self.keeps_narrow
-            self.gradient = gradient if is_kept else gradient.to(self.master.dtype)
+            self.gradient = gradient if self.keeps_narrow else gradient.to(self.master.dtype)
         else:
             self.gradient = self.gradient.to(self.master.dtype).add_(gradient)
         parameter.grad = None
@@ -117,9 +82,12 @@ class MasterWeight:
         weight = self.weight
         if self.key is None:
             return values.detach()
-        first = first_element(self.parameter)
         return round_weight(
-            values.detach(), weight.dtype, self.key, first=first, device=weight.device
+            values.detach(),
+            weight.dtype,
+            self.key,
+            first=first_element(self.parameter),
+            device=weight.device,
         )
 
     def whole(self, values: torch.Tensor) -> torch.Tensor:
@@ -241,14 +209,7 @@ def get_optimizer(
 
     An option that it does not take is an error.
     """
-    make = OPTIMIZERS.get(choice) if isinstance(choice, str) else choice
-    if make is None and ":" not in str(choice):
-        raise ConfigError(
-            f"there is no optimizer {choice!r}. {did_you_mean(str(choice), OPTIMIZERS)} "
-            "Your own is written path/to/file.py:function."
-        )
-    if make is None:
-        make = import_object(str(choice), option="training.optimizer")
+    make: MakeOptimizer = look_up("optimizer", choice, OPTIMIZERS)
     _, *parameters = inspect.signature(make).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names = [parameter.name for parameter in parameters]
@@ -289,7 +250,7 @@ class MasterOptimizer:
                     values = torch.where(weight.rounded(first) == shard, first, values)
             if offload:
                 weight.master = nn.Parameter(values.to("cpu", copy=values is shard))
-            elif values is not shard or is_sharded(parameter):
+            elif values is not shard or isinstance(parameter, DTensor):
                 weight.master = nn.Parameter(values)
             self._weights.append(weight)
         hooks = [
@@ -300,14 +261,7 @@ class MasterOptimizer:
         weakref.finalize(self, _remove, hooks)
         made = get_optimizer(make, options)(self._weights, **options)
         self._optimizers = [made] if isinstance(made, Optimizer) else list(made)
-        self._kernels = (
-            None if offload else KernelAdamW.for_weights(self._optimizers, self._weights)
-        )
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the trained parameters."""
-        return [weight.name for weight in self._weights]
+        self._kernels = None if offload else _kernel_adamw(self._optimizers, self._weights)
 
     @property
     def num_half(self) -> int:
@@ -329,20 +283,6 @@ class MasterOptimizer:
             self._kernels.prepared = None
         for weight in self._weights:
             weight.gradient = weight.parameter.grad = weight.master.grad = None
-
-    @torch.no_grad()
-    def all_reduce_gradients(self, all_reduce: Callable[[Sequence[torch.Tensor]], None]) -> None:
-        """Sum the gradients over the workers; one that a worker does not have counts as 0."""
-        device = self._weights[0].parameter.device
-        has_one = [weight.gradient is not None for weight in self._weights]
-        numbers = torch.tensor(has_one, device=device).double()
-        all_reduce([numbers])
-        for weight, number in zip(self._weights, numbers.tolist(), strict=True):
-            if weight.gradient is not None:
-                weight.gradient = weight.gradient.to(weight.master.dtype)
-            elif number:
-                weight.gradient = torch.zeros_like(weight.weight, dtype=weight.master.dtype)
-        all_reduce(self.gradients())
 
     @torch.no_grad()
     def gradient_norm(self) -> torch.Tensor:
@@ -404,9 +344,7 @@ class MasterOptimizer:
         """Yield the weights with a gradient; offloaded, so that the gradients at a time are few."""
         weights: list[MasterWeight] = []
         size = 0
-        for weight in self._weights:
-            if weight.gradient is None:
-                continue
+        for weight in [weight for weight in self._weights if weight.gradient is not None]:
             if weights and self._is_offloaded and size + weight.master.numel() > _CHUNK:
                 yield weights
                 weights, size = [], 0
@@ -443,22 +381,19 @@ class MasterOptimizer:
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore what `state_tensors` returned."""
-        by_name = {weight.name: weight for weight in self._weights}
-        states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in by_name}
+        shapes = {weight.name: weight.master.shape for weight in self._weights}
+        states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in shapes}
         halves = [weight for weight in self._weights if weight.key is not None]
-        wrong = [w.name for w in halves if f"master.{w.name}" not in tensors]
-        for tensor_name in tensors:
+        wrong = {f"master.{weight.name}" for weight in halves} - set(tensors)
+        for tensor_name, value in tensors.items():
             key, _, name = tensor_name.partition(".")
-            shape = None if name not in by_name else by_name[name].master.shape
-            value = tensors[tensor_name]
-            if shape is None or value.shape not in (shape, ()):
-                wrong.append(tensor_name)
-            else:
+            if name in shapes and value.shape in (shapes[name], ()):
                 states[name][key] = value.clone()
+            else:
+                wrong.add(tensor_name)
         if wrong:
             raise ConfigError(
-                f"this optimiser state belongs to another model: {', '.join(sorted(wrong)[:3])} "
-                f"({len(wrong)} names or shapes do not match)"
+                f"this optimiser state belongs to another model: {min(wrong)} does not match"
             )
         for weight in halves:
             weight.master.copy_(states[weight.name].pop("master"))
@@ -479,94 +414,25 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-class KernelAdamW:
-    """The steps of torch's AdamW, and their rounding, as one kernel on a GPU.
-
-    It steps the weights in half precision, whose gradients may be narrow too, and uses torch's
-    state: the moments, and the number of a step, which is on the CPU for it.
-    """
-
-    def __init__(
-        self, kernels: Any, steps: Sequence[tuple[MasterWeight, AdamW, dict[str, Any]]]
-    ) -> None:
-        self._kernels = kernels
-        self._steps = steps
-        """The weights, each with its optimiser and group."""
-        self.prepared: tuple[float, Any] | None = None
-        """The learning rate and what the kernels step, once all gradients are there."""
-        for weight, _, _ in steps:
-            weight.keeps_narrow = True
-
-    @classmethod
-    def for_weights(
-        cls, optimizers: Sequence[Optimizer], weights: Sequence[MasterWeight]
-    ) -> KernelAdamW | None:
-        """Return the kernels for the weights that they can step; None where there is none."""
-        by_master = {weight.master: weight for weight in weights if weight.key is not None}
-        steps = [
-            (by_master[master], optimizer, group)
-            for optimizer in optimizers
-            if type(optimizer) is AdamW
-            for group in optimizer.param_groups
-            for master in group["params"]
-            if master in by_master
-        ]
-        kernels = _kernels_for([weight.weight for weight, _, _ in steps])
-        return None if kernels is None else cls(kernels, steps)
-
-    def prepare(self, learning_rate: float) -> None:
-        steps = []
-        for weight, optimizer, group in self._steps:
-            if weight.gradient is None:
-                continue
-            master, state = weight.master, optimizer.state[weight.master]
-            if not state:
-                state["step"] = torch.tensor(0.0)
-                state["exp_avg"] = torch.zeros_like(master)
-                state["exp_avg_sq"] = torch.zeros_like(master)
-            assert weight.key is not None
-            steps.append(
-                self._kernels.Step(
-                    weight=weight.weight,
-                    master=master,
-                    gradient=weight.gradient.contiguous(),
-                    mean=state["exp_avg"],
-                    mean_square=state["exp_avg_sq"],
-                    number=int(state["step"]) + 1,
-                    weight_decay=group["weight_decay"],
-                    key=weight.key,
-                    first=first_element(weight.parameter),
-                )
-            )
-        betas = self._steps[0][2]["betas"]
-        prepared = self._kernels.prepare(steps, learning_rate=learning_rate, betas=betas)
-        self.prepared = learning_rate, prepared
-
-    def step(self, learning_rate: float, gradient_scale: float) -> torch.Tensor:
-        """Make the steps; return how many weights moved. Frees their gradients."""
-        if self.prepared is None or self.prepared[0] != learning_rate:
-            self.prepare(learning_rate)
-        assert self.prepared is not None
-        group = self._steps[0][2]
-        num_moved: torch.Tensor = self._kernels.step_(
-            self.prepared[1], scale=gradient_scale, betas=group["betas"], epsilon=group["eps"]
-        )
-        self.prepared = None
-        for weight, optimizer, _ in self._steps:
-            if weight.gradient is not None:
-                optimizer.state[weight.master]["step"] += 1
-                weight.gradient = None
-        return num_moved
-
-    def after_loading(self) -> None:
-        for weight, optimizer, _ in self._steps:
-            state = optimizer.state.get(weight.master)
-            if state:
-                state["step"] = state["step"].cpu()
+def _kernel_adamw(
+    optimizers: Sequence[Optimizer], weights: Sequence[MasterWeight]
+) -> KernelAdamW | None:
+    """Return the kernel that makes the steps of AdamW for the weights in half precision, if any."""
+    by_master = {weight.master: weight for weight in weights if weight.key is not None}
+    steps = [
+        (by_master[master], optimizer, group)
+        for optimizer in optimizers
+        if type(optimizer) is AdamW
+        for group in optimizer.param_groups
+        for master in group["params"]
+        if master in by_master and not (group["amsgrad"] or group["maximize"])
+    ]
+    kernels = _kernels_for([weight.weight for weight, _, _ in steps])
+    return None if kernels is None else kernels.KernelAdamW(steps)
 
 
 def _kernels_for(shards: Sequence[torch.Tensor]) -> Any:
-    """Return the module of the kernels, or None where torch makes the steps."""
+    """Return the module of the kernel, or None where torch makes the steps."""
     if not shards or not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
         return None
-    return load_kernels("adam_kernels", shards[0].dtype, shards[0].device)
+    return load_kernels("adam_kernels")

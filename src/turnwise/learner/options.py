@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.algo.choose import LossChoice, get_policy_loss
+from turnwise.algo.choose import CLIP_RANGE, LossChoice, get_policy_loss
 from turnwise.config import ConfigStore, TrainingConfig
 from turnwise.errors import ConfigError
-from turnwise.learner.optimizer import MakeOptimizer, get_optimizer, learning_rate_at
+from turnwise.learner.optimizer import MakeOptimizer, get_optimizer
 
 
 @dataclass
@@ -38,13 +39,7 @@ class LearnerOptions(TrainingConfig):
         """Return the options of a run's settings; `policy_loss` replaces the one they name."""
         training = config.training
         loss = get_policy_loss(policy_loss or training.policy_loss)
-        clip_range: dict[str, Any] = {}
-        if loss.has_clip_range:
-            clip_range = {
-                "clip_ratio": training.clip_ratio,
-                "clip_ratio_low": training.clip_ratio_low,
-                "clip_ratio_high": training.clip_ratio_high,
-            }
+        clip_range = {name: getattr(training, name) for name in CLIP_RANGE}
         betas = training.adam_betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(
@@ -54,28 +49,43 @@ class LearnerOptions(TrainingConfig):
         derived: dict[str, Any] = {
             "optimizer": get_optimizer(training.optimizer, training.optimizer_options),
             "policy_loss": loss,
-            "policy_loss_options": {**clip_range, **training.policy_loss_options},
+            "policy_loss_options": {
+                **(clip_range if loss.has_clip_range else {}),
+                **training.policy_loss_options,
+            },
             "total_steps": total_steps,
         }
         return cls(**{**vars(training), **derived})
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of an update, counted from 0."""
-        return learning_rate_at(
-            step,
-            self.learning_rate,
-            schedule=self.lr_schedule,
-            warmup_steps=self.warmup_steps,
-            total_steps=self.total_steps,
-        )
+        """Return the learning rate of an update, from 0: linear warmup, then by the schedule.
+
+        >>> options = LearnerOptions(
+        ...     learning_rate=1.0, lr_schedule="linear", warmup_steps=2, total_steps=6
+        ... )
+        >>> [options.learning_rate_at(step) for step in range(6)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.lr_schedule == "constant":
+            return self.learning_rate
+        if self.total_steps is None:
+            raise ConfigError(
+                f"lr_schedule={self.lr_schedule!r} needs total_steps; 'constant' does not"
+            )
+        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        left = 1.0 - min(1.0, done)
+        if self.lr_schedule == "cosine":
+            left = 0.5 * (1.0 - math.cos(math.pi * left))
+        return self.learning_rate * left
 
     def for_imitation(self, learning_rate: float | None) -> LearnerOptions:
         """Return options for supervised learning: −log π, a mean over tokens.
 
         A `learning_rate` given here is constant.
         """
-        schedule: Any = {"learning_rate": learning_rate, "lr_schedule": "constant"}
-        return dataclasses.replace(
+        options = dataclasses.replace(
             self,
             policy_loss="gpg",
             policy_loss_options={},
@@ -83,5 +93,8 @@ class LearnerOptions(TrainingConfig):
             entropy_coef=0.0,
             target_kl=None,
             update_epochs=1,
-            **({} if learning_rate is None else {**schedule, "warmup_steps": 0}),
         )
+        if learning_rate is not None:
+            options.learning_rate, options.lr_schedule = learning_rate, "constant"
+            options.warmup_steps = 0
+        return options

@@ -1,6 +1,7 @@
 """The update under the names that hand-written training loops use."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +17,6 @@ from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
-from turnwise.learner.workers import current_workers
-
-_LOSSES = {"policy_loss": "policy_loss", "value_loss": "value_loss", "loss": "total_loss"}
-"""The losses of an update, and their names in the metrics of one epoch."""
 
 
 class PPOTrainer:
@@ -41,11 +38,8 @@ class PPOTrainer:
         gamma: float = 0.99,
         lam: float = 0.95,
     ) -> None:
-        self.clip_ratio = clip_ratio
-        self.gamma = gamma
-        self.lam = lam
-        self.policy_model = policy_model
-        self.value_model = value_model
+        self.clip_ratio, self.gamma, self.lam = clip_ratio, gamma, lam
+        self.policy_model, self.value_model = policy_model, value_model
         options = LearnerOptions(
             learning_rate=learning_rate,
             policy_loss_options={"clip_ratio": clip_ratio},
@@ -66,8 +60,7 @@ class PPOTrainer:
         With a response mask, GAE runs over the policy's tokens alone; a row is then one episode,
         unless `dones` divides it further.
         """
-        mask = torch.ones_like(dones) if response_mask is None else response_mask
-        mask = mask.bool()
+        mask = (torch.ones_like(dones) if response_mask is None else response_mask).bool()
         advantages, returns = estimate_advantages(
             rewards, values, dones, self.gamma, self.lam, mask
         )
@@ -95,13 +88,13 @@ class PPOTrainer:
         old_values: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Return half the squared error, clipped around the old values if given, and metrics."""
-        clip = self.learner.options.value_clip if old_values is not None else None
+        clip = self.learner.options.value_clip
         loss, metrics = compute_value_loss(
             values,
             returns,
             values.detach() if old_values is None else old_values,
             response_mask,
-            float("inf") if clip is None else clip,
+            math.inf if clip is None or old_values is None else clip,
         )
         return loss, _numbers({"value_loss": loss, **metrics})
 
@@ -148,17 +141,15 @@ class PPOTrainer:
             else:
                 metrics[name] = sum(values) / (1 if name.startswith("num_") else len(values))
         for number, epoch in enumerate(epochs):
-            for name, full_name in _LOSSES.items():
+            for name in ("policy_loss", "value_loss", "loss"):
                 if name in epoch:
-                    metrics[f"epoch_{number}_{full_name}"] = epoch[name]
+                    label = "total_loss" if name == "loss" else name
+                    metrics[f"epoch_{number}_{label}"] = epoch[name]
         return {**metrics, **ratio}
 
 
 class DataParallelPPOActor:
-    """The policy of one worker: its log-probs and its update.
-
-    With torch.distributed, every process has a whole copy of the model and a part of the batch,
-    and all make the step of the whole batch.
+    """The policy of one process: its log-probs and its update.
 
     `config` is a `ConfigStore` or `LearnerOptions`; the model a causal language model of
     transformers or a `PolicyValueModel`.
@@ -172,9 +163,7 @@ class DataParallelPPOActor:
         reference: Any = None,
     ) -> None:
         options = LearnerOptions.from_config(config) if isinstance(config, ConfigStore) else config
-        both = _policy_value_model(model, None)
-        workers = current_workers(both.device)
-        self.learner = Learner(both, options, reference=reference, workers=workers)
+        self.learner = Learner(_policy_value_model(model, None), options, reference=reference)
 
     def forward(self, data: PPOBatch | Mapping[str, Any]) -> Outputs:
         """Return log-probs and entropy of the policy's tokens [B, T], with gradients."""
@@ -186,7 +175,8 @@ class DataParallelPPOActor:
     def compute_log_prob(self, data: PPOBatch | Mapping[str, Any]) -> torch.Tensor:
         """Return the policy tokens' log-probs without gradients, as wide as the response mask."""
         batch = PPOBatch.from_mapping(data)
-        width = torch.as_tensor(data["response_mask"]).shape[1]
+        mask = data.response_mask if isinstance(data, PPOBatch) else data["response_mask"]
+        width = torch.as_tensor(mask).shape[1]
         return self.learner.score(batch).log_probs[:, -width:]
 
     def update_policy(self, data: PPOBatch | Mapping[str, Any]) -> dict[str, float]:

@@ -51,10 +51,15 @@ class ShardedLearner(Learner):
         return context.size * context.minimum(super()._micro_batch_tokens(batch), self.model.device)
 
     def _minibatches(self, epoch: int, batch: PPOBatch) -> Iterator[torch.Tensor]:
+        """Yield this worker's rows: adjacent ones, which may share a prefix, of about as many
+        tokens as those of each other worker."""
         assert batch.attention_mask is not None
-        num_tokens = batch.attention_mask.sum(1).cpu()
+        lengths = batch.attention_mask.sum(1).cpu()
         for rows in super()._minibatches(epoch, batch):
-            yield share_of(rows, num_tokens[rows], self.workers.rank, self.workers.num_workers)
+            num_tokens = lengths[rows]
+            middles = num_tokens.cumsum(0) - num_tokens / 2
+            owners = middles * self.workers.num_workers / max(int(num_tokens.sum()), 1)
+            yield rows[owners.long() == self.workers.rank]
 
     def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
         return super()._packs(batch, rows) if len(rows) else []
@@ -81,17 +86,3 @@ class ShardedLearner(Learner):
                 (0.0 * loss).backward()  # type: ignore[no-untyped-call]
         if not torch.is_grad_enabled():
             compute.__self__.reshard()  # type: ignore[attr-defined] # a backward would do it
-
-
-def share_of(
-    rows: torch.Tensor, num_tokens: torch.Tensor, rank: int, num_workers: int
-) -> torch.Tensor:
-    """Return one worker's rows: adjacent ones, which may share a prefix, of about as many tokens.
-
-    >>> share_of(torch.arange(4), torch.tensor([6, 2, 2, 2]), 1, 2)
-    tensor([1, 2, 3])
-    """
-    ends = num_tokens.cumsum(0)
-    middles = ends - num_tokens / 2
-    owners = (middles * num_workers / max(int(num_tokens.sum()), 1)).long()
-    return rows[owners == rank]

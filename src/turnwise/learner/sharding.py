@@ -83,11 +83,6 @@ def read_first_masters(model: PolicyValueModel) -> dict[str, Callable[[], torch.
     return readers
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether other processes keep shards of a tensor."""
-    return isinstance(tensor, DTensor)
-
-
 def local_rows(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first row of this process's shard of a tensor, and the one after its last."""
     if not isinstance(tensor, DTensor):
@@ -98,7 +93,7 @@ def local_rows(tensor: torch.Tensor) -> tuple[int, int]:
 
 def first_element(tensor: torch.Tensor) -> int:
     """Return the index, in the whole tensor, of the first element of this process's shard."""
-    return local_rows(tensor)[0] * math.prod(tensor.shape[1:]) if is_sharded(tensor) else 0
+    return local_rows(tensor)[0] * math.prod(tensor.shape[1:]) if tensor.dim() else 0
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +124,7 @@ def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
     number = 1 if is_single else torch.distributed.get_world_size()
     return {
         name: local_shard(tensor.detach())
-        if is_sharded(tensor)
+        if isinstance(tensor, DTensor)
         else split_shards({name: tensor.detach()}, number)[rank][name]
         for name, tensor in tensors.items()
     }
@@ -160,7 +155,7 @@ def join_shards(shards: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch
     >>> join_shards(split_shards({"w": torch.arange(3), "step": torch.tensor(7)}, 2))
     {'w': tensor([0, 1, 2]), 'step': tensor(7)}
     """
-    if len(shards) == 1:
+    if len(shards) == 1:  # without a copy
         return dict(shards[0])
     return {
         name: torch.cat([shard[name] for shard in shards]) if tensor.dim() else tensor

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from safetensors import safe_open
-
-Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""The dtype and the shape of each tensor, by name."""
 
 _DTYPES = {
     torch.int64: "I64",
@@ -28,15 +23,6 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 """The names of dtypes in the file, in the order in which safetensors writes their tensors."""
-
-
-def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
-    """Return the layout of tensors.
-
-    >>> layout_of({"w": torch.zeros(3, 2)})
-    {'w': (torch.float32, (3, 2))}
-    """
-    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def rows_of_shard(num_rows: int, rank: int, num_shards: int) -> tuple[int, int]:
@@ -76,26 +62,27 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 class TensorFileWriter:
     """Writes tensors of which the shards come one after the other, in any order of the names.
 
-    The file has the bytes that `safetensors.torch.save_file` would write.
+    The file has the bytes that `safetensors.torch.save_file` would write. `layout` has the dtypes
+    and shapes of the whole tensors, which may be on the meta device.
     """
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: Mapping[str, torch.Tensor]) -> None:
         order = list(_DTYPES)
         header: dict[str, Any] = {}
         self._next: dict[str, int] = {}
         """The position of each tensor's next byte, from the first tensor's beginning."""
         self._ends: dict[str, int] = {}
         position = 0
-        for name in sorted(layout, key=lambda name: (order.index(layout[name][0]), name)):
-            dtype, shape = layout[name]
+        for name in sorted(layout, key=lambda name: (order.index(layout[name].dtype), name)):
+            tensor = layout[name]
             self._next[name] = position
-            position = self._ends[name] = position + math.prod(shape) * dtype.itemsize
+            position = self._ends[name] = position + tensor.numel() * tensor.element_size()
             header[name] = {
-                "dtype": _DTYPES[dtype],
-                "shape": list(shape),
+                "dtype": _DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
                 "data_offsets": [self._next[name], position],
             }
-        self._layout = layout
+        self._dtypes = {name: tensor.dtype for name, tensor in layout.items()}
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         self._start = 8 + len(text)
@@ -106,7 +93,7 @@ class TensorFileWriter:
         """Write the next rows of a tensor; a scalar, which all shards have, is written once."""
         if not rows.dim() and self._next[name] == self._ends[name]:
             return
-        dtype, _ = self._layout[name]
+        dtype = self._dtypes[name]
         assert rows.dtype == dtype, f"{name} is {rows.dtype}, expected {dtype}"
         flat = rows.detach().cpu().contiguous().reshape(-1)
         if len(flat):
@@ -117,9 +104,7 @@ class TensorFileWriter:
     def __enter__(self) -> TensorFileWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
         if kind is None:
             assert self._next == self._ends, "a tensor was not written to its end"

@@ -6,7 +6,6 @@ Dropout stays off while learning: the ratio of PPO compares two policies, not tw
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
@@ -17,24 +16,21 @@ from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_
 from turnwise.learner.fast.packed_attention import NAME, Episodes, episode_attention
 from turnwise.learner.log_probs import Head
 from turnwise.learner.lora import has_adapter_dropout, merged_adapters
-from turnwise.learner.packing import Pack, make_packs
+from turnwise.learner.packing import Pack
 from turnwise.learner.workers import Context
 from turnwise.models.attention import (
     UnsupportedAttention,
     attention_named,
     configs_of,
+    lock_of,
     probe_attention,
 )
 from turnwise.models.empty import is_empty
-from turnwise.models.model_lock import ModelLock, lock_of
 from turnwise.models.probing import (
     PROBE_ERRORS,
     UnsupportedModel,
     is_out_of_memory,
-    largest_gap,
-    relative_gap,
     rotary_limit,
-    short_windows,
 )
 
 Layout: TypeAlias = Literal["packed", "padded"]
@@ -72,16 +68,16 @@ class Trunk:
         self._body = self.model.get_decoder()
         if self._body is self.model:  # Llama 4's `base_model_prefix` names no attribute
             self._body = getattr(self.model, "model", self.model)
-        if self._body is self.model:
+        head = self.model.get_output_embeddings()
+        if self._body is self.model or type(head) is not torch.nn.Linear:
             raise UnsupportedModel(
                 f"the learner cannot compute with {type(self.model).__name__}: it has no decoder "
-                "apart from its output layer. Give it a method `get_decoder` that returns it."
+                "(`get_decoder`), or an output layer without adapters that is linear"
             )
         self._checkpointed: list[Any] = []
         if gradient_checkpointing:
             self.checkpoint_layers(None)
-        self._layouts: list[Layout] = ["packed", "padded"] if layout is None else [layout]
-        self.layout = self._layouts[0]
+        self.layout: Layout = layout or "packed"
         self._scale = 1.0
         self._softcap: float | None = None
         self.context = Context()
@@ -90,45 +86,37 @@ class Trunk:
 
     def probe(self) -> None:
         """Find out how the model can be computed; one without weights has to get them first."""
-        self._replaced = faster_modules(self.model, self.layers)
+        name = type(self.model).__name__
+        self._replaced = faster_modules(self.model)
         self._adapted = merged_adapters(self.model)
-        self._scale, self._softcap = self._measure_head()
-        problem: Exception | None = None
-        for layout in self._layouts:
-            self.layout = layout
+        try:
+            self._scale, self._softcap = self._measure_head()
+        except PROBE_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
+            raise UnsupportedModel(f"the learner cannot compute with {name}: {error}") from error
+        if self.layout == "packed":
             try:
-                if layout == "packed":
-                    # Packed episodes are independent only if nothing but our attention mixes them.
-                    if "position_ids" not in signature(self._body.forward).parameters:
-                        raise UnsupportedAttention("it takes no positions of tokens")
-                    with self._lock:
-                        calls = probe_attention(self.model)
-                    if any(call.window != call.given_window for call in calls):
-                        raise UnsupportedAttention(
-                            "its attention is not told the sliding window of its mask"
-                        )
-                # The structure decides; this only notices a forward that is wrong altogether.
-                with short_windows(self.model, self._configs):
-                    gap = self._gap_to_plain_forward()
-            except PROBE_ERRORS as error:
-                if is_out_of_memory(error):
-                    raise
-                problem = error
-                continue
-            if gap <= largest_gap(self.model.dtype):
-                if problem is not None:
-                    _warn_once(
-                        f"{type(self.model).__name__}: episodes are padded to one length instead "
-                        f"of packed, which takes more time and memory. Reason: {problem}"
+                # Packed episodes are independent only if nothing but our attention mixes them.
+                if "position_ids" not in signature(self._body.forward).parameters:
+                    raise UnsupportedAttention("it takes no positions of tokens")
+                with self._lock:
+                    calls = probe_attention(self.model)
+                if any(call.window != call.given_window for call in calls):
+                    raise UnsupportedAttention(
+                        "its attention is not told the sliding window of its mask"
                     )
-                return
-            problem = ValueError(f"its logits are {gap:.2g} away from those of a plain forward")
-        raise UnsupportedModel(
-            f"the learner cannot compute with {type(self.model).__name__}: {problem}"
-        ) from problem
+            except UnsupportedAttention as reason:
+                self.layout = "padded"
+                _LOG.warning(
+                    "%s: episodes are padded to one length instead of packed, which takes more "
+                    "time and memory. Reason: %s",
+                    name,
+                    reason,
+                )
 
     @property
-    def _lock(self) -> ModelLock:
+    def _lock(self) -> AbstractContextManager[Any]:
         return lock_of(self.model)  # not kept: a copy of this has a model and a lock of its own
 
     @property
@@ -241,14 +229,7 @@ class Trunk:
         The hidden states are 1 here and the logits of the head known numbers, both in float64: what
         the model makes of them is not blurred by rounding.
         """
-        head = self.model.get_output_embeddings()
-        name = type(self.model).__name__
-        if type(head) is not torch.nn.Linear:
-            raise UnsupportedModel(
-                f"the learner takes a linear output layer, {name} has {type(head).__name__}. "
-                "Adapters go on the layers below it."
-            )
-        plain_body = self._body.forward
+        head, plain_body = self.model.get_output_embeddings(), self._body.forward
         logits = torch.linspace(-64, 64, head.out_features, device=self.model.device).double()
 
         def body(*arguments: Any, **named: Any) -> Any:
@@ -259,61 +240,21 @@ class Trunk:
         def known_logits(hidden: torch.Tensor) -> torch.Tensor:
             return hidden[..., :1] * logits
 
-        config = self.model.config.get_text_config()
-        softcaps = [cap for name in _SOFTCAPS if (cap := getattr(config, name, None)) is not None]
-        problem: Exception | None = None
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
         with self._lock, replaced_forwards([(self._body, body), (head, known_logits)]):
-            try:
-                changed = self.model(self._probe(1, 1)[None], use_cache=False).logits[0, 0].double()
-            except PROBE_ERRORS as error:
-                if is_out_of_memory(error):
-                    raise
-                problem, changed = error, torch.full_like(logits, torch.nan)
-        softcap = float(softcaps[0]) if softcaps else None
+            changed = self.model(ids, use_cache=False).logits[0, 0].double()
+        config = self.model.config.get_text_config()
+        softcap = next((cap for name in _SOFTCAPS if (cap := getattr(config, name, None))), None)
+        scale = 1.0
         if softcap is not None:
-            scale, expected = 1.0, softcap * (logits / softcap).tanh()
+            expected = softcap * (logits / softcap).tanh()
         else:
             scale = float(changed @ logits / (logits @ logits))
             expected = scale * logits
         # A model may round its logits to bfloat16; any other function is further away.
         if not float((changed - expected).abs().max()) <= 0.01 * float(expected.abs().max()):
-            raise UnsupportedModel(
-                f"the learner cannot compute with {name}: it changes hidden states or logits at "
-                "its output layer otherwise than by a factor or a softcap"
-            ) from problem
+            raise ValueError(
+                "it changes hidden states or logits at its output layer otherwise than by a factor "
+                "or a softcap"
+            )
         return scale, softcap
-
-    @torch.no_grad()
-    def _gap_to_plain_forward(self) -> float:
-        """Return the largest difference in logits of episodes that are computed together.
-
-        Two of them have the same prompt.
-        """
-        first = self._probe(11, 7)
-        episodes = [first, self._probe(4, 5), torch.cat([first[:6], self._probe(3, 11)])]
-        present, sampled = torch.zeros(2, len(episodes), 11, dtype=torch.bool)
-        ids = torch.zeros(len(episodes), 11, dtype=torch.long)
-        for row, episode in enumerate(episodes):
-            present[row, : len(episode)] = True
-            sampled[row, 6 : len(episode)] = True
-            ids[row, : len(episode)] = episode
-        shared = ids if self.layout == "packed" else None
-        (pack,) = make_packs(present, sampled, torch.arange(len(episodes)), 99, shared)
-        pack = pack.to(self.model.device)
-        hidden = self.hidden(pack.take(ids.to(self.model.device)), pack)
-        got = self.head.logits(hidden)
-        plain = [self.model(episode[None], use_cache=False).logits[0] for episode in episodes]
-        tokens = zip(pack.row_of.tolist(), pack.positions.tolist(), strict=True)
-        expected = torch.stack([plain[row][position] for row, position in tokens])
-        return relative_gap(got, expected)
-
-    def _probe(self, length: int, factor: int) -> torch.Tensor:
-        vocab_size = int(self.model.get_input_embeddings().num_embeddings)
-        probe: torch.Tensor = torch.arange(length, device=self.model.device) * factor + 3
-        return probe % vocab_size
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """Log a warning once, though policy, critic and reference are often of one class."""
-    _LOG.warning(message)

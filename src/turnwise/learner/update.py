@@ -18,13 +18,13 @@ import torch
 
 from turnwise.algo.choose import get_policy_loss
 from turnwise.algo.kl import without_rounding
+from turnwise.algo.losses.value import explained_variance
 from turnwise.algo.masked import BatchTotals
 from turnwise.errors import ConfigError
 from turnwise.learner.base import (
     BaseLearner,
     LearnerState,
     ReadShard,
-    StateLayout,
     trained_parameters,
 )
 from turnwise.learner.batch import PPOBatch
@@ -42,7 +42,6 @@ from turnwise.learner.objective import (
     batch_totals,
     compute_objective,
     importance_weights,
-    measure_critic,
     measure_gap,
     select_tokens,
 )
@@ -50,9 +49,9 @@ from turnwise.learner.optimizer import MasterOptimizer
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.sharding import local_shard, local_shards, read_first_masters
-from turnwise.learner.tensor_file import LazyTensors, layout_of
+from turnwise.learner.tensor_file import LazyTensors
 from turnwise.learner.workers import SingleProcess
-from turnwise.models.model_lock import lock_of
+from turnwise.models.attention import lock_of
 from turnwise.models.probing import is_out_of_memory
 
 _LOG = logging.getLogger("turnwise")
@@ -79,8 +78,7 @@ class Learner(BaseLearner):
     """Turns batches of episodes into new weights, in place.
 
     `reference` is the model that a KL term compares with, frozen here; where the policy has
-    adapters it is the policy without them, and none need be given. With `workers` each learner has
-    a part of the batch; all make the step of the whole batch and report its metrics.
+    adapters it is the policy without them, and none need be given.
     """
 
     can_retry = True
@@ -156,11 +154,8 @@ class Learner(BaseLearner):
     def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
         """Return Σ_v π(v)² where each policy token was sampled: [B, T]."""
         sums = torch.zeros(batch.input_ids.shape, device=self.model.device)
-
-        def keep(rows: torch.Tensor, values: torch.Tensor) -> None:
+        for rows, values in self._for_each_pack(batch, self.model.sum_pi_squared):
             sums[rows] = values.to(sums.dtype)
-
-        self._for_each_pack(batch, self.model.sum_pi_squared, keep)
         return sums
 
     def _score(
@@ -170,14 +165,11 @@ class Learner(BaseLearner):
         dtype = torch.promote_types(model.policy.dtype, torch.float32)
         log_probs, entropy, values = torch.zeros((3, *shape), device=device, dtype=dtype).unbind()
         last_values = torch.zeros(len(batch), device=device, dtype=dtype)
-
-        def keep(rows: torch.Tensor, outputs: Outputs) -> None:
+        for rows, outputs in self._for_each_pack(batch, model.forward_pack, packs):
             log_probs[rows], entropy[rows] = outputs.log_probs, outputs.entropy
             if outputs.values is not None and outputs.last_values is not None:
                 values[rows] = outputs.values.to(dtype)
                 last_values[rows] = outputs.last_values.to(dtype)
-
-        self._for_each_pack(batch, model.forward_pack, keep, packs)
         if not model.has_critic:
             return Outputs(log_probs, entropy, None, None)
         return Outputs(log_probs, entropy, values, last_values)
@@ -186,19 +178,18 @@ class Learner(BaseLearner):
         self,
         batch: PPOBatch,
         forward: Callable[[torch.Tensor, Pack], T],
-        keep: Callable[[torch.Tensor, T], None],
         packs: Sequence[Pack] | None = None,
-    ) -> None:
-        """Compute the packs, all of the batch by default, and `keep` what each gives its rows."""
+    ) -> list[tuple[torch.Tensor, T]]:
+        """Return the rows of each pack, all of the batch by default, and what is computed there."""
         ids = batch.input_ids.to(self.model.device)
 
-        def compute(packs: Sequence[Pack]) -> None:
-            for pack in self._in_lockstep(packs, forward, batch):
-                keep(pack.rows.to(ids.device), forward(ids, pack))
+        def compute(packs: Sequence[Pack]) -> list[tuple[torch.Tensor, T]]:
+            lockstep = self._in_lockstep(packs, forward, batch)
+            return [(pack.rows.to(ids.device), forward(ids, pack)) for pack in lockstep]
 
         if packs is None:
             packs = self._packs(batch, torch.arange(len(batch)))
-        self._in_packs(batch, packs, compute)
+        return self._in_packs(batch, packs, compute)
 
     # Packs, and the memory for them.
 
@@ -225,17 +216,16 @@ class Learner(BaseLearner):
                 free_memory(model.device) - self.optimizer.bytes_to_come,
                 model.layer_shapes,
                 model.policy.dtype.itemsize,
-                longest=int(batch.attention_mask.sum(1).max()) // model.context.size,
+                longest=int(batch.attention_mask.sum(1).max()) // model.trunk.context.size,
                 checkpointing=model.gradient_checkpointing,
             )
             self._planned_tokens = tokens
             if num_checkpointed and model.gradient_checkpointing is None:
                 model.checkpoint_layers(num_checkpointed)
-                _LOG.info(
-                    "gradient checkpointing of %d layers: the activations of all do not fit into "
-                    "the memory of the GPU",
-                    num_checkpointed,
+                text = (
+                    "gradient checkpointing of %d layers, whose activations do not fit into the GPU"
                 )
+                _LOG.info(text, num_checkpointed)
         return tokens if self._max_tokens is None else min(tokens, self._max_tokens)
 
     def _in_packs(
@@ -256,7 +246,6 @@ class Learner(BaseLearner):
             self.model.checkpoint_layers(None)  # half of an episode cannot be computed
             text += ", with gradient checkpointing"
         _LOG.warning(text, largest.num_tokens, self._max_tokens)
-        self.on_low_memory()
         gc.collect()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -301,13 +290,14 @@ class Learner(BaseLearner):
         elif batch.old_log_probs is None:
             batch.old_log_probs = before
         run.importance_weights = importance_weights(batch, options, num_tokens, run.measured)
-        measure_critic(batch, self.workers, run.metrics)
+        if batch.values is not None and batch.returns is not None:
+            explained = explained_variance(batch.values, batch.returns, batch.response_mask)
+            run.metrics.average({"explained_variance": explained})
         for epoch in range(options.update_epochs):
             minibatches = enumerate(self._minibatches(epoch, batch))
             continues = all(self._learn(run, rows, epoch, number) for number, rows in minibatches)
             if run.first_pass is not None:
-                if not self.workers.splits_batch:
-                    self.workers.all_reduce([run.first_pass])
+                self.workers.all_reduce(run.first_pass)
                 before, run.first_pass = run.first_pass, None
             if not continues:
                 break
@@ -328,7 +318,8 @@ class Learner(BaseLearner):
             return batch.learner_log_probs
         needs_old = batch.old_log_probs is None and not batch.sampler_is_exact
         # A forward without the adapters' dropout, and before the step of another minibatch.
-        needs_forward = self._num_minibatches(len(batch)) > 1 or self._has_dropout
+        is_one_step = (self.options.mini_batch_size or len(batch)) >= len(batch)
+        needs_forward = not is_one_step or self._has_dropout
         if not needs_forward and not (needs_old and self.options.update_epochs > 1):
             return None
         return self.score(batch).log_probs if batch.old_log_probs is None else batch.old_log_probs
@@ -381,10 +372,10 @@ class Learner(BaseLearner):
             self.optimizer.zero_grad()  # also of packs that memory was not enough for
             lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
             for index, pack in enumerate(lockstep):
+                seed = self._seed(epoch, number, index)
                 with ExitStack() as stack:
                     if self._has_dropout:  # an engine may compute with the same adapters
                         stack.enter_context(lock_of(self.model.policy))
-                        seed = self._seed(epoch, number, index)
                         stack.enter_context(adapter_dropout(self.model, seed))
                     self._add_gradient(run, totals, selected, pack, metrics, measured)
             return metrics, measured
@@ -440,8 +431,6 @@ class Learner(BaseLearner):
     def _step(self, minibatch: Metrics, num_tokens: int, metrics: Metrics) -> None:
         """Make one step of the optimiser, unless the loss or the gradient is not finite."""
         loss = minibatch.total("loss").to(self.model.device)
-        if self.workers.num_workers > 1 and self.workers.reduces_gradients:
-            self.optimizer.all_reduce_gradients(self.workers.all_reduce)
         norm = self.workers.global_norm(self.optimizer.gradient_norm())
         # Before the next line, which waits for the device.
         self.optimizer.prepare_step(self.learning_rate)
@@ -462,22 +451,14 @@ class Learner(BaseLearner):
         metrics.average({"grad_norm": norm_value})
         metrics.counts["num_steps"] += 1
 
-    def _num_minibatches(self, num_rows: int) -> int:
-        size = self.options.mini_batch_size or num_rows
-        # A worker with fewer episodes than others takes part in their last steps with none.
-        return int(self.workers.maximum(-(-num_rows // size) if num_rows else 0))
-
     def _minibatches(self, epoch: int, batch: PPOBatch) -> Iterator[torch.Tensor]:
         """Yield the rows of each minibatch; their order depends on seed, update and epoch."""
         size = self.options.mini_batch_size or len(batch)
-        number = self._num_minibatches(len(batch))
-        if size >= len(batch) and number == 1:
+        if size >= len(batch):
             yield torch.arange(len(batch))
             return
         generator = torch.Generator().manual_seed(self._seed(epoch))
-        order = torch.randperm(len(batch), generator=generator)
-        for start in range(0, number * size, size):
-            yield order[start : start + size]
+        yield from torch.split(torch.randperm(len(batch), generator=generator), size)
 
     def _seed(self, *numbers: int) -> int:
         """Return a seed that follows from the update and these numbers."""
@@ -492,9 +473,10 @@ class Learner(BaseLearner):
         rest = {name: local_shard(x.detach()) for name, x in self.state_tensors().items()}
         return LearnerState(local_shards(trained_parameters(self.model)), rest)
 
-    def state_layout(self) -> StateLayout:
+    def state_layout(self) -> LearnerState:
         state = self.state()
-        return StateLayout(layout_of(state.weights), layout_of(state.rest))
+        tensors = (state.weights, state.rest)
+        return LearnerState(*({n: x.to("meta") for n, x in some.items()} for some in tensors))
 
     def state_shards(self) -> Iterator[LearnerState]:
         yield self.state()

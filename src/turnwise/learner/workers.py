@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from turnwise.errors import ConfigError
 
@@ -57,27 +56,18 @@ class Context:
         within[order] = torch.arange(len(at), device=at.device) - starts[owner[order]]
         items = (owner == self.rank).nonzero().squeeze(1)
         missing = at.new_zeros(most - len(items))
-        own = torch.cat([at[items] - self.rank * length, missing])
-        return Selection(self, own, torch.cat([items, missing]), owner * most + within)
+        indices = torch.cat([at[items] - self.rank * length, missing])
+        return Selection(self, indices, torch.cat([items, missing]), owner * most + within)
 
     def to_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """Exchange [1, H, n, D] of this learner's tokens for [1, H / size, N, D] of its heads."""
-        if self.size == 1:
-            return x
-        heads = x[0]
-        if len(heads) < self.size:  # learners share a key head
-            heads = heads.repeat_interleave(self.size // len(heads), 0)
-        # [size, H / size, n, D]
-        by_rank = self._exchange(heads.reshape(self.size, -1, *heads.shape[1:]))
-        return by_rank.transpose(0, 1).flatten(1, 2)[None]
+        """Exchange [H, n, D] of this learner's tokens for [H / size, N, D] of its heads."""
+        if len(x) < self.size:  # learners share a key head
+            x = x.repeat_interleave(self.size // len(x), 0)
+        return self._exchange(x)
 
     def to_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """Exchange [1, N, H / size, D] of this learner's heads for [1, n, H, D] of its tokens."""
-        if self.size == 1:
-            return x
-        # [size, n, H / size, D]
-        by_rank = self._exchange(x[0].reshape(self.size, -1, *x.shape[2:]))
-        return by_rank.transpose(0, 1).flatten(1, 2)[None]
+        """Exchange [N, H / size, D] of this learner's heads for [n, H, D] of its tokens."""
+        return self._exchange(x)
 
     def minimum(self, number: int, device: torch.device) -> int:
         """Return the smallest of the learners' numbers."""
@@ -88,8 +78,12 @@ class Context:
         return int(smallest)
 
     def _exchange(self, x: torch.Tensor) -> torch.Tensor:
-        exchanged: torch.Tensor = _AllToAll.apply(x, self.group)  # type: ignore[no-untyped-call]
-        return exchanged
+        """Divide the first dimension over the learners, and join the second one's parts."""
+        if self.size == 1:
+            return x
+        by_rank = x.reshape(self.size, -1, *x.shape[1:])
+        received: torch.Tensor = _AllToAll.apply(by_rank, self.group)  # type: ignore[no-untyped-call]
+        return received.transpose(0, 1).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -97,25 +91,26 @@ class Selection:
     """R tokens of a pack, of which this learner computes K; others compute the rest."""
 
     context: Context
-    own: torch.Tensor
-    """[K], their places in this learner's slice."""
+    indices: torch.Tensor
+    """[K], their indices in this learner's slice."""
     items: torch.Tensor
     """[K], which of the R they are; not used for one learner."""
-    places: torch.Tensor | None
-    """[R], where each is among all that was gathered; None for one learner."""
+    order: torch.Tensor | None
+    """[R], the index of each among all that was gathered; None for one learner."""
 
     def pick(self, values: torch.Tensor) -> torch.Tensor:
         """Return the K of values that belong to the R tokens."""
-        return values if self.places is None else values[self.items]
+        return values if self.order is None else values[self.items]
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of all R tokens, given those of the K."""
-        if self.places is None or not len(self.places):
+        if self.order is None or not len(self.order):
             return values
-        gathered: torch.Tensor = _Gather.apply(  # type: ignore[no-untyped-call]
-            values, self.context
-        )
-        return gathered[self.places]
+        parts = [torch.empty_like(values) for _ in range(self.context.size)]
+        torch.distributed.all_gather(parts, values.detach().contiguous(), group=self.context.group)
+        # All compute the same loss of it, so that each takes the gradient of its own part.
+        parts[self.context.rank] = values
+        return torch.cat(parts)[self.order]
 
 
 class _AllToAll(torch.autograd.Function):
@@ -124,36 +119,14 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
-        return _all_to_all(x, group)
+        x = x.contiguous()
+        received = torch.empty_like(x)
+        torch.distributed.all_to_all_single(received, x, group=group)
+        return received
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_to_all(gradient, ctx.group), None
-
-
-def _all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
-    x = x.contiguous()
-    received = torch.empty_like(x)
-    torch.distributed.all_to_all_single(received, x, group=group)
-    return received
-
-
-class _Gather(torch.autograd.Function):
-    """Joins [K] of each learner. All compute the same loss of it, so that each takes the gradient
-    of its own part."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, context: Context) -> torch.Tensor:
-        ctx.context = context
-        parts = [torch.empty_like(x) for _ in range(context.size)]
-        torch.distributed.all_gather(parts, x.contiguous(), group=context.group)
-        return torch.cat(parts)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.chunk(ctx.context.size)[ctx.context.rank], None
+        return _AllToAll.apply(gradient, ctx.group), None  # type: ignore[no-untyped-call]
 
 
 class SingleProcess:
@@ -161,10 +134,6 @@ class SingleProcess:
 
     num_workers = 1
     rank = 0
-    reduces_gradients = True
-    """Whether the gradients of several workers are still to be summed after a backward."""
-    splits_batch = False
-    """Whether each worker is given a part of the batch, rather than all of it."""
     context = Context()
     """The processes that split the tokens of each pack, as one worker."""
 
@@ -172,8 +141,8 @@ class SingleProcess:
         """Return the value of each worker, in the order of their ranks. Tensors are on the CPU."""
         return [value]
 
-    def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each tensor by its sum over the workers, in place."""
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by its sum over the workers, in place."""
 
     def maximum(self, number: float) -> float:
         """Return the largest of the workers' numbers."""
@@ -187,51 +156,13 @@ class SingleProcess:
         """Return the sum over the shards of the model, given that of this worker's shard."""
         return number
 
-    def total(self, *numbers: float) -> list[float]:
-        """Return the sum of each number over the workers."""
-        tensor = torch.tensor(numbers, dtype=torch.float64)
-        self.all_reduce([tensor])
-        return [float(x) for x in tensor]
 
-
-class DistributedWorkers(SingleProcess):
-    """The processes of a torch.distributed group, each with a whole copy of the model."""
-
-    splits_batch = True
-
-    def __init__(self, group: Any = None, device: torch.device | None = None) -> None:
-        self._group = group
-        self._device = device or torch.device("cpu")
-        self.num_workers = torch.distributed.get_world_size(group)
-        self.rank = torch.distributed.get_rank(group)
-
-    def gather(self, value: T) -> list[T]:
-        gathered: list[Any] = [None] * self.num_workers
-        torch.distributed.all_gather_object(gathered, value, group=self._group)
-        return gathered
-
-    def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
-        for tensor in tensors:
-            moved = tensor.to(self._device)  # nccl takes tensors on the GPU only
-            torch.distributed.all_reduce(moved, group=self._group)
-            if moved is not tensor:
-                tensor.copy_(moved)
-
-    def maximum(self, number: float) -> float:
-        tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
-        torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group=self._group)
-        return float(tensor)
-
-
-class ShardedWorkers(DistributedWorkers):
+class ShardedWorkers(SingleProcess):
     """All processes of this job, each with a shard of the model: see `sharding`.
 
     Each `context_size` adjacent ones split every pack (`context`), and count as one worker: rows
     are divided, and metrics summed, over the processes that have the same part of their packs.
     """
-
-    reduces_gradients = False
-    splits_batch = False
 
     def __init__(self, device: torch.device, context_size: int = 1) -> None:
         number, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -240,13 +171,31 @@ class ShardedWorkers(DistributedWorkers):
                 f"ray.context_parallel_size got {context_size}, expected a divisor of "
                 f"ray.num_learners, which is {number}"
             )
-        if context_size == 1:
-            super().__init__(device=device)
-            return
-        groups = [range(part, number, context_size) for part in range(context_size)]
-        super().__init__(_group_among(groups), device)
-        groups = [range(n, n + context_size) for n in range(0, number, context_size)]
-        self.context = Context(context_size, rank % context_size, _group_among(groups))
+        self._device, self._group = device, None
+        if context_size > 1:
+            self._group = _group_among(
+                [range(i, number, context_size) for i in range(context_size)]
+            )
+            groups = [range(n, n + context_size) for n in range(0, number, context_size)]
+            self.context = Context(context_size, rank % context_size, _group_among(groups))
+        self.num_workers = torch.distributed.get_world_size(self._group)
+        self.rank = torch.distributed.get_rank(self._group)
+
+    def gather(self, value: T) -> list[T]:
+        gathered: list[Any] = [None] * self.num_workers
+        torch.distributed.all_gather_object(gathered, value, group=self._group)
+        return gathered
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        moved = tensor.to(self._device)  # nccl takes tensors on the GPU only
+        torch.distributed.all_reduce(moved, group=self._group)
+        if moved is not tensor:
+            tensor.copy_(moved)
+
+    def maximum(self, number: float) -> float:
+        tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
+        torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group=self._group)
+        return float(tensor)
 
     def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
         return self.sum_over_shards(norm.square()).sqrt()
@@ -262,10 +211,3 @@ def _group_among(partition: Sequence[Sequence[int]]) -> Any:
     rank = torch.distributed.get_rank()
     groups = [(torch.distributed.new_group(list(ranks)), ranks) for ranks in partition]
     return next(group for group, ranks in groups if rank in ranks)
-
-
-def current_workers(device: torch.device) -> SingleProcess:
-    """Return all processes of this job if there are several, else this one."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return DistributedWorkers(device=device)
-    return SingleProcess()

@@ -12,10 +12,12 @@ another one, unless something else than attention carries it there, such as a co
 recurrent state. To see that, however small its effect is, one token begins as NaN.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -36,8 +38,6 @@ _HARMLESS = {
     "use_cache",
 }
 """Arguments of attention that packed attention need not handle."""
-_NOT_IMPLEMENTED = {"softcap": "soft-capped scores", "s_aux": "sinks"}
-"""What attention may be asked for, in words."""
 _LONGEST = 2**20
 """Positions up to which masks are checked."""
 _NUM_TOKENS = 160
@@ -50,12 +50,8 @@ def configs_of(model: Any) -> list[Any]:
     """Return all configs that modules of a model read."""
     from transformers import PreTrainedConfig
 
-    found = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            found[id(config)] = config
-    return list(found.values())
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(c): c for c in configs if isinstance(c, PreTrainedConfig)}.values())
 
 
 @contextmanager
@@ -71,7 +67,20 @@ def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
-class UnsupportedAttention(ValueError):
+_LOCKS: WeakKeyDictionary[Any, AbstractContextManager[Any]] = WeakKeyDictionary()
+
+
+def lock_of(model: Any) -> AbstractContextManager[Any]:
+    """Return the reentrant lock of a model; that of the model inside peft's wrapper is the same.
+
+    An engine and the learner each replace attention, and the learner also norms and MLPs, while
+    they run a forward. While episodes are played during an update, these must not overlap.
+    """
+    unwrap = getattr(model, "get_base_model", None)
+    return _LOCKS.setdefault(model if unwrap is None else unwrap(), threading.RLock())
+
+
+class UnsupportedAttention(Exception):
     """Why the tokens of a model do not reach each other by packed attention alone."""
 
 
@@ -120,8 +129,6 @@ def probe_attention(model: Any, context_length: int | None = None) -> list[Atten
                 use_cache=False,
                 turnwise_calls=(calls, length),
             ).logits[0]
-    except UnsupportedAttention:
-        raise
     except PROBE_ERRORS as error:
         if is_out_of_memory(error):
             raise
@@ -163,10 +170,7 @@ def _record(
     calls, length = turnwise_calls
     for name, value_asked in asked.items():
         if name not in _HARMLESS and value_asked is not None:
-            what = _NOT_IMPLEMENTED.get(name, f"the argument {name!r}")
-            raise UnsupportedAttention(
-                f"its attention has {what}, which packed attention does not implement"
-            )
+            raise UnsupportedAttention(f"packed attention does not implement {name!r}")
     if asked.get("is_causal") is False or not getattr(module, "is_causal", True):
         raise UnsupportedAttention("its attention is not causal")
     given_window = None if sliding_window is None or sliding_window >= length else sliding_window

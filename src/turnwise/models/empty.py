@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from turnwise.errors import ConfigError
-from turnwise.models.foreign_files import check_model_files
 from turnwise.models.load import model_folder, readable_errors, resolve_device, resolve_dtype
 from turnwise.models.rounding import round_weight, threshold_key
 from turnwise.models.weight_files import NotLoadableInParts, WeightFiles, stored_names
@@ -35,13 +33,12 @@ def load_empty_model(
         raise NotLoadableInParts("tiny has no files")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    place = resolve_device(device)
+    target = resolve_device(device)
     source = model_folder(name_or_path)
     with readable_errors(name_or_path), _parameters_on_meta():
-        check_model_files(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=resolve_dtype(dtype, place), trust_remote_code=trust_remote_code
+            config, dtype=resolve_dtype(dtype, target), trust_remote_code=trust_remote_code
         )
     if getattr(config, "quantization_config", None) is not None:
         raise NotLoadableInParts("its weights are quantised")
@@ -51,19 +48,10 @@ def load_empty_model(
     if keeps_some.get(model.dtype) or len({p.dtype for p in model.parameters()}) > 1:
         raise NotLoadableInParts("some of its weights stay in float32")
     model.weight_files = WeightFiles.find(source)
-    model.weight_device = place
-    parameters = dict(model.named_parameters())
-    for name, stored in stored_names(model).items():
-        got, expected = model.weight_files.shape(stored), tuple(parameters[name].shape)
-        if got != expected:
-            raise ConfigError(
-                f"{model.weight_files.paths[stored]} has {stored} with shape {got}, expected "
-                f"{expected} by the config.json of {name_or_path}. They belong to different models."
-            )
-    buffers = set(model.state_dict()) - {
-        n for n, _ in model.named_parameters(remove_duplicate=False)
-    }
-    if buffers:
+    model.weight_device = target
+    stored_names(model)  # raises if the files lack one
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    if buffers := model.state_dict().keys() - parameters.keys():
         raise NotLoadableInParts(f"it has the buffer {min(buffers)}")
     return model.eval()
 
@@ -75,8 +63,7 @@ def is_empty(model: nn.Module) -> bool:
 
 def device_of(model: Any) -> torch.device:
     """Return the device of a model, or the one that the weights of an empty model belong on."""
-    device: torch.device = model.weight_device if is_empty(model) else model.device
-    return device
+    return torch.device(model.weight_device if is_empty(model) else model.device)
 
 
 def state_values(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

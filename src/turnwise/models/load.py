@@ -13,7 +13,6 @@ import torch
 
 from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean, import_extra
-from turnwise.models.foreign_files import check_model_files
 from turnwise.models.rounding import HALF, round_weight, threshold_key
 from turnwise.models.smollm2 import convert_smollm2
 from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
@@ -46,7 +45,7 @@ def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     try:
         write_folder(folder, fill, check)
     except OSError as error:
-        if not folder.is_dir():  # otherwise another process was first
+        if not folder.is_dir():
             raise ConfigError(
                 f"cannot make the folder {folder}: {error}. "
                 "XDG_CACHE_HOME names another place for caches."
@@ -64,7 +63,7 @@ BUILT_IN: dict[str, Callable[[], Path]] = {
     "tiny": partial(cached_folder, f"tiny-{__version__}-{RECIPE}", _save_tiny),
     "smollm2-135m": partial(cached_folder, "SmolLM2-135M-Instruct-Q4_1", convert_smollm2),
 }
-_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -81,11 +80,11 @@ def load_model(
     `auto` chooses a GPU and bfloat16 if there is one, otherwise the CPU and float32. With
     `load_in_4bit` linear layers have 4-bit weights and compute in that precision (QLoRA).
     """
-    place = resolve_device(device)
-    kind = resolve_dtype(dtype, place)
+    target = resolve_device(device)
+    kind = resolve_dtype(dtype, target)
     if name_or_path == "tiny" and not load_in_4bit:
         made, tokenizer = make_tiny()
-        return LoadedModel(made.to(place, kind), tokenizer)
+        return LoadedModel(made.to(target, kind), tokenizer)
     from transformers import AutoModelForCausalLM
 
     source = model_folder(name_or_path)
@@ -101,14 +100,13 @@ def load_model(
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=kind,
         )
-        options = {"quantization_config": quantization, "device_map": {"": place}}
+        options = {"quantization_config": quantization, "device_map": {"": target}}
     with readable_errors(name_or_path):
-        check_model_files(source)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, trust_remote_code=trust_remote_code, **options
         )
     if not load_in_4bit:
-        _round_from_files(model.to(place), source)
+        _round_from_files(model.to(target), source)
     tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
     return LoadedModel(model.eval(), tokenizer)
 
@@ -136,7 +134,6 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: b
 
     source = model_folder(name_or_path)
     with readable_errors(name_or_path):
-        check_model_files(source)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -150,17 +147,13 @@ def check_tokenizer(tokenizer: Any) -> None:
     A tokenizer with incomplete files does so, although it loads without an error.
     """
     text = "Hello, what is 3 + 4?"
-    ids = tokenizer.encode(text, add_special_tokens=False)
     unknown = getattr(tokenizer, "unk_token_id", None)
-    if any(token != unknown for token in ids):
-        return
-    got = f"{len(ids)} times the unknown token" if ids else "no tokens"
-    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-    raise ConfigError(
-        f"the tokenizer {name} encodes {text!r} to {got}, expected tokens that stand for the text. "
-        "Is its vocabulary there (tokenizer.json, vocab.json, tokenizer.model)? Another one is "
-        "given with tokenizer=..."
-    )
+    if set(tokenizer.encode(text, add_special_tokens=False)) <= {unknown}:
+        raise ConfigError(
+            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')} encodes {text!r} to unknown "
+            "tokens or to none, expected tokens that stand for the text. Is its vocabulary there "
+            "(tokenizer.json, vocab.json, tokenizer.model)? tokenizer=... gives another one."
+        )
 
 
 def model_folder(name_or_path: str | os.PathLike[str]) -> str:
@@ -170,20 +163,15 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> str:
         with without_progress_bars():
             return str(BUILT_IN[name]())
     path = Path(name).expanduser()
-    if path.is_dir():
-        if (path / "config.json").is_file():
-            return str(path)
-        inner = sorted(str(config.parent) for config in path.glob("*/config.json"))
-        fix = f"Did you mean {inner[0]}?" if inner else "save_pretrained writes one."
-        raise ConfigError(f"the folder {path} holds no model: it has no config.json. {fix}")
     if path.exists():
-        raise ConfigError(f"{name} is a file, expected a folder with a model in it")
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path} is no folder with a model in it: it has no config.json")
+        return str(path)
     # `runs/last` could be a hub id, but not if there is a folder `runs`.
     if not _HUB_ID.fullmatch(name) or ("/" in name and path.parent.is_dir()):
         raise ConfigError(
-            f"there is no folder {name}. {did_you_mean(name, BUILT_IN)} "
-            "A model is a built-in name, a folder, or a Hugging Face id such as "
-            "Qwen/Qwen3-0.6B."
+            f"there is no folder {name}. {did_you_mean(name, BUILT_IN)} A model is a built-in "
+            "name, a folder, or a Hugging Face id such as Qwen/Qwen3-0.6B."
         )
     return name
 
@@ -193,30 +181,28 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        target = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(
             f"device got {device!r}, expected auto, cpu, cuda, or cuda:1 and the like"
         ) from error
     num_gpus = torch.cuda.device_count()
-    if place.type == "cuda" and (place.index or 0) >= num_gpus:
+    if target.type == "cuda" and (target.index or 0) >= num_gpus:
         raise ConfigError(
-            f"device got {str(place)!r}, and torch {torch.__version__} sees {num_gpus} GPUs. "
+            f"device got {str(target)!r}, and torch {torch.__version__} sees {num_gpus} GPUs. "
             "Take device='auto' or 'cpu', or install a torch that was built for this GPU."
         )
-    return place
+    return target
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """Return the precision of a setting; `auto` depends on the device."""
-    if dtype == "auto":
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype got {dtype!r}, expected auto, {', '.join(_DTYPES)}")
-    kind: torch.dtype = _DTYPES[dtype]
-    return kind
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype got {name!r}, expected auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
 
 
 @contextmanager
@@ -242,41 +228,19 @@ def readable_errors(name: str | os.PathLike[str]) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # transformers may raise anything
-        raise ConfigError(_explain(str(name), error)) from error
-
-
-def _explain(name: str, error: Exception) -> str:
-    if "trust_remote_code" in str(error):
-        return (
-            f"{name} comes with Python code of its own, which would be run. "
-            "If you trust it, pass trust_remote_code=True, or --trust-remote-code to a command."
-        )
-    if Path(name).expanduser().is_dir() or name in BUILT_IN:
-        return f"cannot load the model in {name}: {_first_line(error)}"
-    from huggingface_hub import errors
-
-    causes = []
-    cause: BaseException | None = error
-    while cause is not None:
-        causes.append(type(cause))
-        cause = cause.__cause__ or cause.__context__
-    missing = f"there is no folder {name}, and "
-    near = did_you_mean(name, BUILT_IN)
-    if errors.GatedRepoError in causes:
-        return (
-            f"{name} is on the Hugging Face hub for those who were given access. Ask for it on "
-            "its page, then log in with `hf auth login`."
-        )
-    if errors.RepositoryNotFoundError in causes:
-        return f"{missing}no such model on the Hugging Face hub. {near}"
-    if errors.LocalEntryNotFoundError in causes or errors.OfflineModeIsEnabled in causes:
-        return (
-            f"{missing}the Hugging Face hub cannot be reached. A folder, or a built-in name, "
-            f"works offline. {near}"
-        )
-    return f"cannot load {name} from the Hugging Face hub: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{lines[0]} ({type(error).__name__})" if lines else type(error).__name__
+        first_line = str(error).strip().partition("\n")[0]
+        reason = f"{first_line} ({type(error).__name__})"
+        if "trust_remote_code" in str(error):
+            text = (
+                f"{name} comes with Python code of its own, which would be run. If you trust it, "
+                "pass trust_remote_code=True, or --trust-remote-code to a command."
+            )
+        elif Path(name).expanduser().is_dir() or name in BUILT_IN:
+            text = f"cannot load the model in {name}: {reason}"
+        else:
+            text = (
+                f"there is no folder {name}, and the Hugging Face hub gave no such model: "
+                f"{reason}. A gated model needs `hf auth login`; a folder, or a built-in name, "
+                f"works offline. {did_you_mean(str(name), BUILT_IN)}"
+            )
+        raise ConfigError(text) from error

@@ -1,26 +1,13 @@
 """What engines and learners need to find out whether they can compute with a model."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from turnwise.errors import TurnwiseError
 
-PROBE_ERRORS = (
-    NotImplementedError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    RuntimeError,
-)
+PROBE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
 """What a forward may raise that a model does not support; see `is_out_of_memory`."""
-
-_PROBE_WINDOW = 3
-"""The sliding window while a model is probed: shorter than the episodes of the probe."""
 
 
 class UnsupportedModel(TurnwiseError, TypeError):
@@ -36,40 +23,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
     )
-
-
-def relative_gap(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference between logits, relative to the largest logit."""
-    got, expected = got.float(), expected.float()
-    return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
-
-
-def largest_gap(dtype: torch.dtype) -> float:
-    """Return the relative gap up to which two forwards differ by rounding alone."""
-    return 1e-3 if dtype in (torch.float32, torch.float64) else 0.1
-
-
-@contextmanager
-def short_windows(model: Any, configs: list[Any]) -> Iterator[None]:
-    """Set every sliding window and attention chunk to `_PROBE_WINDOW` tokens inside the block.
-
-    A few tokens then reach past it, and show whether a forward respects it. Some layers read it
-    from their config, some from themselves.
-    """
-    names = ("sliding_window", "attention_chunk_size")
-    found = [
-        (holder, name, vars(holder)[name])
-        for holder in (*configs, *model.modules())
-        for name in names
-        if type(vars(holder).get(name)) is int
-    ]
-    try:
-        for holder, name, _ in found:
-            setattr(holder, name, _PROBE_WINDOW)
-        yield
-    finally:
-        for holder, name, value in found:
-            setattr(holder, name, value)
 
 
 def rotary_limit(config: Any) -> int | None:

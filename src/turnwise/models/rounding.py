@@ -61,7 +61,17 @@ def round_weight(
         chunk = flat[start : start + _CHUNK].to(device)
         index = torch.arange(first + start, first + start + len(chunk), device=device)
         hashes = _hash(index.int(), key)
-        target[start : start + _CHUNK] = _round_chunk(chunk, hashes, dtype)
+        if dtype == torch.bfloat16:
+            # The upper half of a float32 is a bfloat16: adding a threshold carries into it.
+            bits = chunk.view(torch.int32) + ((hashes >> 16) & 0xFFFF)
+            cut = (bits & ~0xFFFF).view(torch.float32)
+        else:
+            # float16 has at least 13 bits less; its smallest numbers get there by an offset.
+            size = chunk.abs()
+            offset = torch.where(size < FLOAT16_TINY, FLOAT16_TINY, 0.0)
+            bits = (size + offset).view(torch.int32) + ((hashes >> 19) & 0x1FFF)
+            cut = ((bits & ~0x1FFF).view(torch.float32) - offset).copysign(chunk)
+        target[start : start + _CHUNK] = cut.to(dtype)
     return rounded
 
 
@@ -102,15 +112,3 @@ def _hash(index: torch.Tensor, key: int) -> torch.Tensor:
     x *= _MULTIPLIERS[1]
     x ^= (x >> 16) & 0xFFFF
     return x
-
-
-def _round_chunk(values: torch.Tensor, hashes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if dtype == torch.bfloat16:
-        # The upper half of a float32 is a bfloat16: adding a threshold carries into it.
-        bits = values.view(torch.int32) + ((hashes >> 16) & 0xFFFF)
-        return (bits & ~0xFFFF).view(torch.float32).to(dtype)
-    # float16 has 13 bits less than float32, at least; its smallest numbers get there by an offset.
-    size = values.abs()
-    offset = torch.where(size < FLOAT16_TINY, FLOAT16_TINY, 0.0)
-    bits = (size + offset).view(torch.int32) + ((hashes >> 19) & 0x1FFF)
-    return ((bits & ~0x1FFF).view(torch.float32) - offset).copysign(values).to(dtype)

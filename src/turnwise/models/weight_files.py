@@ -45,21 +45,14 @@ class WeightFiles:
         weight_map: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
         files, _ = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
         paths = {path.name: path for path in map(Path, files)}
-        for name, path in paths.items():
-            if not path.is_file():
-                raise ConfigError(
-                    f"{source} has no file {name}, in which {_INDEX} says that weights are. Copy "
-                    "it there, or download the model again."
-                )
+        for path in paths.values():
+            with _opened(path):  # a file that is missing or cut off is named at once
+                pass
         return cls({name: paths[file] for name, file in weight_map.items()})
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        with _opened(self.paths[name], name) as file:
-            return tuple(file.get_slice(name).get_shape())
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, in the precision of the file."""
-        with _opened(self.paths[name], name) as file:
+        with _opened(self.paths[name]) as file:
             rows: torch.Tensor = file.get_slice(name)[start:stop]
             return rows.clone()  # not the file's own memory
 
@@ -103,16 +96,12 @@ def read_wide(model: Any) -> dict[str, Callable[[int, int], torch.Tensor]]:
     }
 
 
-def _opened(path: Path, name: str | None = None) -> Any:
+def _opened(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        file: Any = safe_open(path, framework="pt")
-        if name is not None:
-            file.get_slice(name)
-    except SafetensorError as error:
-        what = f"the weight {name} of " if name else ""
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
         raise ConfigError(
-            f"cannot read {what}{path}: {error}. Is the file complete? Download the model again."
+            f"cannot read {path}: {error}. Is the file complete? Download the model again."
         ) from error
-    return file

@@ -1,8 +1,7 @@
-"""The display of a running training: live in a terminal, updated in a notebook, lines elsewhere."""
+"""The display of a running training: live in a terminal, lines elsewhere."""
 
 import multiprocessing
 import os
-import sys
 import threading
 
 from turnwise.progress.lines import JsonReporter, LegibleConsole, LineReporter
@@ -10,15 +9,13 @@ from turnwise.progress.lines import JsonReporter, LegibleConsole, LineReporter
 
 def make_reporter(*, plain: bool = False, as_json: bool = False) -> LineReporter:
     """Return a display for the standard output; leaving its context restores the terminal."""
-    from turnwise.progress.live import LiveReporter, NotebookReporter, is_notebook
+    from turnwise.progress.live import LiveReporter
 
     if as_json:
         return JsonReporter()
     is_main = threading.current_thread() is threading.main_thread()
     if plain or not is_main:  # several threads may train at once: only lines can share a terminal
         return LineReporter()
-    if is_notebook():
-        return NotebookReporter()
     console = LegibleConsole(highlight=False, markup=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:
         return LineReporter()
@@ -26,10 +23,5 @@ def make_reporter(*, plain: bool = False, as_json: bool = False) -> LineReporter
 
 
 def is_worker() -> bool:
-    """Return whether this process is a worker of multiprocessing, of torchrun or of Ray."""
-    if multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0":
-        return True
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return False
-    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+    """Return whether this process is a worker of multiprocessing or of torchrun."""
+    return multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0"

@@ -11,10 +11,10 @@ import logging
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console
@@ -66,7 +66,6 @@ class RunState:
     def __post_init__(self) -> None:
         self._started = self.clock()
         self._ended: float | None = None
-        self._step_ends: deque[float] = deque(maxlen=NUM_STEPS_OF_PACE + 1)
 
     def begin(self, run: RunInfo) -> None:
         self._started = self.clock()
@@ -77,7 +76,6 @@ class RunState:
     def step(self, metrics: Mapping[str, float]) -> None:
         self.history.append(dict(metrics))
         self.now = None
-        self._step_ends.append(self.clock())
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.now = (one_line(what), done, total)
@@ -87,13 +85,6 @@ class RunState:
         # The error that follows has the reason.
         self.outcome = one_line(outcome.partition(":")[0])
         self._ended = self.clock()
-
-    @property
-    def opening(self) -> list[str]:
-        """The lines at the beginning of the run."""
-        run = self.run
-        what = f"training {run.model} on {run.environment}, {count(run.num_steps, 'step')}"
-        return [one_line(f"run folder {run.folder}"), one_line(what)]
 
     @property
     def elapsed(self) -> float:
@@ -108,16 +99,11 @@ class RunState:
     @property
     def seconds_left(self) -> float | None:
         """The estimated remaining seconds; None before the first step is finished."""
-        if not self._step_ends:
+        latest = [m for m in self.history[-NUM_STEPS_OF_PACE:] if "time/step" in m]
+        if not latest:
             return None
-        num_timed = len(self._step_ends) - 1
-        pace = self.history[-1].get("time/step")
-        if num_timed:
-            pace = (self._step_ends[-1] - self._step_ends[0]) / num_timed
-        if pace is None:
-            return None
-        since = self.clock() - self._step_ends[-1]
-        return max((self.run.num_steps - self.step_number) * pace - since, 0.0)
+        pace = fmean(m["time/step"] + m.get("time/evaluate", 0.0) for m in latest)
+        return (self.run.num_steps - self.step_number) * pace
 
     def values(self, name: str) -> list[float]:
         """Return a metric of every step that has it."""
@@ -159,14 +145,12 @@ def one_line(text: str) -> str:
 def brief(value: float) -> str:
     """Return a number in at most seven characters."""
     size = abs(value)
-    if size == 0:
-        return "0"
     if size >= 1e7:
         return f"{value:.1e}"
     for least, digits in ((100, 0), (10, 1), (0.1, 2), (0.001, 3)):
         if size >= least:
             return f"{value:,.{digits}f}"
-    return f"{value:.0e}"
+    return f"{value:.0e}" if value else "0"
 
 
 def clock_time(seconds: float) -> str:
@@ -210,8 +194,9 @@ class LineReporter:
 
     def begin(self, run: RunInfo) -> None:
         self.state.begin(run)
-        for line in self.state.opening:
-            self._print(line)
+        self._print(one_line(f"run folder {run.folder}"))
+        steps = count(run.num_steps, "step")
+        self._print(one_line(f"training {run.model} on {run.environment}, {steps}"))
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self.state.step(metrics)
@@ -221,7 +206,6 @@ class LineReporter:
         self._write(as_block(text))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Report the progress of a phase of a step."""
         self.state.progress(what, done, total)
         if self.state.clock() - self._last_line >= SECONDS_BETWEEN_PROGRESS_LINES:
             self._print(f"  {one_line(what)} {done:,}/{total:,}")
@@ -257,12 +241,9 @@ class LogReporter(LineReporter):
 class JsonReporter(LineReporter):
     """Prints each step's metrics as a line of JSON to one stream, and messages to the other."""
 
-    def __init__(self, stream: TextIO | None = None, messages: TextIO | None = None) -> None:
-        super().__init__(messages or sys.stderr)
-        self._metrics = LastingStream(stream or sys.stdout)
-
-    def begin(self, run: RunInfo) -> None:
-        self._write(f"run folder {one_line(str(run.folder))}")
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._metrics = LastingStream(sys.stdout)
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self._metrics.write(f"{json.dumps(dict(metrics))}\n")
@@ -270,13 +251,8 @@ class JsonReporter(LineReporter):
     def progress(self, what: str, done: int, total: int) -> None:
         """Not reported: the messages are few."""
 
-    def end(self, outcome: str) -> None:
-        self._write(one_line(outcome.partition(":")[0]))
-
 
 class _WarningHandler(logging.Handler):
-    """Passes the warnings of turnwise to a display instead of the standard error."""
-
     def __init__(self, display: LineReporter) -> None:
         super().__init__(logging.WARNING)
         self._display = display
@@ -311,9 +287,8 @@ class LegibleConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            text, style, control = segment
-            yield segment if control else Segment(legible(text), style)
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else legible(text), style, control)
 
 
 class LastingStream:
@@ -321,22 +296,8 @@ class LastingStream:
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._waiting: list[str] = []
-        self._is_writing = False
 
     def write(self, text: str) -> int:
-        # A signal handler may report while a line is being written, which a stream refuses.
-        self._waiting.append(text)
-        if not self._is_writing:
-            self._is_writing = True
-            try:
-                while self._waiting:
-                    self._write(self._waiting.pop(0))
-            finally:
-                self._is_writing = False
-        return len(text)
-
-    def _write(self, text: str) -> None:
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -346,9 +307,7 @@ class LastingStream:
             # Discard the stream's buffer, which would fail once more when Python exits.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
-    def flush(self) -> None:
-        """Do nothing: what is written is flushed at once."""
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

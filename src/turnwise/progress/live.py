@@ -1,20 +1,14 @@
-"""The picture of a run: redrawn in place in a terminal by rich, updated in the cell of a notebook.
+"""The picture of a run, redrawn in place in a terminal by rich.
 
-While it is shown, no other thread writes to the terminal: messages and other output (an
-environment's `print`, a library's warning, a log record) are queued, and printed above the display
-with the next refresh. So a signal handler may report, too.
+While it is shown, rich prints messages and other output (an environment's `print`, a library's
+warning, a log record) above it.
 """
 
-import importlib
-import io
 import sys
-import threading
-from collections import deque
 from collections.abc import Sequence
-from html import escape
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -26,7 +20,6 @@ from rich.text import Text
 
 from turnwise.progress.lines import (
     LastingStream,
-    LegibleConsole,
     LineReporter,
     RunInfo,
     RunState,
@@ -151,63 +144,33 @@ def _curve(name: str, values: Sequence[float], width: int, blocks: str) -> Text:
     return Text("\n").join(lines)
 
 
-class _QueueLive(Live):
-    """Prints what waits in a queue above the display with each refresh."""
-
-    def __init__(self, queue: deque[Text], console: Console) -> None:
-        super().__init__(
-            Spinner("dots", "setting up"),
-            console=console,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            transient=True,  # a display without a run is removed
-        )
-        self._queue = queue
-
-    def refresh(self) -> None:
-        while self._queue:
-            self.console.print(self._queue.popleft())
-        super().refresh()
-
-
 class LiveReporter(LineReporter):
     """Records events; the refreshing thread of rich draws them."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        # Fixed now: `sys.stdout` is replaced below by the stream that prints above the display.
+        # Fixed now: rich replaces `sys.stdout` by what prints above the display.
         self.console.file = LastingStream(console.file)  # type: ignore[assignment]
-        self._above: deque[Text] = deque()
-        self._live = _QueueLive(self._above, console)
+        # Transient: a display without a run is removed.
+        self._live = Live(Spinner("dots", "setting up"), console=console, transient=True)
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._before = sys.stdout, sys.stderr
-        streams = out, err = [QueuedStream(stream, self._above) for stream in self._before]
-        self._streams = streams
         # A handler keeps the stream that it was created with, and would write into the display.
         self._moved = [(handler, handler.stream) for handler in self._printing]
-        for handler, stream in self._moved:
-            handler.setStream(out if stream in (sys.__stdout__, sys.stdout) else err)
-        sys.stdout, sys.stderr = out, err
         self._live.start(refresh=True)
+        for handler, stream in self._moved:
+            is_error = stream in (sys.__stderr__, getattr(sys.stderr, "rich_proxied_file", None))
+            handler.setStream(sys.stderr if is_error else sys.stdout)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._live.is_started:
-            return
-        for stream in self._streams:
-            stream.close_lines()
-        for handler, before in self._moved:
-            handler.setStream(before)
-        # Streams that others have set since (pytest, contextlib.redirect_stdout) stay.
-        if sys.stdout is self._streams[0]:
-            sys.stdout = self._before[0]
-        if sys.stderr is self._streams[1]:
-            sys.stderr = self._before[1]
-        self._live.stop()
-        super().__exit__()
+        if self._live.is_started:
+            for handler, before in self._moved:
+                handler.setStream(before)
+            self._live.stop()
+            super().__exit__()
 
     def begin(self, run: RunInfo) -> None:
         super().begin(run)
@@ -217,9 +180,7 @@ class LiveReporter(LineReporter):
     def say(self, text: str) -> None:
         line = Text(as_block(text))
         line.highlight_words(["doctor:"], "bold yellow")
-        self._above.append(line)
-        if not self._live.is_started:
-            self.console.print(self._above.popleft())
+        self.console.print(line)
 
     def end(self, outcome: str) -> None:
         """Stop refreshing; the last state stays on the screen."""
@@ -228,119 +189,3 @@ class LiveReporter(LineReporter):
 
     def _print(self, line: str) -> None:
         """Do nothing: the picture shows it."""
-
-
-class QueuedStream:
-    """Wraps a stream, and queues whole lines to be printed above the display."""
-
-    def __init__(self, stream: Any, queue: deque[Text]) -> None:
-        self._stream = stream
-        self._queue = queue
-        self._begun: dict[int, str] = {}
-        """The unfinished line of each thread."""
-
-    def write(self, text: str) -> int:
-        thread = threading.get_ident()
-        *lines, begun = (self._begun.pop(thread, "") + text).split("\n")
-        for line in lines:
-            self._add(line)
-        if begun:
-            self._begun[thread] = begun
-        return len(text)
-
-    def _add(self, line: str) -> None:
-        # As a terminal shows it: with colours, and only what follows the last return.
-        self._queue.append(Text.from_ansi(line.rstrip("\r").rpartition("\r")[2]))
-
-    def flush(self) -> None:
-        """Do nothing: a line is printed when it is complete."""
-
-    def close_lines(self) -> None:
-        """Queue the unfinished lines as well."""
-        while self._begun:
-            self._add(self._begun.popitem()[1])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-# ---- notebooks ----
-
-SECONDS_BETWEEN_UPDATES = 0.5
-NUM_LINES = 20
-_STYLE = "margin:0;line-height:1.2;white-space:pre"
-
-
-def is_notebook() -> bool:
-    """Whether the code runs in the kernel of a notebook (Jupyter, VS Code, Colab)."""
-    ipython = sys.modules.get("IPython")  # imported by every kernel
-    shell = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None
-
-
-class NotebookReporter(LineReporter):
-    """Shows the picture of a terminal and the messages as HTML, and lines where there is no HTML.
-
-    What is said is recorded, which is safe in a signal handler; the next update shows it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(io.StringIO())
-        self._lines: deque[str] = deque(maxlen=NUM_LINES)
-        self._messages: deque[str] = deque(maxlen=NUM_LINES)
-        self._handle: Any = None
-        self._shown = -SECONDS_BETWEEN_UPDATES
-        self._lock = threading.Lock()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._update()
-
-    def begin(self, run: RunInfo) -> None:
-        self.state.begin(run)
-        self._update()
-
-    def say(self, text: str) -> None:
-        super().say(text)
-        self._messages.append(self._lines[-1])
-        if self.state.outcome is not None:
-            self._update()
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self.state.progress(what, done, total)
-        if self.state.clock() - self._shown >= SECONDS_BETWEEN_UPDATES:
-            self._update()
-
-    def end(self, outcome: str) -> None:
-        super().end(outcome)
-        self._update()
-
-    def _write(self, text: str) -> None:
-        self._lines.append(text)
-
-    def _update(self) -> None:
-        """Show the current state. Episodes report from a thread of their own."""
-        has_begun = self.state.run.num_steps > 0
-        if not (has_begun or self._lines) or not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._shown = self.state.clock()
-            opening = self.state.opening if has_begun else []
-            # Without scripts, and all text is escaped.
-            console = LegibleConsole(record=True, file=io.StringIO(), width=MOST_COLUMNS, height=30)
-            if has_begun:
-                console.print(RunView(self.state))
-            code = f'<pre style="{_STYLE}">{{code}}</pre>'
-            picture = console.export_html(code_format=code, inline_styles=True)
-            said = escape("\n".join(self._messages))
-            bundle = {
-                "text/plain": "\n".join([*opening, *self._lines]),
-                "text/html": f'{picture}<pre style="{_STYLE}-wrap">{said}</pre>',
-            }
-            if self._handle is None:
-                show: Any = importlib.import_module("IPython.display").display
-                self._handle = show(bundle, raw=True, display_id=True)
-            else:
-                self._handle.update(bundle, raw=True)
-        finally:
-            self._lock.release()

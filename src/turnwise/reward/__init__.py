@@ -8,7 +8,6 @@ from turnwise.reward.function import (
     compute_reward,
     compute_reward_async,
     score_trajectories,
-    score_trajectories_async,
 )
 from turnwise.reward.judge import LLMJudge, openai_complete
 from turnwise.reward.manager import RewardManager, RewardWeights
@@ -29,5 +28,4 @@ __all__ = [
     "compute_reward_async",
     "openai_complete",
     "score_trajectories",
-    "score_trajectories_async",
 ]

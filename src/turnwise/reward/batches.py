@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections import UserDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from turnwise.deadlines import run_sync
 from turnwise.errors import ConfigError
+from turnwise.reward.function import RewardFn, compute_reward_async
 from turnwise.reward.result import as_plain
 from turnwise.types import Trajectory
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
-
-_LOG = logging.getLogger("turnwise")
-_DEFAULT_TOKENIZER = "tiny"
 
 
 class Columns(UserDict[str, Any]):
@@ -106,69 +103,72 @@ def carried_trajectories(data: Any) -> list[Trajectory] | None:
     return None if trajectories is None else [Trajectory.of(one) for one in trajectories]
 
 
-def response_texts(data: Any, tokenizer: Any = None) -> list[str]:
+def score_responses(
+    make: Callable[[], BaseEnvironment], data: Any, tokenizer: Any, reward_fn: RewardFn | None
+) -> list[float]:
+    """Scores each response of a batch as the first action of an episode of its own."""
+    texts = _response_texts(data, tokenizer)
+    starts = _objects(data).get("extra_info", [None] * len(texts))
+    return [
+        run_sync(_score_response(make, action, start or {}, reward_fn))
+        for action, start in zip(texts, starts, strict=True)
+    ]
+
+
+async def _score_response(
+    make: Callable[[], BaseEnvironment],
+    action: str,
+    start: Mapping[str, Any],
+    reward_fn: RewardFn | None,
+) -> float:
+    """Takes one action in a fresh environment; `start` has its `seed` and `task`."""
+    from turnwise.env import reset_environment, step_environment
+
+    environment = make()
+    try:
+        seed, environment.task = start.get("seed"), start.get("task")
+        first = await reset_environment(environment, seed)
+        state = environment.get_state_description()
+        step = await step_environment(environment, action)
+        trajectory = Trajectory(
+            [state],
+            [action],
+            [step.reward],
+            [step.done],
+            [step.info],
+            [step.observation],
+            prompts=[environment.get_prompt_prefix(), first],
+            seed=seed,
+            task=environment.task,
+        )
+        return (await compute_reward_async(trajectory, environment, reward_fn)).total
+    finally:
+        environment.close()
+
+
+def _response_texts(data: Any, tokenizer: Any) -> list[str]:
     """Returns the responses of a batch as texts.
 
-    They are texts already, or token ids [B, T], which the tokenizer decodes; the default is that of
-    the built-in model, if all ids are in its vocabulary. The last columns of `attention_mask`, if
-    the batch has it, tell tokens from padding.
+    They are texts already, or token ids [B, T], which the tokenizer decodes. The last columns of
+    `attention_mask`, if the batch has it, tell tokens from padding.
     """
     texts = _objects(data).get("response_texts")
     responses = data.batch["responses"] if texts is None else texts
     if all(isinstance(response, str) for response in responses):
         return list(responses)
-    rows: list[list[int]] = [list(as_plain(row)) for row in responses]
+    if tokenizer is None:
+        raise ConfigError(
+            "the responses are token ids, and there is no tokenizer to decode them. "
+            "Pass tokenizer=, or a batch whose responses are texts."
+        )
+    rows: list[list[int]] = [as_plain(row) for row in responses]
     if _has(data.batch, "attention_mask"):
-        masks = [list(as_plain(row)) for row in data.batch["attention_mask"]]
+        masks = [as_plain(row) for row in data.batch["attention_mask"]]
         rows = [
             [token for token, seen in zip(row, mask[len(mask) - len(row) :], strict=True) if seen]
             for row, mask in zip(rows, masks, strict=True)
         ]
-    if tokenizer is None:
-        tokenizer = _default_tokenizer(rows)
     return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
-
-
-def starts(data: Any, num_rows: int) -> list[Mapping[str, Any]]:
-    """Returns the `seed` and `task` of each row's episode, from the column `extra_info`."""
-    given = _objects(data).get("extra_info")
-    return [{}] * num_rows if given is None else [row or {} for row in given]
-
-
-@asynccontextmanager
-async def play_response(
-    make: Callable[[], BaseEnvironment], action: str, start: Mapping[str, Any]
-) -> AsyncIterator[tuple[Trajectory, BaseEnvironment]]:
-    """Takes one action in a fresh environment, which stays open for the scoring."""
-    from turnwise.env import reset_environment, step_environment
-
-    environment = make()
-    try:
-        seed, task = start.get("seed"), start.get("task")
-        environment.task = task
-        first = await reset_environment(environment, seed)
-        state = environment.get_state_description()
-        step = await step_environment(environment, action)
-        trajectory = Trajectory(
-            [state], [action], [step.reward], [step.done], [step.info], [step.observation]
-        )
-        trajectory.prompts = [environment.get_prompt_prefix(), first]
-        trajectory.seed, trajectory.task = seed, task
-        yield trajectory, environment
-    finally:
-        environment.close()
-
-
-async def play_responses(
-    make: Callable[[], BaseEnvironment], data: Any, tokenizer: Any
-) -> list[Trajectory]:
-    """Plays each response as the first action of an episode of its own."""
-    texts = response_texts(data, tokenizer)
-    trajectories = []
-    for action, start in zip(texts, starts(data, len(texts)), strict=True):
-        async with play_response(make, action, start) as (trajectory, _):
-            trajectories.append(trajectory)
-    return trajectories
 
 
 def _objects(data: Any) -> Mapping[str, Any]:
@@ -177,21 +177,3 @@ def _objects(data: Any) -> Mapping[str, Any]:
 
 def _has(columns: Any, name: str) -> bool:
     return hasattr(columns, "keys") and name in columns.keys()  # noqa: SIM118 - a TensorDict's too
-
-
-def _default_tokenizer(rows: Sequence[Sequence[int]]) -> Any:
-    from turnwise.models import load_tokenizer  # imports torch
-
-    tokenizer = load_tokenizer(_DEFAULT_TOKENIZER)
-    largest = max((max(row, default=0) for row in rows), default=0)
-    if largest >= len(tokenizer):
-        raise ConfigError(
-            f"the responses are token ids up to {largest}, and there is no tokenizer to decode "
-            "them. Pass tokenizer=, or a batch whose responses are texts."
-        )
-    _LOG.warning(
-        "No tokenizer was given: responses are decoded with that of the built-in model %r. "
-        "Pass tokenizer= for another.",
-        _DEFAULT_TOKENIZER,
-    )
-    return tokenizer

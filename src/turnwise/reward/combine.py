@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.config import RewardItem
 from turnwise.errors import ConfigError, RewardError
-from turnwise.reward.function import RewardFn, RewardFunction, of_one_episode
+from turnwise.reward.function import RewardFn, RewardFunction, single_episode_function
 from turnwise.reward.result import Reward, add_rewards, count_turns
 from turnwise.types import Trajectory
 from turnwise.user_code import import_object
@@ -36,7 +36,18 @@ class WeightedReward:
                 "WeightedReward takes named parts, each a (function, weight): "
                 "WeightedReward({'rule': (rule, 1.0), 'judge': (judge, 0.5)})"
             )
-        self._parts = {name: _read_part(name, part) for name, part in parts.items()}
+        self._parts: dict[str, tuple[RewardFunction, float]] = {}
+        for name, part in parts.items():
+            if not isinstance(part, tuple | list) or len(part) != 2:
+                raise ConfigError(
+                    f"part {name!r} of a WeightedReward must be a (function, weight), got {part!r}"
+                )
+            function, weight = part
+            if not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise ConfigError(
+                    f"the weight of part {name!r} must be a finite number, got {weight!r}"
+                )
+            self._parts[name] = (single_episode_function(function), float(weight))
 
     @property
     def functions(self) -> dict[str, tuple[RewardFn, float]]:
@@ -58,17 +69,6 @@ class WeightedReward:
                 raise outcome
             named[name] = (outcome, weight)
         return add_rewards(named, count_turns(trajectory))
-
-
-def _read_part(name: str, part: object) -> tuple[RewardFunction, float]:
-    if not isinstance(part, tuple | list) or len(part) != 2:
-        raise ConfigError(
-            f"part {name!r} of a WeightedReward must be a (function, weight), got {part!r}"
-        )
-    function, weight = part
-    if not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise ConfigError(f"the weight of part {name!r} must be a finite number, got {weight!r}")
-    return of_one_episode(function), float(weight)
 
 
 def reward_by_name(setting: str | Sequence[RewardItem] | None) -> RewardFn | None:

@@ -8,20 +8,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from turnwise.deadlines import call_with_deadline, is_async, is_interrupt, run_sync
+from turnwise.deadlines import call_with_deadline, is_async, run_sync
 from turnwise.errors import (
     ConfigError,
     DeadlineExceeded,
     RewardError,
     TurnwiseError,
     describe_error,
-    error_message,
 )
 from turnwise.reward.result import Reward, RewardFailure, RewardOutcome, count_turns, read_reward
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
@@ -35,19 +31,11 @@ RewardFn: TypeAlias = Callable[..., Any]
 
 It returns a float, one float per turn, or a dict of named parts that are either.
 """
-
-EnvironmentArgument: TypeAlias = Literal["second", "keyword", "none"]
+TrajectoryBatch: TypeAlias = RolloutData | Iterable[Trajectory | Mapping[str, Any]]
 
 BATCH_TYPES = ("DataProto", "RewardBatch")
 """A function whose first argument is annotated as one of these scores a whole batch."""
 DEFAULT_CONCURRENCY = 16
-PATIENCE_SECONDS = 5.0
-"""A call that takes longer no longer blocks the others."""
-
-_LOG = logging.getLogger("turnwise")
-
-
-TrajectoryBatch: TypeAlias = RolloutData | Iterable[Trajectory | Mapping[str, Any]]
 
 
 def step_rewards(trajectory: Trajectory) -> list[float]:
@@ -55,41 +43,26 @@ def step_rewards(trajectory: Trajectory) -> list[float]:
     return trajectory.rewards
 
 
-@dataclass(frozen=True)
 class RewardFunction:
-    """A reward function, and how it is called."""
+    """A reward function, and how it is called; None is the sum of the step rewards."""
 
-    function: RewardFn
-    name: str
-    """Its name in errors."""
-    environment_argument: EnvironmentArgument
-    """How it takes the environment."""
-
-    @classmethod
-    def of(cls, function: RewardFn | None) -> RewardFunction:
-        """Reads the signature of a function; None is the sum of the step rewards."""
+    def __init__(self, function: RewardFn | None) -> None:
         if function is None:
             function = step_rewards
-        if isinstance(function, type):
-            raise ConfigError(
-                f"reward_fn is the class {function.__name__}. Pass an object of it: "
-                f"reward_fn={function.__name__}(...)"
-            )
-        if not callable(function):
+        if isinstance(function, type) or not callable(function):
             raise ConfigError(
                 f"reward_fn got {function!r:.80}, expected a function of (trajectory) or "
-                "(trajectory, environment). Pass the function itself; one that is named by text is "
-                "the setting reward: path.py:function."
+                "(trajectory, environment), or an object that is called like one. A function that "
+                "is named by text is the setting reward: path.py:function."
             )
         inner: Any = function
         while isinstance(inner, functools.partial):
             inner = inner.func
         name = getattr(inner, "__qualname__", type(inner).__name__).rpartition("<locals>.")[2]
-        return cls(function, name, _environment_argument(function, name))
-
-    @property
-    def is_async(self) -> bool:
-        return is_async(self.function)
+        self.function: RewardFn = function
+        self.name: str = name
+        """Its name in errors."""
+        self._environment_argument = _environment_argument(function, name)
 
     async def score(
         self,
@@ -97,72 +70,61 @@ class RewardFunction:
         environment: BaseEnvironment | None,
         *,
         timeout: float | None = None,
-        inline: bool = False,
     ) -> Reward:
         """Returns the reward of one episode; raises `RewardError` for anything that is no reward.
 
-        A synchronous function runs in a thread of its own, so that one that hangs can be abandoned;
-        `inline` saves the thread and has no timeout.
+        A synchronous function runs in a thread of its own, so that one that hangs can be abandoned.
         """
-        args: tuple[Any, ...] = (trajectory,)
-        kwargs: dict[str, Any] = {}
-        if self.environment_argument == "second":
-            args = (trajectory, environment)
-        elif self.environment_argument == "keyword":
-            kwargs = {"environment": environment}
+        argument = self._environment_argument
         try:
-            if not self.is_async and (inline or self.function is step_rewards):
-                value = self.function(*args, **kwargs)
-                if inspect.isawaitable(value):
-                    value = await value
-            else:
-                value = await call_with_deadline(
-                    self.function,
-                    *args,
-                    timeout=timeout,
-                    waiting_for=f"reward function {self.name!r}",
-                    limit_name="limits.reward_timeout",
-                    **kwargs,
-                )
+            if self.function is step_rewards:
+                return read_reward(trajectory.rewards, count_turns(trajectory))
+            value = await call_with_deadline(
+                self.function,
+                *([trajectory, environment] if argument == "second" else [trajectory]),
+                timeout=timeout,
+                waiting_for=f"reward function {self.name!r}",
+                limit_name="limits.reward_timeout",
+                **({"environment": environment} if argument == "keyword" else {}),
+            )
             return read_reward(value, count_turns(trajectory))
-        except BaseException as error:  # the boundary where a failing reward fails its episode
-            if is_interrupt(error):
-                raise
+        except Exception as error:  # the boundary where a failing reward fails its episode
             raise self.failure(error) from error
 
-    def failure(self, error: BaseException) -> RewardError:
+    def failure(self, error: Exception) -> RewardError:
         """Returns the error of an episode whose reward this function could not compute."""
         if isinstance(error, DeadlineExceeded):
             return RewardError(str(error))
         is_ours = isinstance(error, TurnwiseError)
-        what = error_message(error) if is_ours else f"raised {describe_error(error)}"
+        what = str(error) if is_ours else f"raised {describe_error(error)}"
         failure = RewardError(f"reward function {self.name!r}: {what}")
         if (note := definition_note(self.function)) is not None:
             failure.add_note(note)
         return failure
 
 
-def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
-    """Finds in the signature how `function` takes the environment.
+def _environment_argument(function: RewardFn, name: str) -> Literal["second", "keyword"] | None:
+    """Finds in the signature how `function` takes the environment; None if it does not.
 
     Calling it both ways and catching TypeError would hide the function's own TypeErrors.
     """
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C have no signature
-        return "none"
+        return None
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(positional) < 2:
-        takes_second = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    else:  # with a default it is the environment only if its name says so
+    takes_environment = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(positional) > 1:  # with a default it is the environment only if its name says so
         second = positional[1]
-        takes_second = second.default is second.empty or second.name in {"environment", "env"}
+        takes_environment = second.default is second.empty or second.name in ("environment", "env")
     is_bound = isinstance(function, functools.partial) and "environment" in function.keywords
-    argument: EnvironmentArgument = "none"
-    if takes_second:
+    argument: Literal["second", "keyword"] | None = None
+    if takes_environment:
         argument = "second"
-    elif any(p.name == "environment" for p in parameters[1:]) and not is_bound:
+    elif not is_bound and any(
+        p.kind is p.KEYWORD_ONLY and p.name == "environment" for p in parameters
+    ):
         argument = "keyword"
     try:
         signature.bind(
@@ -204,7 +166,7 @@ def batch_type(function: RewardFn | None) -> type | str | None:
     return kind if name in BATCH_TYPES else None
 
 
-def of_one_episode(function: RewardFn | None) -> RewardFunction:
+def single_episode_function(function: RewardFn | None) -> RewardFunction:
     """Returns a reward function of single episodes; raises an error for one of batches."""
     if batch_type(function) is not None:
         raise ConfigError(
@@ -212,7 +174,7 @@ def of_one_episode(function: RewardFn | None) -> RewardFunction:
             "RewardBatch. Give it to a trainer or an EpisodeCollector, which make one, or write a "
             "function of (trajectory)."
         )
-    return RewardFunction.of(function)
+    return RewardFunction(function)
 
 
 def compute_reward(
@@ -239,11 +201,11 @@ async def compute_reward_async(
     *,
     timeout: float | None = None,
 ) -> Reward:
-    """`compute_reward` for async code; without a timeout, synchronous functions run on the loop."""
-    function = of_one_episode(reward_fn)
+    """`compute_reward` for async code."""
+    function = single_episode_function(reward_fn)
     trajectory = Trajectory.of(trajectory)
     check_scorable(trajectory)
-    return await function.score(trajectory, environment, timeout=timeout, inline=timeout is None)
+    return await function.score(trajectory, environment, timeout=timeout)
 
 
 def score_trajectories(
@@ -254,60 +216,38 @@ def score_trajectories(
     max_concurrency: int | None = None,
     timeout: float | None = 60.0,
 ) -> list[RewardOutcome]:
-    """`score_trajectories_async` for synchronous code."""
-    return run_sync(
-        score_trajectories_async(
-            trajectories,
-            reward_fn,
-            environments,
-            max_concurrency=max_concurrency,
-            timeout=timeout,
-        )
-    )
-
-
-async def score_trajectories_async(
-    trajectories: TrajectoryBatch,
-    reward_fn: RewardFn | None = None,
-    environments: BaseEnvironment | Sequence[BaseEnvironment | None] | None = None,
-    *,
-    max_concurrency: int | None = None,
-    timeout: float | None = 60.0,
-) -> list[RewardOutcome]:
     """Returns one outcome for each trajectory, in order; failures do not affect the others.
 
     `environments` is one for each trajectory, or one for all. An episode that has failed is not
-    scored: its outcome has its status. `timeout` is in seconds, for each call.
-
-    `max_concurrency` limits the calls that run at once. None means 16 for an async function and one
-    for a synchronous one, which runs in a thread and may keep state that is not thread-safe; a call
-    that takes longer than 5 seconds then no longer blocks the others. Without a timeout a
-    synchronous function runs without a thread.
+    scored: its outcome has its status. `timeout` is in seconds, for each call; `max_concurrency`
+    limits the calls that run at once (`reward_slots`).
     """
-    function = of_one_episode(reward_fn)
+    function = single_episode_function(reward_fn)
     if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"max_concurrency must be at least 1, got {max_concurrency}")
-    limit = RewardLimit(function, max_concurrency)
     episodes = list_trajectories(trajectories)
-
-    async def score(trajectory: Trajectory, environment: BaseEnvironment | None) -> RewardOutcome:
-        if trajectory.status.is_error:
-            return RewardFailure(trajectory.status, _why_failed(trajectory))
-        try:
-            async with limit.slot():
-                return await function.score(
-                    trajectory, environment, timeout=timeout, inline=timeout is None
-                )
-        except RewardError as error:
-            return RewardFailure(EpisodeStatus.REWARD_ERROR, str(error))
-
     each = environments if isinstance(environments, Sequence) else [environments] * len(episodes)
     if len(each) != len(episodes):
         raise ConfigError(
             f"got {len(each)} environments for {len(episodes)} trajectories. "
             "Pass one for each, or a single one for all."
         )
-    return await asyncio.gather(*map(score, episodes, each))
+
+    slots = reward_slots(function, max_concurrency)
+
+    async def score(trajectory: Trajectory, environment: BaseEnvironment | None) -> RewardOutcome:
+        if trajectory.status.is_error:
+            return RewardFailure(trajectory.status, _why_failed(trajectory))
+        try:
+            async with slots:
+                return await function.score(trajectory, environment, timeout=timeout)
+        except RewardError as error:
+            return RewardFailure(EpisodeStatus.REWARD_ERROR, str(error))
+
+    async def score_all() -> list[RewardOutcome]:
+        return await asyncio.gather(*map(score, episodes, each))
+
+    return run_sync(score_all())
 
 
 def check_scorable(trajectory: Trajectory) -> None:
@@ -334,48 +274,11 @@ def _why_failed(trajectory: Trajectory) -> str:
     return f"{trajectory.status.value}: {trajectory.error or 'no further details.'}"
 
 
-class RewardLimit:
-    """Limits how many calls of a reward function run at once, in one event loop.
+def reward_slots(function: RewardFunction, max_concurrency: int | None) -> asyncio.Semaphore:
+    """Returns what limits the calls of a reward function that run at once, in one event loop.
 
     By default that is 16 for an async function and one for a synchronous one, which may keep state
-    that is not thread-safe. After `PATIENCE_SECONDS` the slot of a hanging call is free again, and
-    from then on 16 calls run at once. A limit that the user set is never exceeded.
+    that is not thread-safe.
     """
-
-    def __init__(self, function: RewardFunction, max_concurrency: int | None = None) -> None:
-        self._name = function.name
-        self._is_strict = max_concurrency is not None
-        self._num_slots = max_concurrency or (DEFAULT_CONCURRENCY if function.is_async else 1)
-        self._slots = asyncio.Semaphore(self._num_slots)
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Waits for a slot and holds it for one call."""
-        await self._slots.acquire()
-        if self._is_strict:
-            try:
-                yield
-            finally:
-                self._slots.release()
-            return
-        timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._overrun)
-        try:
-            yield
-        finally:
-            if timer.when() > asyncio.get_running_loop().time():
-                timer.cancel()
-                self._slots.release()
-
-    def _overrun(self) -> None:
-        num_new = DEFAULT_CONCURRENCY - self._num_slots
-        if num_new:
-            _LOG.info(
-                "a call of reward function %r takes longer than %g s; others run at the same "
-                "time, up to %d at once (reward_concurrency=1 keeps them one at a time)",
-                self._name,
-                PATIENCE_SECONDS,
-                DEFAULT_CONCURRENCY,
-            )
-        self._num_slots = DEFAULT_CONCURRENCY
-        for _ in range(1 + num_new):
-            self._slots.release()
+    default = DEFAULT_CONCURRENCY if is_async(function.function) else 1
+    return asyncio.Semaphore(max_concurrency or default)

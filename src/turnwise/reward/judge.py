@@ -1,19 +1,23 @@
 """`LLMJudge`: a language model scores an episode; `openai_complete` asks it over HTTP."""
 
 import hashlib
+import json
 import math
 import os
 import re
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from turnwise.deadlines import call_with_deadline
 from turnwise.errors import ConfigError, EngineError, RewardError
-from turnwise.reward.chat_server import ChatServer
 from turnwise.types import Trajectory
 
 Complete: TypeAlias = Callable[[str], str | Awaitable[str]]
 """Takes a prompt and returns the model's answer; synchronous or `async def`."""
+
+NUM_ATTEMPTS = 4
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 DEFAULT_RUBRIC = "Did the agent reach the goal that it was given, and without wasted turns?"
 
@@ -34,7 +38,9 @@ Weigh the transcript against the rubric in a few sentences. Then end your answer
 of exactly this form, where X is a number from {low:g} to {high:g}:
 Score: X"""
 
-_RETRY = "\n\nAn earlier answer could not be used: {problem}. Keep to the form of the last line."
+_RETRY = """
+
+An earlier answer could not be used: it ended in {end!r}. Keep to the form of the last line."""
 
 # Markdown around it is harmless; a ">" would be a quotation.
 _SCORE_LINE = re.compile(
@@ -77,11 +83,9 @@ class LLMJudge:
         self.max_chars = max_chars
 
     async def __call__(self, trajectory: Trajectory) -> float:
-        prompt = self.render_prompt(trajectory)
+        question = prompt = self.render_prompt(trajectory)
         low, high = self.scale
-        problem = ""
         for _ in range(self.max_attempts):
-            question = prompt + _RETRY.format(problem=problem) if problem else prompt
             answer = await call_with_deadline(
                 self.complete, question, timeout=None, waiting_for="the judge's answer"
             )
@@ -90,17 +94,28 @@ class LLMJudge:
                     f"the judge's complete() returned {type(answer).__name__}, expected the "
                     "answer as str. For an engine: lambda prompt: engine.generate([prompt])[0]"
                 )
-            score, problem = self._read_score(answer)
+            score = self._read_score(answer)
             if score is not None:
                 return (score - low) / (high - low)
+            question = prompt + _RETRY.format(end=answer[-80:])
         raise RewardError(
-            f"the judge gave no usable score in {self.max_attempts} answers: {problem}. "
-            "Use a stronger model, allow it more tokens, or simplify the rubric."
+            f"the judge gave no usable score in {self.max_attempts} answers; the last one ended in "
+            f"{answer[-80:]!r}. Use a stronger model, allow it more tokens, or simplify the rubric."
         )
 
     def render_prompt(self, trajectory: Trajectory) -> str:
         """Returns the prompt for the judge."""
-        transcript = _shorten(render_transcript(trajectory), self.max_chars)
+        blocks = [f"[Prompt]\n{text}" for text in trajectory.prompts if text]
+        for turn, action in enumerate(trajectory.actions):
+            blocks.append(f"[Turn {turn + 1}, agent]\n{action}")
+            if turn < len(trajectory.observations):
+                blocks.append(f"[Turn {turn + 1}, environment]\n{trajectory.observations[turn]}")
+        transcript = "\n\n".join(blocks)
+        if (num_left_out := len(transcript) - self.max_chars) > 0:
+            # The beginning has the task, the end has the outcome.
+            head, tail = self.max_chars // 2, len(transcript) - (self.max_chars + 1) // 2
+            cut = f"\n[{num_left_out} characters left out]\n"
+            transcript = transcript[:head] + cut + transcript[tail:]
         # A text cannot contain its own hash, so nothing in the transcript can end it early.
         digest = hashlib.sha256(transcript.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         low, high = self.scale
@@ -112,42 +127,87 @@ class LLMJudge:
             high=high,
         )
 
-    def _read_score(self, answer: str) -> tuple[float | None, str]:
-        """Returns the score, or None and what is wrong with the answer.
-
-        Only the last line counts: an earlier one may quote the episode.
-        """
+    def _read_score(self, answer: str) -> float | None:
+        """Returns the score of the last line: an earlier one may quote the episode."""
         lines = [line for line in answer.splitlines() if re.search(r"\w", line)]
-        if not lines:
-            return None, "it was empty"
-        match = _SCORE_LINE.fullmatch(lines[-1])
+        match = _SCORE_LINE.fullmatch(lines[-1]) if lines else None
         low, high = self.scale
         if match is None or (match[2] is not None and float(match[2]) != high):
-            return None, f"its last line was {lines[-1][:80]!r} and not 'Score: X'"
+            return None
         score = float(match[1])
-        if not low <= score <= high:
-            return None, f"the score {score:g} is not from {low:g} to {high:g}"
-        return score, ""
+        return score if low <= score <= high else None
 
 
-def render_transcript(trajectory: Trajectory) -> str:
-    """Returns an episode as text: the initial prompt, then each turn with its observation."""
-    blocks = [f"[Prompt]\n{text}" for text in trajectory.prompts if text]
-    for turn, action in enumerate(trajectory.actions):
-        blocks.append(f"[Turn {turn + 1}, agent]\n{action}")
-        if turn < len(trajectory.observations):
-            blocks.append(f"[Turn {turn + 1}, environment]\n{trajectory.observations[turn]}")
-    return "\n\n".join(blocks)
+class Answer(NamedTuple):
+    """The text of an answer."""
+
+    text: str
+    is_cut: bool
+    """Whether the limit of tokens ended it."""
 
 
-def _shorten(text: str, max_chars: int) -> str:
-    """Keeps the beginning, which has the task, and the end, which has the outcome."""
-    if len(text) <= max_chars:
-        return text
-    head = max_chars // 2
-    tail = max_chars - head
-    num_left_out = len(text) - max_chars
-    return f"{text[:head]}\n[{num_left_out} characters left out]\n{text[-tail:]}"
+class ChatServer:
+    """A client of one server with OpenAI's chat interface; its methods block.
+
+    Requests to a busy or unreachable server are retried a few times, with growing pauses.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, timeout: float = 60.0) -> None:
+        """`base_url` ends in /v1 on most servers."""
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url must begin with http:// or https://, got {base_url!r}")
+        import httpx2  # late: it takes long to import
+
+        self.base_url = base_url.rstrip("/")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._failure = httpx2.RequestError
+        # Without redirects, which would send the API key to another host.
+        self._client = httpx2.Client(headers=headers, timeout=timeout, follow_redirects=False)
+
+    def models(self) -> list[str]:
+        """Return the models that the server offers."""
+        reply = self._ask("GET", "/models")
+        try:
+            return [str(model["id"]) for model in reply["data"]]
+        except (LookupError, TypeError):
+            raise self._not_openai(reply, "data[0].id") from None
+
+    def complete(self, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Answer:
+        """Return the model's next message; `options` are fields of the request."""
+        body = {"model": model, "messages": list(messages), **options}
+        reply = self._ask("POST", "/chat/completions", body)
+        try:
+            choice = reply["choices"][0]
+            text, is_cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+        except (LookupError, TypeError):
+            raise self._not_openai(reply, "choices[0].message.content") from None
+        return Answer(text or "", is_cut)  # null if all tokens went into a hidden thought
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        url = self.base_url + path
+        for attempt in range(NUM_ATTEMPTS):
+            if attempt:
+                time.sleep(0.125 * 2**attempt)
+            try:
+                response = self._client.request(method, url, json=body)
+            except self._failure as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if response.is_success:
+                try:
+                    return json.loads(response.content)
+                except ValueError:
+                    raise self._not_openai(response.text, "JSON") from None
+            problem = f"HTTP {response.status_code}: {response.text[:300]}"
+            if response.status_code not in RETRIED_STATUSES:
+                break
+        raise EngineError(f"{url} gave no answer. {problem}")
+
+    def _not_openai(self, got: Any, expected: str) -> EngineError:
+        return EngineError(
+            f"{self.base_url} answered {got!r:.200}, expected {expected}. Is it the address of a "
+            "server with OpenAI's chat interface? Most end in /v1."
+        )
 
 
 def openai_complete(

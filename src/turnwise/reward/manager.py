@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from turnwise.deadlines import run_sync
-from turnwise.errors import ConfigError, RewardError
-from turnwise.reward.batches import carried_trajectories, is_batch, play_responses
+from turnwise.errors import ConfigError
+from turnwise.reward.batches import carried_trajectories, is_batch, score_responses
 from turnwise.reward.function import TrajectoryBatch, check_scorable, list_trajectories
 from turnwise.reward.result import Reward, count_turns, read_reward
 from turnwise.types import Trajectory
@@ -73,12 +72,8 @@ class RewardManager:
         check_scorable(trajectory)
         num_turns = count_turns(trajectory)
         steps = read_reward(trajectory.rewards, num_turns).by_turn(num_turns)
-        fines = [float(bool(info.get("invalid_action", False))) for info in trajectory.infos]
-        if len(fines) not in (0, num_turns):
-            raise RewardError(
-                f"the trajectory has {len(fines)} infos for {num_turns} turns. "
-                "Keep one info per turn, {} if it is empty."
-            )
+        infos = trajectory.infos[:num_turns]
+        fines = [float(bool(info.get("invalid_action", False))) for info in infos]
         weights = self.weights
         per_turn = [weights.step * step for step in steps]
         for turn, fine in enumerate(fines):
@@ -124,9 +119,11 @@ class RewardManager:
         if is_batch(data):
             episodes = carried_trajectories(data)
             if episodes is None:
+                import torch
+
                 from turnwise.env import environment_factory
 
                 make = environment_factory(self.environment)
-                episodes = run_sync(play_responses(make, data, self.tokenizer))
+                return torch.tensor(score_responses(make, data, self.tokenizer, self.score))
             data = episodes
         return self.compute_batch_rewards(data)

@@ -81,10 +81,7 @@ def read_reward(value: object, num_turns: int) -> Reward:
         return value
     if isinstance(value, Mapping):
         if not value:
-            raise RewardError(
-                "returned an empty dict, expected named floats such as {'rule': 1.0}. "
-                "Return 0.0 where nothing was earned."
-            )
+            raise RewardError("returned an empty dict, expected named floats such as {'rule': 1.0}")
         named = {str(name): (read_reward(part, num_turns), 1.0) for name, part in value.items()}
         return add_rewards(named, num_turns)
     value = as_plain(value)
@@ -127,12 +124,9 @@ def _number(value: object) -> float:
             return float(value)
         except OverflowError:
             return math.inf
-    fix = "Does every path end in a return?" if value is None else "Convert it with float(...)."
-    if isinstance(value, Mapping):
-        fix = "Return the dict alone, without a number before it."
-    got = "None" if value is None else f"type {type(value).__name__}"
     raise RewardError(
-        f"returned {got}, expected a float, one float per turn, or a dict of named floats. {fix}"
+        f"returned {None if value is None else type(value).__name__}, expected a float, one float "
+        "per turn, or a dict of named floats. Does every path end in a return?"
     )
 
 
@@ -140,7 +134,6 @@ def _check_finite(values: Iterable[float], what: str) -> None:
     for value in values:
         if not abs(value) <= FLOAT32_MAX:
             raise RewardError(
-                f"{what} {value:g}, expected a finite number that fits in float32. Look for a "
-                "division by zero or a logarithm of zero; raise an error for an episode that "
-                "cannot be judged."
+                f"{what} {value:g}, expected a finite number that fits in float32. Raise an error "
+                "for an episode that cannot be judged."
             )

@@ -1,12 +1,10 @@
 """Chooses the folder of a run: a new one, or that of a run to resume."""
 
-import json
+import itertools
 import logging
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
@@ -15,7 +13,6 @@ from turnwise.runs.resume_settings import changes_between, refusals
 from turnwise.runs.run_folder import Resume, RunFolder
 
 _LOG = logging.getLogger("turnwise")
-_MOST_RUNS = 10_000
 
 
 def choose_run_folder(
@@ -42,7 +39,7 @@ def choose_run_folder(
                 "dots and dashes"
             )
         folder = RunFolder(base / name)
-        is_resumed = _named(folder, config, environment, resume, allow_changes)
+        is_resumed = _resumes_named_run(folder, config, environment, resume, allow_changes)
         changed = changed_code(folder, identity) if is_resumed else []
         if changed and resume == "auto":
             raise ConfigError(
@@ -52,7 +49,7 @@ def choose_run_folder(
             )
         return folder, is_resumed
     stem = _slug(environment)
-    for number in range(1, _MOST_RUNS):
+    for number in itertools.count(1):
         folder = RunFolder(base / (stem if number == 1 else f"{stem}-{number}"))
         if not folder.exists:
             break
@@ -86,7 +83,7 @@ def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[
     ]
 
 
-def _named(
+def _resumes_named_run(
     folder: RunFolder,
     config: ConfigStore,
     environment: str,
@@ -98,25 +95,20 @@ def _named(
         if resume == "always":
             raise ConfigError(f"there is no run to resume in {folder.path}")
         return False
-    if not folder.status_file.exists() and not folder.has_checkpoints:
-        raise ConfigError(
-            f"{folder.path} exists and is not a run. Choose another checkpoint.run_name."
-        )
-    if resume == "never":
-        raise ConfigError(
-            f"there is a run in {folder.path}. Choose another checkpoint.run_name, or remove it."
-        )
-    status = _readable_status(folder, environment)
+    is_run = folder.status_file.exists() or folder.has_checkpoints
+    if not is_run or resume == "never":
+        kind = "there is a run in" if is_run else "there is something that is not a run in"
+        raise ConfigError(f"{kind} {folder.path}. Choose another checkpoint.run_name.")
     before, now = _settings_then_and_now(folder, config)
     refused = refusals(before, now)
     if not allow_changes:
         changes = changes_between(before, now)
         refused = [str(change) for change in changes if change.makes_another_run]
-    if not _is_same_environment(status.get("environment"), environment):
-        refused.insert(0, f"the environment was {status.get('environment')}")
+    if not _is_same_environment(folder, environment):
+        refused.insert(0, f"the environment was {folder.status.get('environment')}")
     if refused:
         raise ConfigError(
-            f"the run in {folder.path} has other settings: {'; '.join(refused[:5])}. "
+            f"the run in {folder.path} has other settings: {'; '.join(refused)}. "
             "Resume it with its own config.yaml, or choose another checkpoint.run_name."
         )
     return True
@@ -125,29 +117,24 @@ def _named(
 def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> bool:
     if not folder.status_file.exists() and not folder.has_checkpoints:
         return False  # not a run
-    status = _readable_status(folder, environment)
-    if (
-        not _is_same_environment(status.get("environment"), environment)
-        or status.get("status") == "finished"
-    ):
+    is_finished = folder.status.get("status") == "finished"
+    if is_finished or not _is_same_environment(folder, environment):
         return False
     try:
         before, now = _settings_then_and_now(folder, config)
-    except ConfigError as error:
-        _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
-        return False
-    if any(change.makes_another_run for change in changes_between(before, now)):
-        return False
-    try:
+        if any(change.makes_another_run for change in changes_between(before, now)):
+            return False
         with folder.held():
             return True
-    except ConfigError:  # another process is training in it
+    except ConfigError as error:  # its settings are damaged, or another process is training in it
+        _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
         return False
 
 
-def _is_same_environment(before: str | None, environment: str) -> bool:
-    """Return whether two names can mean the same class; hashes tell whether its code changed."""
-    return before is not None and before.rpartition(":")[2] == environment.rpartition(":")[2]
+def _is_same_environment(folder: RunFolder, environment: str) -> bool:
+    """Return whether a run can be of this class; hashes tell whether its code changed."""
+    before = str(folder.status.get("environment"))
+    return before.rpartition(":")[2] == environment.rpartition(":")[2]
 
 
 def _settings_then_and_now(folder: RunFolder, now: ConfigStore) -> tuple[ConfigStore, ConfigStore]:
@@ -159,26 +146,6 @@ def _settings_then_and_now(folder: RunFolder, now: ConfigStore) -> tuple[ConfigS
     if before is None:
         return now, now
     return before, with_recorded_names(now, before, folder.path)[0]
-
-
-def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:
-    """Return the status; if it is damaged and there are checkpoints, raise how to repair it."""
-    try:
-        status = folder.status
-        if status or not folder.has_checkpoints:
-            return status
-        problem = f"{folder.status_file} is missing"
-    except ConfigError as error:
-        if not folder.has_checkpoints:
-            raise
-        problem = str(error)
-    content = json.dumps({"status": "interrupted", "environment": environment})
-    raise ConfigError(
-        f"{problem}, and there are checkpoints in {folder.path}. To resume this run of "
-        f"{environment}, write the file anew: "
-        f"echo {shlex.quote(content)} > {shlex.quote(str(folder.status_file))}. To begin a new "
-        "run, take --fresh (resume='never'), or another checkpoint.run_name."
-    )
 
 
 def _slug(environment: str) -> str:

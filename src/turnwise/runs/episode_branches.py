@@ -45,18 +45,18 @@ def turn_tree(turns: Sequence[Span], branches: Sequence[Span]) -> TurnTree:
     return TurnTree(follows, numbers)
 
 
-def _turn_before(place: int, starts: Sequence[int], branches: Sequence[Span]) -> int | None:
-    """Return the last turn that stands before a place in its own conversation."""
-    segment = place
+def _turn_before(token: int, starts: Sequence[int], branches: Sequence[Span]) -> int | None:
+    """Return the last turn that stands before a token in its own conversation."""
+    segment = token
     while True:
         number = bisect_right(branches, segment, key=lambda branch: branch[0]) - 1
         begin, after = branches[number] if number >= 0 else (0, 0)
-        turn = bisect_right(starts, place - 1) - 1
+        turn = bisect_right(starts, token - 1) - 1
         if turn >= 0 and starts[turn] >= begin:
             return turn
         if after == 0:
             return None
-        place, segment = after, after - 1
+        token, segment = after, after - 1
 
 
 def token_branches(
@@ -116,8 +116,8 @@ def turn_messages(
     `known` are the recorded places. Without any, the last messages of the model are those of its
     turns: a prompt may have others, which were never sampled.
     """
-    if any(place is not None and place < len(messages) for place in known):
-        return [place if place is not None and place < len(messages) else None for place in known]
-    spoke = [place for place, one in enumerate(messages) if one.get("role") == "assistant"]
+    if any(index is not None and index < len(messages) for index in known):
+        return [index if index is not None and index < len(messages) else None for index in known]
+    spoke = [index for index, one in enumerate(messages) if one.get("role") == "assistant"]
     last = spoke[max(len(spoke) - len(known), 0) :]
     return [*[None] * (len(known) - len(last)), *last]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from turnwise.bounded_files import opened, parse_json
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, describe_error
 from turnwise.runs.episode_table import (
     BASELINES_KEY,
     FLOAT_COLUMNS,
     FORMAT,
     FORMAT_KEY,
     PHASES_KEY,
-    SCHEMA,
     Columns,
     Phase,
     StoredEpisode,
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("turnwise")
 _NAME = re.compile(r"([a-z][a-z-]*)-(\d{6,18})\.parquet")
-MAX_FILE_BYTES = 2**33
-"""The limit of one file, unpacked."""
 ROW_GROUP = 128
 """Episodes that are read together: few enough that one of them is quickly shown."""
 
@@ -61,58 +58,38 @@ class EpisodeStore:
         results: Sequence[EpisodeResult],
         columns: Columns | None = None,
         kind: str = "train",
-        *,
-        began: float | None = None,
-        phases: Sequence[Phase] = (),
-        baselines: Mapping[str, float] | None = None,
+        **about: Any,
     ) -> None:
-        """Write the episodes of a step; the arguments are those of `episodes_to_table`."""
+        """Write the episodes of a step; `about` has other arguments of `episodes_to_table`."""
         if self.budget_bytes <= 0 or self._is_full:
             return
         path = self.folder / file_name(kind, step)
         try:
-            # An `info` is the environment's own object: even its `repr` may raise.
-            table = episodes_to_table(
-                results,
-                columns,
-                step=step,
-                kind=kind,
-                began=began,
-                phases=phases,
-                baselines=baselines,
-            )
+            table = episodes_to_table(results, columns, step=step, kind=kind, **about)
             data = _encode(table)
             if self._fits(path, len(data)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, data)
-        except ConfigError:  # columns of other episodes
-            raise
-        except Exception as error:
+        except Exception as error:  # an `info` is the environment's own object
             self._used = None
             if not self._has_warned:
                 self._has_warned = True
                 _LOG.warning(
-                    "The episodes of step %d could not be stored in %s: %s: %s. The run continues; "
+                    "The episodes of step %d could not be stored in %s: %s. The run continues; "
                     "this is logged only once.",
                     step,
                     self.folder,
-                    type(error).__name__,
-                    error,
+                    describe_error(error),
                 )
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
         """Return the episodes of a step in the order in which they were written."""
-        path = self._existing(step, kind)
-        return table_to_episodes(read_table(path), str(path))
-
-    def phases(self, step: int, kind: str = "train") -> list[Phase]:
-        """Return the phases of a step; empty if they were not recorded."""
-        return read_phases(self._existing(step, kind))
+        return table_to_episodes(read_table(self._existing(step, kind)))
 
     def baselines(self, step: int) -> dict[str, float] | None:
         """Return the rewards of a step's greedy episodes; None if there were none."""
-        rewards = _metadata(self._existing(step, "train"), BASELINES_KEY)
-        return rewards if isinstance(rewards, dict) else None
+        rewards: dict[str, float] | None = _metadata(self._existing(step, "train"), BASELINES_KEY)
+        return rewards
 
     def steps(self, kind: str = "train") -> list[int]:
         """Return the steps that have episodes."""
@@ -120,7 +97,6 @@ class EpisodeStore:
 
     def rewind(self, step: int) -> None:
         """Remove the episodes of later steps, for a run that resumes from this one."""
-        refuse_older_format(self.folder)
         for (_, its_step), path in episode_files(self.folder).items():
             if its_step > step:
                 path.unlink(missing_ok=True)
@@ -130,7 +106,6 @@ class EpisodeStore:
     def _existing(self, step: int, kind: str) -> Path:
         path = self.folder / file_name(kind, step)
         if not path.exists():
-            refuse_older_format(self.folder)
             steps = ", ".join(map(str, self.steps(kind))) or "none"
             raise ConfigError(
                 f"{self.folder} has no {kind} episodes of step {step}. Steps that it has: {steps}."
@@ -162,79 +137,40 @@ def file_name(kind: str, step: int) -> str:
     >>> file_name("train", 12), file_name("eval-greedy", 12)
     ('step-000012.parquet', 'eval-greedy-000012.parquet')
     """
-    name = f"{'step' if kind == 'train' else kind}-{step:06d}.parquet"
-    if _NAME.fullmatch(name) is None:
-        raise ConfigError(
-            f"episodes got the step {step} and the kind {kind!r}, expected a number from 0 on "
-            "and a word of small letters"
-        )
-    return name
+    return f"{'step' if kind == 'train' else kind}-{step:06d}.parquet"
 
 
 def episode_files(folder: Path) -> dict[tuple[str, int], Path]:
     """Return the files of episodes in a folder by kind and step."""
     files = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match is not None:
-            key = "train" if match[1] == "step" else match[1], int(match[2])
-            if path.name == file_name(*key):
-                files[key] = path
+        if match := _NAME.fullmatch(path.name):
+            files["train" if match[1] == "step" else match[1], int(match[2])] = path
     return files
 
 
-def older_format(folder: Path) -> str | None:
-    """Return what to say of a folder with episodes of versions that were never released."""
-    if not folder.is_dir() or all(path.suffix != ".npz" for path in folder.iterdir()):
-        return None
-    return (
-        f"{folder} has .npz files: an older turnwise wrote this run, and its episodes can be "
-        "neither read nor continued. Train again in another folder."
-    )
-
-
-def refuse_older_format(folder: Path) -> None:
-    if (problem := older_format(folder)) is not None:
-        raise ConfigError(problem)
-
-
 @contextmanager
-def open_table(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[parquet.ParquetFile]:
-    """Open a file of episodes and check its format and size, of which little is read.
+def open_table(path: Path) -> Iterator[parquet.ParquetFile]:
+    """Open a file of episodes, of which little is read.
 
     Whatever is wrong with it, also later, is a `ConfigError` that names the file.
     """
-    with opened(path, max_bytes) as source:
-        try:
-            file = parquet.ParquetFile(source, page_checksum_verification=True)
-            about = file.metadata
-            size = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
-            if size > max_bytes:
-                raise ConfigError(
-                    f"{path} has {size:,} bytes unpacked, expected at most {max_bytes:,}"
-                )
-            schema = file.schema_arrow
-            number = (schema.metadata or {}).get(FORMAT_KEY.encode(), b"unknown")
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            number = (file.schema_arrow.metadata or {}).get(FORMAT_KEY.encode(), b"unknown")
             if number != str(FORMAT).encode():
-                raise ConfigError(f"{path} has the format {number!r:.20}, expected {FORMAT}")
-            if not schema.equals(SCHEMA):
-                raise ConfigError(f"{path} has other columns than format {FORMAT} of episodes")
+                raise ConfigError(f"{path} has the format {number.decode()}, expected {FORMAT}")
             yield file
-        except ConfigError:
-            raise
-        except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ConfigError(f"{path} is no whole Parquet file: {reason:.300}") from error
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{path} is no whole Parquet file: {reason:.300}") from error
 
 
 def read_table(
-    path: Path,
-    columns: Sequence[str] | None = None,
-    row: int | None = None,
-    max_bytes: int = MAX_FILE_BYTES,
+    path: Path, columns: Sequence[str] | None = None, row: int | None = None
 ) -> pa.Table:
     """Return columns of a file of episodes, of all rows or of one; `IndexError` without it."""
-    with open_table(path, max_bytes) as file:
+    with open_table(path) as file:
         if row is None:
             return file.read(columns)
         for number in range(file.num_row_groups):
@@ -247,17 +183,13 @@ def read_table(
 
 def read_phases(path: Path) -> list[Phase]:
     """Return the phases of a file's step; empty if they were not recorded."""
-    phases = []
-    for phase in _metadata(path, PHASES_KEY) or ():
-        name, start, end = phase
-        phases.append((str(name), float(start), float(end)))
-    return phases
+    return [(name, start, end) for name, start, end in _metadata(path, PHASES_KEY) or ()]
 
 
 def _metadata(path: Path, key: str) -> Any:
     with open_table(path) as file:
         text = file.schema_arrow.metadata.get(key.encode())
-        return None if text is None else parse_json(text, f"{path}: {key}")
+        return None if text is None else json.loads(text)
 
 
 def _encode(table: pa.Table) -> bytes:

@@ -4,11 +4,12 @@ A setting may change if it affects only future steps. It may not if it determine
 task, or the position in the data and in the random streams.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from turnwise.config import ConfigStore
-from turnwise.runs.places import NAMES, Named, rewritten
+from turnwise.runs.places import names_in, servers_in
 
 _MODEL = "the weights in the checkpoints are those of this model"
 _TASK = "it defines the task, and another task is another run"
@@ -81,33 +82,33 @@ class Change(NamedTuple):
 
 
 def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
-    """Return every setting that differs."""
-    old = dict(before.settings())
+    """Return every setting that differs.
+
+    The same file has another path from another working directory, and hashes tell whether its
+    content changed: folders of code and rows are not compared. Models and parsers have no such
+    hash, so their names are compared unchanged.
+    """
+    old, same_old, same_new = (
+        dict(before.settings()),
+        _without_folders(before),
+        _without_folders(now),
+    )
     return [
         Change(name, old[name], value)
         for name, value in now.settings()
-        if _comparable(name, old[name]) != _comparable(name, value)
+        if same_old[name] != same_new[name]
     ]
 
 
-def _comparable(name: str, value: Any) -> Any:
-    """Return a setting without the folders of the code and rows that it names.
-
-    The same file has another path from another working directory; hashes tell whether its content
-    changed. Models and parsers have no such hash, so their names are compared unchanged.
-    """
-    if name not in NAMES or name == "parser":
-        return value
-    value = [value] if isinstance(value, str) and NAMES[name] == "rows" else value
-    return rewritten(name, value, _without_folder)
-
-
-def _without_folder(name: Named) -> str:
-    if name.setting.endswith(".cwd"):  # the working directory of a server
-        return ""
-    if name.kind not in ("code", "rows", "folder"):
-        return name.text
-    return name.text.rpartition("/")[2]
+def _without_folders(config: ConfigStore) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    config.dataset.path, config.eval_dataset.path = config.dataset.paths, config.eval_dataset.paths
+    for name in names_in(config):
+        if name.kind in ("code", "rows", "folder") and name.setting != "parser":
+            name.replace(name.text.rpartition("/")[2])
+    for server in servers_in(config):
+        server.pop("cwd", None)
+    return dict(config.settings())
 
 
 def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:
@@ -117,8 +118,8 @@ def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:
         for change in changes_between(before, now)
         if change.name in FIXED
     ]
-    return [*refused, *([_REFERENCE] if _has_kl(now) and not _has_kl(before) else [])]
-
-
-def _has_kl(config: ConfigStore) -> bool:
-    return config.training.use_kl_in_reward or config.training.kl_loss_coef > 0
+    begins_with_kl, has_kl = (
+        config.training.use_kl_in_reward or config.training.kl_loss_coef > 0
+        for config in (before, now)
+    )
+    return [*refused, _REFERENCE] if has_kl and not begins_with_kl else refused

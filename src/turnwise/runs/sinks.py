@@ -23,7 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from turnwise.errors import ConfigError, TurnwiseError, did_you_mean, import_extra
+from turnwise.errors import (
+    ConfigError,
+    TurnwiseError,
+    describe_error,
+    did_you_mean,
+    import_extra,
+)
 from turnwise.runs.plain_json import plain_json
 from turnwise.user_code import import_object, names_code
 from turnwise.whole_files import write_whole
@@ -106,15 +112,15 @@ class TensorBoard(_OurSink):
     def open(self, first_step: int) -> None:
         writers = importlib.import_module("torch.utils.tensorboard")
         folder = str(self._folder / "tensorboard")
-        self._writer = writers.SummaryWriter(folder, purge_step=first_step)
+        self._run = writers.SummaryWriter(folder, purge_step=first_step)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            self._run.add_scalar(name, value, step)
+        self._run.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._run.close()
 
 
 class WandB(_OurSink):
@@ -232,18 +238,18 @@ def make_sinks(
     """Return the sinks of these names; a missing package raises now, not during the run."""
     settings = plain_json(config)
 
-    def make(name: str) -> Sink:
+    sinks: dict[str, Sink] = {}
+    for name in names:
         try:
-            return _find_sink(name)(Path(run_folder), run_name, settings)
+            sinks[name] = _find_sink(name)(Path(run_folder), run_name, settings)
         except TurnwiseError:
             raise
         except Exception as error:
             raise ConfigError(
-                f"logging.sinks: {name} could not be made: {type(error).__name__}: {error}. It is "
-                "called with the run's folder, its name and its settings; connect in open()."
+                f"logging.sinks: {name} could not be made: {describe_error(error)}. It is called "
+                "with the run's folder, its name and its settings; connect in open()."
             ) from error
-
-    return Sinks({name: make(name) for name in dict.fromkeys(names)})
+    return Sinks(sinks)
 
 
 def _find_sink(name: str) -> Callable[[Path, str, Any], Sink]:
@@ -257,10 +263,10 @@ def _find_sink(name: str) -> Callable[[Path, str, Any], Sink]:
             "Your own is written path/to/file.py:Class."
         )
     sink: Callable[[Path, str, Any], Sink] = import_object(name, option="logging.sinks")
-    if missing := [method for method in ("open", "log", "close") if not hasattr(sink, method)]:
+    if not all(hasattr(sink, method) for method in ("open", "log", "close")):
         raise ConfigError(
-            f"logging.sinks: {name} has no {' and no '.join(missing)}, expected a class with "
-            "open(first_step), log(step, numbers) and close()"
+            f"logging.sinks got {name}, expected a class with open(first_step), "
+            "log(step, numbers) and close()"
         )
     return sink
 
@@ -315,9 +321,9 @@ class _Worker(threading.Thread):
                 self._sink.log(step, numbers)
             if is_open:
                 self._sink.close()
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             _LOG.warning(
                 "%s failed and gets no more metrics: %s. metrics.jsonl has them all.",
                 self.name,
-                f"{type(error).__name__}: {error}",
+                describe_error(error),
             )

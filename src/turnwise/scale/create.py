@@ -30,11 +30,6 @@ def create_trainer(
     if engine not in ENGINES:
         raise ConfigError(f"engine got {engine!r}. {did_you_mean(engine, ENGINES)}")
     if engine == "verl":
-        if options.get("environments") is not None:
-            raise ConfigError(
-                "environments= is a mix, and VERL trains in one environment. Train the mix with "
-                "engine='local' or 'ray'."
-            )
         return CustomRayPPOTrainer(config, environment, reward_fn, tokenizer=tokenizer, **options)
     if engine == "ray":
         config = copy.deepcopy(ConfigStore.of(config))

@@ -1,11 +1,10 @@
 """Tools that a model can call, the registry that calls them, and the parsers that find calls."""
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from turnwise.tools.base import FunctionTool, Tool, tool
 from turnwise.tools.calculator import CalculatorTool
-from turnwise.tools.context import ToolContext
+from turnwise.tools.mcp_source import MCPTools
 from turnwise.tools.parsers import (
     PARSERS,
     ActionParser,
@@ -17,27 +16,20 @@ from turnwise.tools.parsers import (
     get_parser,
     parser_for,
 )
+from turnwise.tools.python_code import CodeLimits, PythonCodeTool
 from turnwise.tools.registry import ToolRegistry
 from turnwise.tools.thoughts import answer_of
-from turnwise.tools.types import ToolCall, ToolDefinition, ToolFailure, ToolResult
+from turnwise.tools.types import ToolCall, ToolContext, ToolDefinition, ToolFailure, ToolResult
 
 if TYPE_CHECKING:
     from turnwise.env.step_tool import EnvironmentStepTool
-    from turnwise.tools.mcp_source import MCPTools
-    from turnwise.tools.python_code import CodeLimits, PythonCodeTool
-
-# Imported when first used: few programs need them, and their imports take long.
-_LATER = {
-    "EnvironmentStepTool": "turnwise.env.step_tool",
-    "CodeLimits": "turnwise.tools.python_code",
-    "MCPTools": "turnwise.tools.mcp_source",
-    "PythonCodeTool": "turnwise.tools.python_code",
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+    if name == "EnvironmentStepTool":  # imported late: turnwise.env needs this package
+        from turnwise.env.step_tool import EnvironmentStepTool
+
+        return EnvironmentStepTool
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

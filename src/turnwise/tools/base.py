@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from turnwise.errors import ToolError
-from turnwise.tools.context import ToolContext
 from turnwise.tools.schema import (
     ArgumentSpec,
     spec_from_schema,
     spec_from_signature,
     split_docstring,
 )
-from turnwise.tools.types import ToolDefinition
+from turnwise.tools.types import ToolContext, ToolDefinition
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,8 +73,8 @@ def tool(
     ...     '''
     ...     return a + b
 
-    `ToolRegistry.register(add)` takes a function, `ToolRegistry.from_object(thing)` all such
-    methods of an object.
+    `ToolRegistry.register(add)` takes a function, `ToolRegistry().bind(thing)` all such methods of
+    an object.
     """
     options = ToolMark(name, description, timeout, max_output, inline)
 
@@ -186,29 +185,20 @@ def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
         return thing
     if inspect.isroutine(thing):
         return FunctionTool(thing)
-    if isinstance(thing, type) and issubclass(thing, Tool):
-        raise ToolError(
-            f"{thing.__name__} is a class, expected a tool. Make one: {thing.__name__}()"
-        )
     raise ToolError(
-        f"a tool is a Tool object or a function, got {thing!r:.80} ({type(thing).__name__}). "
-        "Derive its class from turnwise.Tool, or wrap it in a function; a tool that is named by "
-        "text is the setting tools: [calculator, path.py:function]."
+        f"got {thing!r:.80} ({type(thing).__name__}), expected a tool: a function, or an object of "
+        "a class derived from turnwise.Tool, such as MyTool()."
     )
 
 
 def marked_tools(owner: object) -> list[Tool]:
     """Returns the methods with `@tool` of an object, base classes first, in source order."""
-    marks = _marks(type(owner))
+    marks = tool_marks(type(owner))
     return [FunctionTool(getattr(owner, name), mark) for name, mark in marks.items()]
 
 
-def has_marked_tools(cls: type) -> bool:
-    """Whether a class has tools of its own: methods with `@tool`."""
-    return bool(_marks(cls))
-
-
-def _marks(cls: type) -> dict[str, ToolMark]:
+def tool_marks(cls: type) -> dict[str, ToolMark]:
+    """Returns the methods with `@tool` of a class, by their names."""
     # An override without a mark of its own keeps the mark of the method it replaces.
     return {
         name: mark

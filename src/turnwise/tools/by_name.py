@@ -5,7 +5,6 @@ environment variable, which is inserted when the server is started.
 """
 
 import contextlib
-import inspect
 import json
 import os
 import re
@@ -50,12 +49,14 @@ def tools_by_name(
                 f"tools got {entry!r}, expected a name, {{tool: name, option: value}} or "
                 "{mcp: command or URL}"
             )
-        if "mcp" in options:
-            if closing is None:
-                raise ConfigError(
-                    f"tools got {entry!r}: MCP servers are reached from one process only. Train "
-                    "without Ray and VERL, or call the server in a tool of your own."
-                )
+        if "mcp" in options and closing is None:
+            raise ConfigError(
+                f"tools got {entry!r}: MCP servers are reached from one process only. Train "
+                "without Ray and VERL, or call the server in a tool of your own."
+            )
+        for use in uses_of(entry):
+            require_use(use)
+        if closing is not None and "mcp" in options:
             registry.register_all(_from_server(options.pop("mcp"), options, closing))
         else:
             registry.register_all(_from_target(str(options.pop("tool")), options))
@@ -79,49 +80,46 @@ def parser_by_name(name: str) -> ActionParser | str:
 
 
 def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable[..., Any]]:
-    if name not in BUILT_IN and ":" not in name:
+    is_built_in = name in BUILT_IN
+    if not is_built_in and ":" not in name:
         raise ConfigError(
             f"there is no tool {name!r}. {did_you_mean(name, BUILT_IN)} "
             "Your own is written path/to/file.py:name."
         )
-    if name in BUILT_IN and options.keys() & _RISKY:
-        require_use(_use(name, options))
     target = import_object(
-        BUILT_IN.get(name, name),
-        option="--tool or the setting tools",
-        is_built_in=name in BUILT_IN,
+        BUILT_IN.get(name, name), option="--tool or the setting tools", is_built_in=is_built_in
     )
     if isinstance(target, ToolRegistry | list | tuple) and not options:
         return list(target)
-    is_tool_class = isinstance(target, type) and issubclass(target, Tool)
-    if not is_tool_class and not (options and callable(target)):
-        if options:
-            raise ConfigError(f"tool {name!r} takes no options, got {', '.join(options)}")
+    if not options and not (isinstance(target, type) and issubclass(target, Tool)):
         return [target]
     if name == "python" and isinstance(options.get("limits"), Mapping):
         from turnwise.tools.python_code import CodeLimits
 
         options = {**options, "limits": CodeLimits(**options["limits"])}
     try:
-        inspect.signature(target).bind(**options)
+        return [target(**options)]
     except TypeError as error:
-        raise ConfigError(f"tool {name!r} cannot be made with {options}: {error}") from None
-    return [target(**options)]
+        raise ConfigError(f"tool {name!r} cannot be made with {options}: {error}") from error
 
 
 def uses_of(entry: ToolEntry) -> list[str]:
     """Returns what an entry runs besides importable code, in the words of `require_use`."""
-    options = dict(entry) if isinstance(entry, Mapping) else {"tool": entry}
+    options: dict[str, Any] = dict(entry) if isinstance(entry, Mapping) else {"tool": entry}
     if "mcp" in options:
-        return [server_use(server_words(options.pop("mcp")), options)]
+        words = server_words(options.pop("mcp"))
+        if words[0].startswith(("http://", "https://")):
+            return [f"the MCP server {words[0]}"]
+        # With its folder: the same command elsewhere is other code.
+        folder = Path(options.get("cwd") or ".").expanduser().resolve()
+        variables = f" with {dict(options['env'])}" if options.get("env") else ""
+        return [f"the MCP server {shlex.join(words)} in {folder}{variables}"]
     name = options.pop("tool", None)
-    return [_use(name, options)] if name in BUILT_IN and options.keys() & _RISKY else []
-
-
-def _use(name: str, options: Mapping[str, Any]) -> str:
+    if name not in BUILT_IN or not options.keys() & _RISKY:
+        return []
     if isinstance(options.get("packages"), list):  # relative folders made absolute
-        options = {**options, "packages": [os.path.abspath(p) for p in options["packages"]]}
-    return f"the tool {name} with {json.dumps(options, sort_keys=True, default=repr)}"
+        options["packages"] = [os.path.abspath(path) for path in options["packages"]]
+    return [f"the tool {name} with {json.dumps(options, sort_keys=True, default=repr)}"]
 
 
 def _from_server(
@@ -129,24 +127,20 @@ def _from_server(
 ) -> Sequence[Tool]:
     from turnwise.tools.mcp_source import MCPTools
 
-    words = server_words(server)
-    require_use(server_use(words, options))
     only = options.pop("only", None)
-    words, options = with_variables(words), with_variables(options)
+    words, options = with_variables(server_words(server)), with_variables(options)
     if words[0].startswith(("http://", "https://")):
         source = MCPTools.http(words[0], **options)
     else:
         source = MCPTools.stdio(words[0], words[1:], **options)
-    tools = closing.enter_context(source).tools
-    if only is None:
-        return tools
-    by_name = {tool.name: tool for tool in tools}
-    if not isinstance(only, list) or not all(name in by_name for name in only):
+    tools = {tool.name: tool for tool in closing.enter_context(source).tools}
+    names = list(tools) if only is None else only
+    if not isinstance(names, list) or not all(name in tools for name in names):
         raise ConfigError(
             f"only got {only!r}, expected names of tools that the MCP server {source.name!r} has: "
-            f"{', '.join(by_name)}"
+            f"{', '.join(tools)}"
         )
-    return [by_name[name] for name in only]
+    return [tools[name] for name in names]
 
 
 def server_entry(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,16 +167,6 @@ def server_words(server: object) -> list[str]:
     if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
         raise ConfigError(f"mcp got {server!r}, expected a command or a URL of a server")
     return words
-
-
-def server_use(words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Returns what is run, with its folder: the same command elsewhere is other code."""
-    if words[0].startswith(("http://", "https://")):
-        return f"the MCP server {words[0]}"
-    folder = Path(options.get("cwd") or ".").expanduser().resolve()
-    environment = options.get("env")
-    variables = f" with {dict(environment)}" if environment else ""
-    return f"the MCP server {shlex.join(words)} in {folder}{variables}"
 
 
 def with_variables(value: Any) -> Any:

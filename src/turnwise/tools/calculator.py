@@ -17,8 +17,7 @@ Number = int | float
 
 _MAX_CHARACTERS = 1000
 _MAX_BITS = 10_000  # some three thousand digits
-_MAX_PLACES = 300
-_SIGNIFICANT_DIGITS = 15  # a float holds these; the next is noise
+_MAX_FACTORS = 1000
 _REPLACED = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 
 
@@ -52,10 +51,7 @@ def calculate(expression: str) -> Number | bool:
     turnwise.errors.ToolError: A number in it is too large: up to 3010 digits are computed.
     """
     if len(expression) > _MAX_CHARACTERS:
-        raise ToolError(
-            f"The expression has {len(expression)} characters, up to {_MAX_CHARACTERS} are taken. "
-            "Compute it in parts."
-        )
+        raise ToolError(f"The expression has more than {_MAX_CHARACTERS} characters.")
     try:
         tree = ast.parse(expression.strip().translate(_REPLACED), mode="eval")
         value = _evaluate(tree.body)
@@ -71,7 +67,8 @@ def calculate(expression: str) -> Number | bool:
             f"{ascii(expression)[:60]} cannot be computed: {str(error)[:100]}. Write for example "
             "(3 + 4) * 2 ** 10, with numbers such as 1000, not 1,000."
         ) from None
-    return float(f"{value:.{_SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
+    # A float holds fifteen digits; the next is noise.
+    return float(f"{value:.15g}") if isinstance(value, float) else value
 
 
 def _evaluate(node: ast.expr) -> Number | bool:
@@ -84,7 +81,7 @@ def _evaluate(node: ast.expr) -> Number | bool:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             value = _OPERATORS[type(op)](_evaluate(left), _evaluate(right))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-            value = bool(_OPERATORS[type(op)](_evaluate(left), _evaluate(right)))
+            value = _OPERATORS[type(op)](_evaluate(left), _evaluate(right))
         case ast.Name(id=name) if name in _CONSTANTS:
             value = _CONSTANTS[name]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
@@ -103,51 +100,31 @@ def _evaluate(node: ast.expr) -> Number | bool:
         raise ValueError("the result is not a real number")
     if isinstance(value, float) and not math.isfinite(value):
         raise OverflowError
-    if isinstance(value, int):
-        _require_bits(value.bit_length())
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise OverflowError
     result: Number | bool = value
     return result
 
 
-def _require_bits(num_bits: float) -> None:
-    if num_bits > _MAX_BITS:
-        raise OverflowError
-
-
 def _power(base: Number, exponent: Number) -> Any:
-    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
-        _require_bits(math.log2(abs(base)) * exponent)
+    is_whole = isinstance(base, int) and isinstance(exponent, int)
+    if is_whole and abs(base) > 1 and math.log2(abs(base)) * exponent > _MAX_BITS:
+        raise OverflowError
     return base**exponent
 
 
-def _whole(x: Number) -> int:
-    if isinstance(x, float) and not x.is_integer():
-        raise ValueError(f"{x} is not a whole number")
-    return int(x)
-
-
-def _of_whole_numbers(function: Callable[..., int]) -> Callable[..., int]:
-    """Makes a function take whole numbers; a product of too many factors is refused."""
+def _of_whole_numbers(name: str) -> Callable[..., int]:
+    """Makes a function take whole floats too, and refuse a product of too many factors."""
 
     def compute(*args: Number) -> int:
-        numbers = [_whole(number) for number in args]
-        if function in (math.factorial, math.comb, math.perm):
-            # No factor is above n, and there are as many factors as chosen things; comb may as
-            # well choose those that are left.
-            num_factors = numbers[-1]
-            if function is math.comb:
-                num_factors = min(num_factors, max(numbers[0] - num_factors, 0))
-            _require_bits(num_factors * numbers[0].bit_length())
-        return function(*numbers)
+        if any(arg != int(arg) for arg in args):
+            raise ValueError(f"{name} takes whole numbers")
+        if name in ("factorial", "comb", "perm") and max(args, default=0) > _MAX_FACTORS:
+            raise OverflowError
+        value: int = getattr(math, name)(*map(int, args))
+        return value
 
     return compute
-
-
-def _round(x: Number, places: Number = 0) -> Number:
-    digits = _whole(places)
-    if abs(digits) > _MAX_PLACES:
-        raise ValueError(f"it rounds to more than {_MAX_PLACES} places")
-    return round(x, digits) if digits else round(x)
 
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -168,19 +145,17 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.GtE: operator.ge,
 }
 _CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
-_FUNCTIONS: dict[str, Callable[..., Number]] = {
+_OF_REALS = (
+    "floor", "ceil", "sqrt", "cbrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin",
+    "acos", "atan", "atan2", "hypot", "degrees", "radians",
+)  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(math, name) for name in _OF_REALS},
+    **{name: _of_whole_numbers(name) for name in ("factorial", "comb", "perm", "gcd", "lcm")},
     "abs": abs,
-    "round": _round,
+    "round": lambda x, places=0: round(x, max(-300, min(300, int(places))) or None),
     "min": lambda *args: min(args),
     "max": lambda *args: max(args),
     "sum": lambda *args: sum(args),
     "ln": math.log,
 }
-_OF_REALS = (
-    math.floor, math.ceil, math.sqrt, math.cbrt, math.exp, math.log, math.log2, math.log10,
-    math.sin, math.cos, math.tan, math.asin, math.acos, math.atan, math.atan2, math.hypot,
-    math.degrees, math.radians,
-)  # fmt: skip
-_OF_WHOLE = (math.factorial, math.comb, math.perm, math.gcd, math.lcm)
-_FUNCTIONS |= {function.__name__: function for function in _OF_REALS}
-_FUNCTIONS |= {function.__name__: _of_whole_numbers(function) for function in _OF_WHOLE}

@@ -10,52 +10,51 @@ import asyncio
 import atexit
 import os
 import re
-import threading
+import signal
+import tempfile
+import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import IO, Any, Self
 
 from turnwise.deadlines import LoopCall, LoopThread, call_with_deadline
-from turnwise.errors import MissingExtraError, ToolError, import_extra
+from turnwise.errors import ToolError, import_extra
 from turnwise.tools.base import DEFAULT_MAX_OUTPUT, DEFAULT_TIMEOUT, Tool
 from turnwise.tools.by_name import server_entry
 from turnwise.tools.registry import one_line
-from turnwise.tools.server_processes import ServerProcesses
-from turnwise.tools.types import ToolDefinition
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 20.0
-_LOG_SECONDS = 1.0
-"""For reading the last output of a server; its children may keep the pipe open."""
 _SHOWN_LOG = 300
+_TERMINATE_SECONDS = 1.0
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
 
-Connect = Callable[[AsyncExitStack, IO[str]], Any]
-"""Returns what `mcp.Client` takes. The stack closes its resources; the file gets the server log."""
 
+def _end_processes(variable: str) -> None:
+    """Terminates the processes that have an environment variable, and kills those that ignore it.
 
-class _ServerLog:
-    """Keeps the last characters that a server writes to stderr."""
-
-    def __init__(self) -> None:
-        self._source, sink = os.pipe()
-        self.file = os.fdopen(sink, "w")
-        self._tail = b""
-        self._thread = threading.Thread(target=self._follow, name="turnwise: MCP log", daemon=True)
-        self._thread.start()
-
-    def _follow(self) -> None:
-        with os.fdopen(self._source, "rb", buffering=0) as pipe:
-            while chunk := pipe.read(1 << 16):
-                self._tail = (self._tail + chunk)[-_SHOWN_LOG:]
-
-    def last_output(self) -> str:
-        """Returns the last output of a server that has ended."""
-        self.file.close()  # the thread reads until no one has the pipe open
-        self._thread.join(_LOG_SECONDS)
-        words = " ".join(self._tail.decode(errors="replace").split())
-        return f" It wrote: {words}" if words else ""
+    A process id alone proves nothing, because ids are reused. Without `/proc` (not Linux) nothing
+    is found, and nothing is killed. It blocks, because it must not be cancelled halfway.
+    """
+    for number, seconds in ((signal.SIGTERM, _TERMINATE_SECONDS), (signal.SIGKILL, 2.0)):
+        deadline = time.monotonic() + seconds
+        signalled: set[int] = set()
+        while True:
+            pids = set()
+            for folder in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):  # it has ended, or belongs to another user
+                    if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                        pids.add(int(folder.name))
+            if not pids or time.monotonic() > deadline:
+                break
+            for pid in pids - signalled:  # newly forked ones get the signal too
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            signalled |= pids
+            time.sleep(0.01)
 
 
 class MCPTool(Tool):
@@ -65,14 +64,10 @@ class MCPTool(Tool):
         self.source = source
         self._name = described.name
         self.name = source.prefix + _NOT_IN_NAMES.sub("_", described.name)[:64]
-        self.description = described.description or ""
+        self.description = described.description or described.name
         self.parameters = described.input_schema
         self.timeout = source.timeout
         self.max_output = source.max_output
-
-    @property
-    def definition(self) -> ToolDefinition:
-        return ToolDefinition(self.name, self.description, dict(self.parameters or {}))
 
     async def execute(self, **params: Any) -> Any:
         return await self.source.call(self._name, params)
@@ -84,13 +79,14 @@ class MCPTools:
         with MCPTools.stdio("python", ["server.py"]) as source:
             registry.register_all(source.tools)
 
+    `connect` takes a file for what the server writes to stderr and returns what `mcp.Client` takes.
     `prefix` precedes the names of its tools, for servers with equal names; `timeout` and
     `max_output` are those of each tool. When the server is lost, calls fail and `status` says why.
     """
 
     def __init__(
         self,
-        connect: Connect,
+        connect: Callable[[IO[bytes]], Any],
         name: str,
         *,
         prefix: str = "",
@@ -109,7 +105,7 @@ class MCPTools:
         self._stop: asyncio.Event | None = None
         self._thread: LoopThread | None = None
         self._serving: LoopCall[None] | None = None
-        self._log: _ServerLog
+        self._log: IO[bytes]
         self.entry: dict[str, Any] | None = None
         """The server as an entry of the setting `tools`, without secrets; None if there is none."""
 
@@ -127,12 +123,12 @@ class MCPTools:
 
         Its environment has PATH, HOME and the like, and `env`.
         """
-        mcp = _import_mcp()
+        mcp = import_extra("mcp", "mcp")
 
         @asynccontextmanager
-        async def connect(stack: AsyncExitStack, log: IO[str]) -> AsyncIterator[Any]:
-            processes = ServerProcesses()
-            variables = {**(env or {}), **processes.environment}
+        async def connect(log: IO[bytes]) -> AsyncIterator[Any]:
+            mark = uuid.uuid4().hex  # which the children of the server inherit
+            variables = {**(env or {}), "TURNWISE_SERVER": mark}
             parameters = mcp.StdioServerParameters(
                 command=command, args=list(args), env=variables, cwd=cwd
             )
@@ -141,7 +137,7 @@ class MCPTools:
                     yield streams
             finally:
                 # The SDK ends the server, but not the children of one that ends on request.
-                processes.terminate()
+                _end_processes(f"TURNWISE_SERVER={mark}")
 
         name = " ".join([os.path.basename(command), *args])
         source = cls(connect, name if len(name) <= 60 else f"{name[:57]}...", **settings)
@@ -151,17 +147,19 @@ class MCPTools:
     @classmethod
     def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **settings: Any) -> Self:
         """Returns a server that runs elsewhere, by its URL (streamable HTTP)."""
-        _import_mcp()
+        import_extra("mcp", "mcp")
         transport = import_extra("mcp.client.streamable_http", "mcp")
         web = import_extra("httpx2", "mcp")
 
-        def connect(stack: AsyncExitStack, log: IO[str]) -> Any:
+        @asynccontextmanager
+        async def connect(log: IO[bytes]) -> AsyncIterator[Any]:
             # No read timeout: a tool may work for long, and has its own timeout.
-            client = web.AsyncClient(
-                headers=dict(headers or {}), timeout=web.Timeout(30, read=None)
-            )
-            stack.push_async_callback(client.aclose)
-            return transport.streamable_http_client(url, http_client=client)
+            timeout = web.Timeout(30, read=None)
+            async with (
+                web.AsyncClient(headers=dict(headers or {}), timeout=timeout) as client,
+                transport.streamable_http_client(url, http_client=client) as streams,
+            ):
+                yield streams
 
         source = cls(connect, url, **settings)
         source.entry = server_entry([url], {"headers": headers, **settings})
@@ -183,22 +181,24 @@ class MCPTools:
         # For a program that exits without closing: a server may survive the end of its input.
         atexit.register(self.close)
         ready: Future[None] = Future()
-        self._log = _ServerLog()
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `close` closes it
         self._thread = LoopThread(f"MCP {self.name}"[:50])
-        self._serving = self._thread.submit(self._serve(ready, self._log.file))
+        self._serving = self._thread.submit(self._serve(ready))
         try:
             ready.result()  # the connection has a timeout
         except Exception as error:
-            self.close()
-            self._log.file.close()  # its reader waits as long as anybody can write
             why = _reason(error) or f"it did not answer within {_START_SECONDS:g} s."
+            problem = f"could not be reached: {why}{self._last_words()}"
+            self.close()
             self.status = f"failed to open: {why}"
-            raise ToolError(
-                f"the MCP server {self.name!r} could not be reached: {why}{self._log.last_output()}"
-            ) from error
-        finally:
-            self._log.file.close()  # the server has its own end of it
+            raise ToolError(f"the MCP server {self.name!r} {problem}") from error
         return self
+
+    def _last_words(self) -> str:
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), _SHOWN_LOG, max(0, size - _SHOWN_LOG))
+        words = " ".join(tail.decode(errors="replace").split())
+        return f" It wrote: {words}" if words else ""
 
     def close(self) -> None:
         """Disconnects, and ends a server that was started here, with its child processes.
@@ -213,6 +213,7 @@ class MCPTools:
         wait([self._serving.outcome], _CLOSE_SECONDS)
         self._thread.end(_CLOSE_SECONDS)
         self._thread = None
+        self._log.close()
         self.status = "closed"
 
     def __enter__(self) -> Self:
@@ -244,32 +245,28 @@ class MCPTools:
             code = getattr(error, "code", None)
             if isinstance(code, int) and code != import_extra("mcp.types", "mcp").CONNECTION_CLOSED:
                 raise ToolError(_reason(error)) from error  # refused; the server is still there
-            output = await call_with_deadline(
-                self._log.last_output, timeout=None, waiting_for="the server's log"
-            )
-            self.status = f"lost: {_reason(error)}{output}"
+            self.status = f"lost: {_reason(error)}{self._last_words()}"
             raise ConnectionError(
                 f"the MCP server {self.name!r} broke down during the call: {_reason(error)}"
             ) from error
         pieces = []
         for block in answer.content:
             text = getattr(getattr(block, "resource", block), "text", None)
-            if text is None:
-                what = getattr(block, "uri", None) or getattr(block, "mime_type", "")
-                text = f"[{block.type} {what}, not shown]"
-            pieces.append(text)
+            what = getattr(block, "uri", None) or getattr(block, "mime_type", "")
+            pieces.append(f"[{block.type} {what}, not shown]" if text is None else text)
         if answer.is_error:
             raise ToolError("\n".join(pieces) or "the tool failed and did not say why")
         return "\n".join(pieces) if pieces else answer.structured_content
 
-    async def _serve(self, ready: Future[None], log: IO[str]) -> None:
+    async def _serve(self, ready: Future[None]) -> None:
         """Opens, keeps and closes the connection in one task, as the SDK requires."""
         self._stop = asyncio.Event()
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(_START_SECONDS):
-                    client = _import_mcp().Client(self._connect(stack, log))
-                    await stack.enter_async_context(client)
+                    client = await stack.enter_async_context(
+                        import_extra("mcp", "mcp").Client(self._connect(self._log))
+                    )
                     page = await client.list_tools()
                     described = list(page.tools)
                     while page.next_cursor is not None:
@@ -297,13 +294,3 @@ def _reason(error: BaseException) -> str:
     if not text:
         return "" if isinstance(error, TimeoutError) else type(error).__name__
     return f"{text.rstrip('.')}."
-
-
-def _import_mcp() -> Any:
-    mcp = import_extra("mcp", "mcp")
-    if not hasattr(mcp, "Client"):
-        raise MissingExtraError(
-            "this needs version 2 of mcp, an older one is installed. "
-            "Install it with: pip install 'turnwise[mcp]'"
-        )
-    return mcp

@@ -4,30 +4,22 @@ What a tool returned becomes the text of a `ToolResult`; so does the reason why 
 """
 
 import dataclasses
-import inspect
+import functools
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
-from turnwise.deadlines import (
-    call_with_deadline,
-    ending_forked_copies,
-    is_async,
-    is_interrupt,
-    run_sync,
-)
+from turnwise.deadlines import call_with_deadline, is_async, run_sync
 from turnwise.errors import (
     DeadlineExceeded,
     EnvironmentFault,
     ToolError,
     describe_error,
     did_you_mean,
-    error_message,
 )
 from turnwise.tools.base import DEFAULT_MAX_OUTPUT, Tool, as_tool, marked_tools
-from turnwise.tools.context import ToolContext
-from turnwise.tools.types import ToolCall, ToolDefinition, ToolFailure, ToolResult
+from turnwise.tools.types import ToolCall, ToolContext, ToolDefinition, ToolFailure, ToolResult
 from turnwise.types import StepResult
 
 T = TypeVar("T", bound=Tool | Callable[..., Any])
@@ -35,16 +27,12 @@ T = TypeVar("T", bound=Tool | Callable[..., Any])
 _MAX_MESSAGE = 800
 
 
-class CallRefused(Exception):
-    """A call that is refused before the tool runs."""
+class _CallFailed(Exception):
+    """A call that was refused before the tool ran, or whose value is no text."""
 
     def __init__(self, failure: ToolFailure, reason: str) -> None:
         super().__init__(reason)
         self.failure = failure
-
-
-class NotTextError(TypeError):
-    """A tool returned what is neither text nor JSON."""
 
 
 class ToolRegistry:
@@ -65,29 +53,10 @@ class ToolRegistry:
         given: Any = tools
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise ToolError(
-                f"tools got {getattr(given, '__name__', repr(given)):.80}, expected a list of "
-                "functions or objects of turnwise.Tool, such as tools=[it]. Tools that are named "
-                "by text are the setting tools: [calculator, path.py:function]."
+                f"tools got {given!r:.80}, expected a list of functions or objects of "
+                "turnwise.Tool; by name they are the setting tools: [calculator, path.py:function]."
             )
         self.register_all(given)
-
-    @classmethod
-    def from_object(cls, owner: object) -> Self:
-        """Returns the tools of an object: its methods with `@tool`."""
-        tools = marked_tools(owner)
-        if not tools:
-            raise ToolError(
-                f"{type(owner).__name__} has no tools. Mark its methods with @tool "
-                "(from turnwise import tool)."
-            )
-        return cls(tools)
-
-    @classmethod
-    def from_environment(
-        cls, environment: Any, tools: Iterable[Tool | Callable[..., Any]] = ()
-    ) -> Self:
-        """Returns `tools` and the environment's own: its methods with `@tool`."""
-        return cls(tools).bind(environment)
 
     def bind(self, environment: Any) -> Self:
         """Returns these tools and the environment's own, for one episode."""
@@ -100,21 +69,13 @@ class ToolRegistry:
         made = as_tool(thing)
         name = made.definition.name
         if name in self._tools:
-            raise ToolError(
-                f"there is already a tool {name!r}. Unregister it first, or give the new one "
-                "another name."
-            )
+            raise ToolError(f"there is already a tool {name!r}. Give the new one another name.")
         self._tools[name] = made
         return thing
 
     def register_all(self, things: Iterable[Tool | Callable[..., Any]]) -> None:
         for thing in things:
             self.register(thing)
-
-    def unregister(self, name: str) -> None:
-        if name not in self._tools:
-            raise ToolError(_no_such_tool(name, self._tools))
-        del self._tools[name]
 
     @property
     def names(self) -> list[str]:
@@ -144,59 +105,40 @@ class ToolRegistry:
 
         Without a context the registry's own is used, which is open until `close`.
         """
-        context = context or self._default_context()
-        started = time.perf_counter()
-        try:
-            result = self._begin(call, context)
-            if inspect.iscoroutine(result):
-                result = run_sync(result)
-        except BaseException as error:
-            return _failed(call.name, error, started)
-        return _finished(result, context, started)
+        return run_sync(self.execute_async(call, context))
 
     async def execute_async(self, call: ToolCall, context: ToolContext | None = None) -> ToolResult:
         """`execute` without blocking the event loop: a synchronous tool runs in a thread."""
-        context = context or self._default_context()
+        if context is None:
+            self._context = context = self._context or self.open_context()
         started = time.perf_counter()
         try:
-            result = self._begin(call, context)
-            if inspect.isawaitable(result):
-                result = await result
-        except BaseException as error:
-            return _failed(call.name, error, started)
-        return _finished(result, context, started)
+            result = await self._call(call, context)
+        except (Exception, SystemExit) as error:  # the boundary where a failure becomes a result
+            result = _failed(call.name, error)
+        if result.step is not None:
+            context.steps.append(result.step)
+        return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
-    def _begin(self, call: ToolCall, context: ToolContext) -> Any:
-        """Returns the `ToolResult` of an inline tool, or an awaitable of it."""
+    async def _call(self, call: ToolCall, context: ToolContext) -> ToolResult:
         if call.name not in self._tools:
-            raise CallRefused(ToolFailure.UNKNOWN_TOOL, _no_such_tool(call.name, self._tools))
+            name = str(call.name)[:64]
+            reason = f"there is no tool {name!r}. {did_you_mean(name, self._tools)}"
+            raise _CallFailed(ToolFailure.UNKNOWN_TOOL, reason)
         tool = self._tools[call.name]
         try:
             arguments = tool.with_context(tool.check(call.arguments), context)
         except ToolError as error:
-            raise CallRefused(ToolFailure.BAD_ARGUMENTS, str(error)) from None
+            raise _CallFailed(ToolFailure.BAD_ARGUMENTS, str(error)) from None
         function = tool.function
-
-        # The value becomes text where the tool runs, not on the event loop: it may be 100 MB.
-        def run() -> ToolResult | Awaitable[ToolResult]:
-            with ending_forked_copies():
-                value = function(**arguments)
-            return finish(value) if inspect.isawaitable(value) else read(value)
-
-        async def run_async() -> ToolResult:
-            return await finish(function(**arguments))
-
-        async def finish(value: Awaitable[Any]) -> ToolResult:
-            with ending_forked_copies():
-                return read(await value)
-
-        def read(value: Any) -> ToolResult:
-            return read_output(value, tool.max_output, call.name)
-
         if tool.inline and not is_async(function):
-            return run()
-        work = run_async if is_async(function) else run
-        return call_with_deadline(work, timeout=tool.timeout, waiting_for=f"tool {call.name}")
+            value = function(**arguments)
+        else:
+            # Not as arguments of `call_with_deadline`: a tool may have one called `timeout`.
+            work = functools.partial(function, **arguments)
+            waiting_for = f"tool {call.name}"
+            value = await call_with_deadline(work, timeout=tool.timeout, waiting_for=waiting_for)
+        return read_output(value, tool.max_output, call.name)
 
     # `/`: a tool may have arguments that are called `name` or `self`.
     def execute_tool(self, name: str, /, **params: Any) -> tuple[bool, Any]:
@@ -215,52 +157,25 @@ class ToolRegistry:
             self._context.close()
             self._context = None
 
-    def _default_context(self) -> ToolContext:
-        if self._context is None:
-            self._context = self.open_context()
-        return self._context
 
-
-def _finished(result: ToolResult, context: ToolContext, started: float) -> ToolResult:
-    if result.step is not None:
-        context.steps.append(result.step)
-    return dataclasses.replace(result, seconds=time.perf_counter() - started)
-
-
-def _no_such_tool(name: object, known: Iterable[str]) -> str:
-    shown = str(name)[:64]
-    return f"there is no tool {shown!r}. {did_you_mean(shown, known)}"
-
-
-def _failed(name: str, error: BaseException, started: float) -> ToolResult:
-    """Returns the result of a call that raised; a cancelled episode and Ctrl-C propagate.
-
-    This is the one place where failures of tools are caught.
-    """
-    if is_interrupt(error):
-        raise error
-    text = one_line(error_message(error))
+def _failed(name: str, error: BaseException) -> ToolResult:
+    """Returns the result of a call that raised."""
+    text = one_line(str(error))
     match error:
-        case CallRefused(failure=failure):
+        case _CallFailed(failure=failure):
             pass
         case ToolError():  # its text keeps its lines, such as the last ones of a traceback
             failure = ToolFailure.REFUSED
-            text = read_output(error_message(error), DEFAULT_MAX_OUTPUT).text
+            text = read_output(str(error), DEFAULT_MAX_OUTPUT).text
         case EnvironmentFault():
             failure = ToolFailure.ENVIRONMENT
-        case NotTextError():
-            failure, text = ToolFailure.BAD_RESULT, one_line(f"{name} failed: it {error}.")
         case DeadlineExceeded():
             failure = ToolFailure.TIMED_OUT
-            text = one_line(f"{name} took too long and was stopped. Ask for less at once.")
+            text = f"{name} took too long and was stopped. Ask for less at once."
         case _:
-            # An exception that a thread cannot pass on, such as SystemExit, arrives wrapped.
-            if (cause := error.__cause__) is not None and not isinstance(cause, Exception):
-                error = cause
             failure = ToolFailure.RAISED
             text = one_line(f"{name} failed with {describe_error(error)}")
-    seconds = time.perf_counter() - started
-    return ToolResult(name, False, text, value=text, seconds=seconds, failure=failure)
+    return ToolResult(name, False, text, value=text, failure=failure)
 
 
 def read_output(value: Any, limit: int, name: str = "") -> ToolResult:
@@ -277,19 +192,10 @@ def read_output(value: Any, limit: int, name: str = "") -> ToolResult:
     if value is None:
         return ToolResult(name, success=True, text="Done.", step=step)
     try:
-        # What is beyond the limit is never made: a value may have 100 MB of JSON.
-        pieces = [value] if isinstance(value, str) else _ENCODER.iterencode(value)
-        parts, length = [], 0
-        for piece in pieces:
-            parts.append(piece[: limit + 1])
-            length += len(piece)
-            if length > limit:
-                break
-        text = "".join(parts)
+        text = value if isinstance(value, str) else _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise NotTextError(
-            f"returned {type(value).__name__}, which is neither text nor JSON ({error})"
-        ) from None
+        problem = f"returned {type(value).__name__}, which is neither text nor JSON ({error})"
+        raise _CallFailed(ToolFailure.BAD_RESULT, f"{name} failed: it {problem}.") from None
     was_cut = len(text) > limit
     text = _printable(text[:limit])
     if was_cut:
@@ -314,10 +220,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_json)
 
 def one_line(text: str) -> str:
     """Returns a message, shortened and on one line."""
-    # Only the start: splitting 100 MB into words would take seconds.
-    line = " ".join(text[: 4 * _MAX_MESSAGE].split())
-    line = line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."
-    return _printable(line)
+    line = " ".join(text.split())
+    return _printable(line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}...")
 
 
 def _printable(text: str) -> str:

@@ -17,19 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Union, c
 from weakref import WeakKeyDictionary
 
 from turnwise.errors import ToolError, did_you_mean
-from turnwise.tools.context import ToolContext
+from turnwise.tools.types import ToolContext
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_SHOWN_PROBLEMS = 3
-_SHOWN_CHARACTERS = 40
-_MAX_DEPTH = 16
-_SECTION = re.compile(
-    r"(?im)^(args|arguments|parameters|returns?|yields?|raises|examples?|notes?):[ \t]*$"
-)
+_SECTION = re.compile(r"(?m)^(Args|Returns|Yields|Raises|Examples?|Notes?):[ \t]*$")
 # `name (type): what it is`, and the lines below it that are indented further.
-_ENTRY = re.compile(r"(?m)^\*{0,2}(\w+)[ \t]*(?:\([^)]*\))?[ \t]*:(.*(?:\n(?:[ \t]+.*)?)*)")
+_ENTRY = re.compile(r"(?m)^(\w+)[ \t]*(?:\([^)]*\))?[ \t]*:(.*(?:\n(?:[ \t]+.*)?)*)")
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class ArgumentSpec:
         from pydantic import ValidationError
 
         if not isinstance(arguments, Mapping):
-            raise ToolError(f"The arguments must be an object, got {_shorten(arguments)}.")
+            raise ToolError(f"The arguments must be an object, got {arguments!r:.40}.")
         try:
             return self.adapter.validate_python(dict(arguments))
         except ValidationError as error:
@@ -60,15 +55,15 @@ class ArgumentSpec:
         # One sentence per argument; a union has one problem for each member.
         explained: dict[Any, str] = {}
         for problem in problems:
-            where = ".".join(str(part) for part in problem["loc"])[:_SHOWN_CHARACTERS]
-            text = f"{where} got {_shorten(problem['input'])}. {problem['msg'][:120]}."
+            where = ".".join(str(part) for part in problem["loc"])
+            text = f"{where} got {problem['input']!r:.40}. {problem['msg']}."
             if problem["type"] == "missing":
                 text = f"{where} is missing."
             elif problem["type"] == "extra_forbidden":
                 names = self.schema.get("properties", {})
                 text = f"There is no argument {where!r}. {did_you_mean(where, names)}"
             explained.setdefault(problem["loc"][:1], text)
-        raise ToolError(" ".join(list(explained.values())[:_SHOWN_PROBLEMS]))
+        raise ToolError(" ".join(explained.values()))
 
 
 # By function, not by tool: every episode's environment binds the same method again.
@@ -90,7 +85,7 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
     context_argument: str | None = None
     for parameter in _parameters(function):
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            takes_any = takes_any or parameter.kind is parameter.VAR_KEYWORD
+            takes_any |= parameter.kind is parameter.VAR_KEYWORD
             continue
         hint: Any = Any if parameter.annotation is parameter.empty else parameter.annotation
         if _is_context(hint):
@@ -118,24 +113,14 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns the parameters with evaluated hints; the hint of the result may stay unknown."""
-    scope = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__globals__", {})
+    """Returns the parameters with evaluated hints."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
-        for number, parameter in enumerate(parameters):
-            if isinstance(parameter.annotation, str):
-                hint = eval(parameter.annotation, scope)
-                parameters[number] = parameter.replace(annotation=hint)
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     except (NameError, ValueError) as error:
         raise ToolError(
             f"cannot read the signature and type hints of {_name(function)}: {error}. Import its "
             "types at the top of its module; wrap what is not Python in a function with hints."
         ) from None
-    if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in parameters):
-        raise ToolError(
-            f"{_name(function)} has positional-only arguments, but tools are called by name. "
-            "Remove the '/' from its signature."
-        )
     if parameters and parameters[0].name == "self":
         raise ToolError(
             f"{_name(function)} is a method without its object. "
@@ -195,11 +180,6 @@ def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
     return schema
 
 
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
@@ -215,28 +195,15 @@ def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
     ('Add.', {'a': 'The first.'})
     """
     summary, *sections = _SECTION.split(inspect.cleandoc(doc))
-    arguments: dict[str, str] = {}
-    for name, body in zip(sections[::2], sections[1::2], strict=True):
-        # A section ends where a line is not indented; such lines are about the whole tool.
-        lines = body.splitlines()
-        end = next((n for n, line in enumerate(lines) if line[:1].strip()), len(lines))
-        summary += "\n" + "\n".join(lines[end:])
-        if name.lower() in ("args", "arguments", "parameters"):
-            for argument, text in _ENTRY.findall(textwrap.dedent("\n".join(lines[:end]) + "\n")):
-                arguments[argument] = " ".join(text.split())
-    return " ".join(summary.split()), arguments
+    bodies = dict(zip(sections[::2], sections[1::2], strict=True))
+    entries = _ENTRY.findall(textwrap.dedent(bodies.get("Args", "")))
+    return " ".join(summary.split()), {name: " ".join(text.split()) for name, text in entries}
 
 
 def spec_from_schema(schema: Mapping[str, Any], function: Callable[..., Any]) -> ArgumentSpec:
     """Returns the validation of a given schema; `function` may have a context argument."""
     names = [p.name for p in _parameters(function) if _is_context(p.annotation)]
-    try:
-        return _read_schema(json.dumps(schema), names[0] if names else None)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ToolError(
-            f"{str(schema)[:80]} is not a JSON schema of arguments: {error}. Write for example "
-            "{'type': 'object', 'properties': {'city': {'type': 'string'}}, 'required': ['city']}"
-        ) from None
+    return _read_schema(json.dumps(schema), names[0] if names else None)
 
 
 @lru_cache(maxsize=1024)
@@ -244,87 +211,28 @@ def _read_schema(text: str, context_argument: str | None) -> ArgumentSpec:
     from pydantic import TypeAdapter
 
     schema: dict[str, Any] = json.loads(text)
-    shape = {"properties": {}, **schema, "type": "object"}
-    definitions = schema.get("$defs") or schema.get("definitions") or {}
-    python_type = _python_type(shape, definitions, 0)
-    return ArgumentSpec(schema, TypeAdapter(python_type), context_argument)
+    fields = {name: _python_type(inner) for name, inner in schema.get("properties", {}).items()}
+    takes_any = schema.get("additionalProperties", False) is not False
+    arguments = _typed_dict(fields, schema.get("required", ()), takes_any)
+    return ArgumentSpec(schema, TypeAdapter(arguments), context_argument)
 
 
-_SCALARS: dict[Any, Any] = {
+_TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
     "number": int | float,
     "boolean": bool,
     "null": None,
+    "array": list[Any],
     "object": dict[str, Any],
 }
-_NUMBER_BOUNDS = {
-    "minimum": "ge",
-    "maximum": "le",
-    "exclusiveMinimum": "gt",
-    "exclusiveMaximum": "lt",
-}
-_BOUNDS: dict[Any, dict[str, str]] = {
-    "integer": _NUMBER_BOUNDS,
-    "number": _NUMBER_BOUNDS,
-    "string": {"minLength": "min_length", "maxLength": "max_length"},
-    "array": {"minItems": "min_length", "maxItems": "max_length"},
-}
 
 
-def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
-    """Returns the pydantic type of a JSON schema; Any for what has no counterpart."""
-    from pydantic import Field
-
-    if isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
-        schema = definitions.get(reference.rpartition("/")[2])
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return Any
-    options = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-    if options:
-        simple = all(option is None or isinstance(option, str | int) for option in options)
-        return Literal[tuple(options)] if simple else Any
-    kind = schema.get("type")
-    alternatives = schema.get("anyOf") or schema.get("oneOf")
-    if not alternatives and isinstance(kind, list):
-        alternatives = [{**schema, "type": one} for one in kind]
-    if alternatives:
-        members = tuple(_python_type(inner, definitions, depth + 1) for inner in alternatives)
-        return Union[members]  # noqa: UP007 - made at run time
-    python_type = _SCALARS.get(kind, Any)
-    if kind == "array":
-        inner = _python_type(schema.get("items"), definitions, depth + 1)
-        python_type = list[inner]  # type: ignore[valid-type]  # made at run time
-    elif kind == "object" and "properties" in schema:
-        fields = {
-            name: _python_type(inner, definitions, depth + 1)
-            for name, inner in schema["properties"].items()
-        }
-        takes_any = schema.get("additionalProperties", False) is not False
-        python_type = _typed_dict(fields, schema.get("required", ()), takes_any)
-    elif kind not in _SCALARS:
-        return Any
-    known = _BOUNDS.get(kind, {})
-    bounds: Any = {ours: schema[theirs] for theirs, ours in known.items() if theirs in schema}
-    return Annotated[python_type, Field(**bounds)] if bounds else python_type
-
-
-def describe_type(schema: Any) -> str:
-    """Returns a JSON schema in a word or two.
-
-    >>> describe_type({"type": "array", "items": {"type": "string"}})
-    'array of string'
-    """
-    if not isinstance(schema, Mapping):
-        return "any"
-    if "enum" in schema:
-        return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
-    if "const" in schema:
-        return json.dumps(schema["const"], ensure_ascii=False)
-    alternatives = schema.get("anyOf") or schema.get("oneOf")
-    if alternatives:
-        return "|".join(describe_type(option) for option in alternatives)
-    kind = schema.get("type", "object" if "$ref" in schema else "any")
-    if kind == "array":
-        return f"array of {describe_type(schema.get('items'))}"
-    return "|".join(kind) if isinstance(kind, list) else str(kind)
+def _python_type(schema: Mapping[str, Any]) -> Any:
+    """Returns the type of one argument; what it has inside is checked by the tool itself."""
+    options = schema.get("enum", ())
+    if options and all(isinstance(option, str | int) for option in options):
+        return Literal[tuple(options)]
+    kinds = schema.get("type", ())
+    types = tuple(_TYPES.get(kind, Any) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return Union[types] if types else Any  # noqa: UP007 - made at run time

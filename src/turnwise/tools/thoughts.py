@@ -8,6 +8,13 @@ harmony (gpt-oss) has channels.
 import re
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+# What precedes the first end is a thought, whose start may be in the prompt.
+_THOUGHTS = {
+    (start, end): re.compile(
+        rf"\A.*?{re.escape(end)}|{re.escape(start)}.*?(?:{re.escape(end)}|\Z)", re.DOTALL
+    )
+    for start, end in _TAGS
+}
 _CHANNEL = "<|channel|>"
 HARMONY_MARKS = ("<|start|>", _CHANNEL, "<|constrain|>", "<|message|>", "<|end|>", "<|return|>")
 # A message of harmony: its channel, and its text up to the token that ends it.
@@ -38,9 +45,9 @@ def answer_of(text: str, *, in_thought: bool = False) -> str:
         return ""
     if _CHANNEL in text:
         return _said(text, "final")
-    for start, end in _TAGS:
+    for (start, end), thought in _THOUGHTS.items():
         if start in text or end in text:
-            text = "".join(_split(text, start, end)[0]).strip()
+            text = thought.sub("", text).strip()
     return text
 
 
@@ -52,10 +59,12 @@ def thought_of(text: str, *, in_thought: bool = False) -> str:
     """
     if _CHANNEL in text:
         return _said(text, "analysis")
-    for start, end in _TAGS:
+    for (start, end), thought in _THOUGHTS.items():
         if end in text or (start in text and not in_thought):
-            thoughts = [_without_tags(thought).strip() for thought in _split(text, start, end)[1]]
-            return "\n\n".join(thought for thought in thoughts if thought)
+            thoughts = [
+                _without_tags(found.removesuffix(end)).strip() for found in thought.findall(text)
+            ]
+            return "\n\n".join(filter(None, thoughts))
     return _without_tags(text).strip() if in_thought else ""
 
 
@@ -63,20 +72,6 @@ def _said(text: str, channel: str) -> str:
     """Returns what harmony's messages on a channel say."""
     said = [said.strip() for name, said in _MESSAGE.findall(text) if name == channel]
     return "\n\n".join(said)
-
-
-def _split(text: str, start: str, end: str) -> tuple[list[str], list[str]]:
-    """Returns the parts outside and inside of thoughts; what precedes the first end is inside."""
-    first, closed, rest = text.partition(end)
-    inside = [first] if closed else []
-    outside = []
-    rest = rest if closed else text
-    while rest:
-        before, _, after = rest.partition(start)
-        outside.append(before)
-        thought, _, rest = after.partition(end)
-        inside.append(thought)
-    return outside, inside
 
 
 def _ends_thought(text: str) -> bool:

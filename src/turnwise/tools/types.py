@@ -1,15 +1,18 @@
-"""The data of tools: the definition that a model reads, its call, and the result of the call."""
+"""What tools share: the definition that a model reads, a call, its result, and the context."""
 
 import json
+import logging
 import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
-from turnwise.errors import ToolError
-from turnwise.tools.schema import describe_type
+from turnwise.deadlines import call_with_deadline, run_sync
+from turnwise.errors import ToolError, describe_error
 from turnwise.types import StepResult
 
+_LOG = logging.getLogger("turnwise")
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 
 
@@ -58,16 +61,36 @@ class ToolDefinition:
     @property
     def signature(self) -> str:
         """The name and the arguments with their types, in one line."""
-        required = self.parameters.get("required", ())
         arguments = []
         for name, schema in self.parameters.get("properties", {}).items():
-            default = ""
-            if name not in required:
+            argument = f"{name}: {describe_type(schema)}"
+            if name not in self.parameters.get("required", ()):
                 has_default = isinstance(schema, dict) and "default" in schema
                 shown = json.dumps(schema["default"], ensure_ascii=False) if has_default else "..."
-                default = f" = {shown}"
-            arguments.append(f"{name}: {describe_type(schema)}{default}")
+                argument += f" = {shown}"
+            arguments.append(argument)
         return f"{self.name}({', '.join(arguments)})"
+
+
+def describe_type(schema: Any) -> str:
+    """Returns a JSON schema in a word or two.
+
+    >>> describe_type({"type": "array", "items": {"type": "string"}})
+    'array of string'
+    """
+    if not isinstance(schema, Mapping):
+        return "any"
+    if "enum" in schema:
+        return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
+    if "const" in schema:
+        return json.dumps(schema["const"], ensure_ascii=False)
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if alternatives:
+        return "|".join(describe_type(option) for option in alternatives)
+    kind = schema.get("type", "object" if "$ref" in schema else "any")
+    if kind == "array":
+        return f"array of {describe_type(schema.get('items'))}"
+    return "|".join(kind) if isinstance(kind, list) else str(kind)
 
 
 @dataclass
@@ -135,3 +158,86 @@ class ToolResult:
     def done(self) -> bool:
         """Whether the step ended the episode."""
         return self.step is not None and self.step.done
+
+
+class ToolContext:
+    """The environment of an episode, and a store for what its tools want to keep.
+
+    A tool with an argument of this type receives the episode's context; the model does not see it.
+
+    >>> def note(text: str, context: ToolContext) -> str:
+    ...     notes = context.store.setdefault("notes", [])
+    ...     notes.append(text)
+    ...     return f"{len(notes)} notes"
+
+    Objects in the store that have `close` (or `aclose`) are closed with the context, the newest
+    first. The tools of an episode share the store; no other episode sees it.
+    """
+
+    def __init__(self, environment: Any = None) -> None:
+        self.environment = environment
+        """The episode's `BaseEnvironment`, of the user's own class; None if there is none."""
+        self.store: dict[str, Any] = {}
+        self.steps: list[StepResult] = []
+        """The results of the steps that tools took in the environment, oldest first."""
+        self.asked: Callable[[Sequence[Mapping[str, Any]], int | None], Awaitable[str]] | None = (
+            None
+        )
+        """Answers `ask`: messages and the most tokens of the answer in; set by the episode."""
+        self._closed = False
+
+    async def ask(
+        self, messages: str | Sequence[Mapping[str, Any]], *, max_tokens: int | None = None
+    ) -> str:
+        """Asks the model that plays the episode, as a sub-agent; returns its answer.
+
+        The messages are a conversation of their own, which the model sees alone; a text is one
+        message of the user. To continue it, pass all messages again, with the answer and what
+        follows. What the model samples is trained with the episode.
+
+        >>> async def research(question: str, context: ToolContext) -> str:
+        ...     return await context.ask(f"Answer in one sentence: {question}")
+        """
+        if self.asked is None or self._closed:
+            raise ToolError(
+                "there is no model to ask: context.ask works in a tool that an episode calls, "
+                "until the episode ends"
+            )
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return await self.asked(messages, max_tokens)
+
+    def close(self) -> None:
+        """Closes the objects in the store. May be called twice; errors are logged, not raised."""
+        if self.store:
+            run_sync(self.aclose())
+        self._closed = True
+
+    async def aclose(self, timeout: float = 10.0) -> None:
+        """`close` for async code; each object in the store has `timeout` seconds."""
+        self._closed = True
+        while self.store:
+            name, thing = self.store.popitem()
+            close = getattr(thing, "aclose", None) or getattr(thing, "close", None)
+            if callable(close) and not isinstance(thing, type):
+                try:
+                    await call_with_deadline(close, timeout=timeout, waiting_for=f"closing {name}")
+                except Exception as error:  # the others must be closed too
+                    why = describe_error(error)
+                    _LOG.warning("closing %r of an episode's tools failed: %s", name, why)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
+        # A copy belongs to another episode: it keeps only (a copy of) the environment.
+        return type(self), (self.environment,)

@@ -72,8 +72,7 @@ def assemble_policy(
     learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
     learner.options = dataclasses.replace(learner.options, horizon=user.horizon(config))
     engine = make_engine(config, model, tokenizer)
-    learner.on_low_memory = engine.free_memory
-    learner.model.merges_adapters = engine.merges_adapters
+    learner.model.trunk.merges_adapters = engine.merges_adapters
     is_exact = samples_exactly(config, learner)
     advantages = Advantages(
         config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
@@ -146,25 +145,15 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
         options["tensor_parallel_size"] = config.model.tensor_parallel_size
     options |= inference.options
     limit = None if model is None else rotary_limit(model.config)
-    if limit is not None and inference.backend in ("vllm", "sglang"):
-        # They compute longrope with other frequencies than the learner if longer texts are
-        # possible, and dynamic ones with others at any length.
-        if "dynamic" in rope_types(model.config):
-            raise ConfigError(
-                f"inference.backend got {inference.backend!r}, and {path} has rope_type 'dynamic', "
-                "for which it takes other frequencies than the learner. Set it to 'local'."
-            )
-        if inference.url is None:
-            options["max_model_len"] = min(options.get("max_model_len") or limit, limit)
-    engine = create_inference_engine(
+    is_other = inference.backend in ("vllm", "sglang")
+    if is_other and model is not None and "dynamic" in rope_types(model.config):
+        raise ConfigError(
+            f"inference.backend got {inference.backend!r}, and {path} has rope_type 'dynamic', "
+            "for which it takes other frequencies than the learner. Set it to 'local'."
+        )
+    if limit is not None and is_other and inference.url is None:
+        # Where longer texts are possible they compute longrope with other frequencies.
+        options["max_model_len"] = min(options.get("max_model_len") or limit, limit)
+    return create_inference_engine(
         inference.url or path, inference.backend, options, tokenizer=tokenizer
     )
-    length = engine.context_length
-    if limit is not None and inference.url is not None and length > limit:
-        engine.close()
-        raise ConfigError(
-            f"the server at {inference.url} takes {length} tokens, expected at most {limit}: "
-            f"beyond them {path} changes its rotary frequencies (rope_type longrope). Start it "
-            f"with a maximum length of {limit}."
-        )
-    return engine

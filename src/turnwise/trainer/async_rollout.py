@@ -5,18 +5,20 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple
 
-from turnwise.algo.records import AdvantageEstimator
+from turnwise.algo.choose import AdvantageEstimator
 from turnwise.config import ConfigStore
 from turnwise.deadlines import LoopCall
 from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
 from turnwise.episode.types import EpisodeTask
 from turnwise.episode.watchdog import giving_up_blocked_loops
-from turnwise.trainer.rollout import OnEpisode, Rollout, TaskSource, zero_variance_groups
+from turnwise.trainer.components import MixEnvironment
+from turnwise.trainer.reporter import Metrics
+from turnwise.trainer.rollout import OnEpisode, Rollout
 from turnwise.trainer.stopping import StopRequest, end_call, run_unless_stopped
 
 _MAX_BLOCKS = 16
@@ -80,11 +82,6 @@ class Pacer:
         self._has_waited = False
         """Whether the learner has to wait for its next batch."""
 
-    @property
-    def num_started(self) -> int:
-        """Groups that have started and are not trained on."""
-        return len(self._started)
-
     def start(self) -> Draw | None:
         """Start the next group; return None if none may start now."""
         # The update that is being computed has its batch already.
@@ -96,9 +93,8 @@ class Pacer:
             draw = self._again.popleft()
         else:
             draw = self._next
-            block, number = draw
-            is_last = number + 1 >= self.batch_size
-            self._next = Draw(block + 1, 0) if is_last else Draw(block, number + 1)
+            is_last = draw.number + 1 >= self.batch_size
+            self._next = Draw(draw.block + 1, 0) if is_last else Draw(draw.block, draw.number + 1)
         self._started[draw] = self.version
         return draw
 
@@ -114,28 +110,24 @@ class Pacer:
         assert not self._batch, "the update on the last batch is not done"
         batch = [draw for draw in self._started if draw in self._finished][: self.batch_size]
         chosen = set(batch)
-        left = [version for draw, version in self._started.items() if draw not in chosen]
-        due = Counter(version + self.max_staleness for version in left)
-        num_due = 0
-        can_wait = True  # whether later updates can train on all other groups in time
-        for update in sorted(due):
-            num_due += due[update]
-            can_wait = can_wait and num_due <= self.batch_size * (update - self.version)
+        left = sorted(version for draw, version in self._started.items() if draw not in chosen)
+        # Whether later updates can train on all other groups in time.
+        can_wait = all(
+            number <= self.batch_size * (version + self.max_staleness - self.version)
+            for number, version in enumerate(left, 1)
+        )
         if len(batch) < self.batch_size or not can_wait:
             self._has_waited = True
             return None
-        if self._has_waited:
-            self._window += self.batch_size
-        else:
-            self._window -= max(self.batch_size // 16, 1)
+        change = self.batch_size if self._has_waited else -max(self.batch_size // 16, 1)
         largest = self.batch_size * (self.max_staleness + 1)
-        self._window = min(max(self._window, self.batch_size), largest)
+        self._window = min(max(self._window + change, self.batch_size), largest)
         self._has_waited = False
         for draw in batch:
             del self._started[draw]
             self._finished.remove(draw)
         self._batch = batch
-        return list(batch)
+        return batch
 
     def updated(self) -> None:
         """Record that the update on the last batch is done."""
@@ -147,31 +139,17 @@ class Pacer:
         waiting = [*self._batch, *self._started, *self._again]
         return {"next": list(self._next), "again": [list(draw) for draw in waiting]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the groups that are to be played; `version` is the caller's."""
         self._next = Draw(*map(int, state["next"]))
         self._again = deque(Draw(*map(int, draw)) for draw in state["again"])
-        self._started.clear()
-        self._finished.clear()
-        self._batch = []
-        return self
 
 
 @dataclass
 class _Group:
-    """A group that is being played, or waits to be trained on."""
-
     draw: Draw
     tasks: list[EpisodeTask]
-    """Those of the current attempt."""
     results: list[EpisodeResult] = field(default_factory=list)
-    attempt: int = 0
-    first: list[EpisodeResult] | None = None
-    """The results of the first attempt, if they all had the same reward and others replace them."""
-    first_tasks: list[EpisodeTask] = field(default_factory=list)
-
-
-Work: TypeAlias = tuple[_Group, EpisodeTask]
 
 
 class AsyncRollout(Rollout):
@@ -186,7 +164,7 @@ class AsyncRollout(Rollout):
         self,
         collector: EpisodeCollector,
         config: ConfigStore,
-        sources: list[TaskSource],
+        parts: Sequence[MixEnvironment],
         estimator: AdvantageEstimator,
         *,
         num_updates: int,
@@ -194,27 +172,26 @@ class AsyncRollout(Rollout):
         state: Mapping[str, Any] | None = None,
         drawing: threading.Lock,
     ) -> None:
-        super().__init__(collector, config, sources, estimator)
-        self._pacer = Pacer(
-            config.training.batch_size,
-            config.training.max_staleness,
-            version=step,
-            num_updates=num_updates,
-        )
+        super().__init__(collector, config, parts, estimator)
+        batch_size, max_staleness = config.training.batch_size, config.training.max_staleness
+        self._pacer = Pacer(batch_size, max_staleness, version=step, num_updates=num_updates)
         if state is not None:
             self._pacer.load_state_dict(state)
+        most = batch_size * (max_staleness + 1) * self._group_size
+        self._num_slots = min(most, collector.options.max_concurrency)
+        """How many episodes are played at once, if none has to wait."""
         self._lock = threading.Lock()
         """Guards the pacer."""
         self._drawing = drawing
         """Held while tasks are drawn: a curriculum observes results in another thread."""
         self._groups: dict[Draw, _Group] = {}
-        self._tasks_to_play: deque[Work] = deque()
-        self._blocks: dict[int, list[list[EpisodeTask]]] = {}
-        """Drawn tasks by block and number."""
-        self._waiting: list[asyncio.Future[None]] = []
-        """Idle workers, and `play`."""
+        self._tasks_to_play: deque[tuple[_Group, EpisodeTask]] = deque()
+        self._blocks: dict[int, list[EpisodeTask]] = {}
+        """The drawn tasks of the latest blocks."""
+        self._changed = asyncio.Event()
+        """Set, and replaced, when an episode has ended, an update is done, or something failed."""
         self._idle_seconds: defaultdict[str, float] = defaultdict(float)
-        """Since the last call of `idle_shares`, by who was idle."""
+        """Since the last call of `metrics`, by who was idle."""
         self._idle_since = time.monotonic()
         self._engine_idle_before = 0.0
         self._failure: BaseException | None = None
@@ -227,7 +204,7 @@ class AsyncRollout(Rollout):
             assert stop.thread is not None, "a run that listens to signals has an episode thread"
             with giving_up_blocked_loops(stop.give_up):
                 self._host, self._stop = stop.thread.submit(self._play_all_the_time()), stop
-            self.idle_shares()  # from now on
+            self.metrics()  # of the time from now on
         with self._idle("learner"):
             return run_unless_stopped(self._next_batch(on_episode), stop)
 
@@ -240,8 +217,8 @@ class AsyncRollout(Rollout):
         finally:
             self._idle_seconds[what] += time.monotonic() - max(started, self._idle_since)
 
-    def idle_shares(self) -> dict[str, float]:
-        """Return the shares of the last step's time in which learner, engine and episodes waited.
+    def metrics(self) -> Metrics:
+        """Return also the shares of the step's time in which learner, engine and episodes waited.
 
         `idle/episodes` is that of the slots for episodes in which none was allowed to start.
         """
@@ -253,10 +230,10 @@ class AsyncRollout(Rollout):
             "idle/episodes": seconds["episodes"] / (passed * self._num_slots),
         }
         engine_seconds = getattr(self.collector.setup.engine, "idle_seconds", None)
-        if engine_seconds is not None:  # its own count
+        if engine_seconds is not None:
             shares["idle/engine"] = (engine_seconds - self._engine_idle_before) / passed
             self._engine_idle_before = engine_seconds
-        return shares
+        return shares | super().metrics()
 
     def step_done(self) -> None:
         with self._lock:
@@ -266,11 +243,8 @@ class AsyncRollout(Rollout):
 
     def close(self) -> None:
         """Cancel the running episodes; they are played again when the run is resumed."""
-        host, stop = self._host, self._stop
-        if host is None or stop is None or stop.thread is None:
-            return
-        self._host = None
-        if not host.is_over:
+        host, stop, self._host = self._host, self._stop, None
+        if host is not None and stop is not None and stop.thread is not None and not host.is_over:
             end_call(host, stop.thread, stop)
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,66 +264,35 @@ class AsyncRollout(Rollout):
             self._wake_all()
             await asyncio.Event().wait()  # until the run ends
 
-    @property
-    def _num_slots(self) -> int:
-        """How many episodes are played at once, if none has to wait."""
-        most = self._pacer.batch_size * (self._pacer.max_staleness + 1) * self._group_size
-        return min(most, self.collector.options.max_concurrency)
-
-    async def _next_task(self) -> Work | None:
+    async def _next_task(self) -> tuple[_Group, EpisodeTask] | None:
         """Return the next episode to play, as soon as one may start."""
         while not self._tasks_to_play:
             with self._lock:
                 draw = self._pacer.start()
             if draw is None:
                 with self._idle("episodes"):
-                    await self._change()
-            else:
-                group = self._groups[draw] = _Group(draw, self._drawn(draw))
-                self._tasks_to_play.extend((group, task) for task in group.tasks)
+                    await self._changed.wait()
+                continue
+            if draw.block not in self._blocks:  # drawn as a whole, as a synchronous step is
+                with self._drawing:
+                    self._blocks[draw.block] = self._tasks(draw.block)
+                if len(self._blocks) > _MAX_BLOCKS:
+                    del self._blocks[next(iter(self._blocks))]
+            block, size = self._blocks[draw.block], self._group_size
+            start = draw.number * size % len(block)
+            group = self._groups[draw] = _Group(draw, block[start : start + size])
+            self._tasks_to_play.extend((group, task) for task in group.tasks)
         return self._tasks_to_play.popleft()
-
-    def _drawn(self, draw: Draw) -> list[EpisodeTask]:
-        """Return the tasks of a group. A block is drawn as a whole, as a synchronous step is."""
-        if draw.block not in self._blocks:
-            with self._drawing:
-                tasks = self._tasks(draw.block)
-            size = self._group_size
-            groups = [tasks[start : start + size] for start in range(0, len(tasks), size)]
-            self._blocks[draw.block] = groups
-            while len(self._blocks) > _MAX_BLOCKS:
-                del self._blocks[next(iter(self._blocks))]
-        return self._blocks[draw.block][draw.number % len(self._blocks[draw.block])]
 
     def _keep(self, group: _Group, result: EpisodeResult) -> None:
         group.results.append(result)
-        if len(group.results) == len(group.tasks) and not self._plays_others(group):
+        if len(group.results) == len(group.tasks):
             with self._lock:
                 self._pacer.finish(group.draw)
         self._wake_all()
 
-    def _plays_others(self, group: _Group) -> bool:
-        """Play other tasks in place of a complete group with equal rewards; whether it does."""
-        num_attempts = self._config.training.resample
-        if not zero_variance_groups(group.results):
-            return False
-        if group.attempt >= num_attempts:
-            if group.first is not None:  # as good as any other attempt
-                group.results, group.tasks, group.attempt = group.first, group.first_tasks, 0
-            return False
-        if group.first is None:
-            group.first, group.first_tasks = group.results, group.tasks
-        group.attempt += 1
-        # A number of its own for each group, or two groups of a block would get the same rows.
-        number = group.draw.number * (num_attempts + 1) + group.attempt
-        with self._drawing:
-            group.tasks = self._tasks(group.draw.block, number, groups=[group.draw.number])
-        group.results = []
-        self._tasks_to_play.extend((group, task) for task in group.tasks)
-        return True
-
     async def _next_batch(self, on_episode: OnEpisode | None) -> Collection:
-        """Wait for the groups of the next update, and return their episodes."""
+        """Wait for the next update's groups; number the episodes as in a synchronous step."""
         total = self._pacer.batch_size * self._group_size
         while True:
             if self._failure is not None:
@@ -360,34 +303,19 @@ class AsyncRollout(Rollout):
             with self._lock:
                 draws = self._pacer.next_batch()
             if draws is not None:
-                return await self._take([self._groups.pop(draw) for draw in draws])
-            await self._change()
-
-    async def _take(self, groups: list[_Group]) -> Collection:
-        """Return the episodes of these groups, numbered as those of a synchronous step."""
+                break
+            await self._changed.wait()
         results = []
-        for number, group in enumerate(groups):
+        for number, draw in enumerate(draws):
+            group = self._groups.pop(draw)
+            self._starts[number] = dataclasses.replace(group.tasks[0], group=number)
             for result in sorted(group.results, key=lambda result: result.member):
                 result.group = number
                 results.append(result)
-        self._starts = {
-            number: dataclasses.replace(group.tasks[0], group=number)
-            for number, group in enumerate(groups)
-        }
         collection = await self.collector.finish(results)
-        self.num_resampled = sum(group.attempt > 0 for group in groups)
-        replaced = {number for number, group in enumerate(groups) if group.first is not None}
-        self._measure_zero_variance(collection, replaced)
+        self._measure_zero_variance(collection)
         return collection
 
-    async def _change(self) -> None:
-        """Wait until an episode has ended, an update is done, or something has failed."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        await future
-
     def _wake_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._changed.set()
+        self._changed = asyncio.Event()

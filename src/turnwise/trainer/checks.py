@@ -1,7 +1,6 @@
 """What cannot be trained with is refused before a model is loaded or a folder is created."""
 
 import json
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from turnwise.config import CheckpointConfig, ConfigStore, TrainingConfig
 from turnwise.env import PromptEnvironment
 from turnwise.env.catalog import PROMPTS
-from turnwise.env.players import lacks_player
 from turnwise.env.prompts import answer_of
 from turnwise.episode import EpisodeLimits
 from turnwise.errors import ConfigError, did_you_mean
@@ -25,10 +23,7 @@ from turnwise.trainer.reporter import CALLBACK_EVENTS
 from turnwise.trainer.rollout import group_size
 from turnwise.user_code import require_use, server_use
 
-_LOG = logging.getLogger("turnwise")
 _NUM_ROWS_CHECKED = 100
-_MOST_EPISODES = 10**6
-"""Of one step: a batch of more would fill the memory before the first episode ends."""
 
 
 def check_run(config: ConfigStore, user: UserComponents) -> None:
@@ -44,8 +39,7 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     if inference.options and not engine_class(inference.backend).shares_model:
         options = json.dumps(inference.options, sort_keys=True, default=repr)
         require_use(f"the engine {inference.backend} with {options}")
-    limits = user.limits or config.limits
-    both = inference.max_turns, limits.max_turns
+    both = inference.max_turns, (user.limits or config.limits).max_turns
     if None not in both and both[0] != both[1]:
         raise ConfigError(
             f"inference.max_turns got {both[0]} and limits.max_turns got {both[1]}, and both limit "
@@ -54,7 +48,7 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     group_size(config, user.algorithm(config).estimator)
     _check_best_metric(config)
     for part in user.parts(config):
-        _check_components(part.components, config)
+        _check_components(part.components)
 
 
 def check_settings(config: ConfigStore) -> None:
@@ -63,29 +57,15 @@ def check_settings(config: ConfigStore) -> None:
     backend, url, num_split = inference.backend, inference.url, model.tensor_parallel_size
     is_shared = engine_class(backend).shares_model
     is_file = Path(str(training.warm_start)).is_file()
-    refused_4bit = "Ray" if config.ray.use_ray else f"inference.backend {backend!r}"
-    num_episodes = training.batch_size * (training.group_size or 1)
+    plays_elsewhere = config.ray.use_ray or not is_shared
+    changes_kl_coef = training.kl_coef != TrainingConfig().kl_coef
+    trains_others = any(item.trains for item in config.policies.values())
     for is_refused, why in (
         (
-            num_episodes > _MOST_EPISODES,
-            f"training.batch_size {training.batch_size:,} with training.group_size "
-            f"{training.group_size or 1:,} are {num_episodes:,} episodes in one step, expected at "
-            f"most {_MOST_EPISODES:,}.",
-        ),
-        (
-            num_split > 1 and is_shared,
-            f"model.tensor_parallel_size got {num_split}, and the {backend} engine runs on one "
-            "device. Set it to 1, or inference.backend to vllm or sglang.",
-        ),
-        (
-            url is not None and is_shared,
-            f"inference.url got {url!r}, and the {backend} engine runs in this process. Set "
-            "inference.backend to vllm or sglang, or remove the URL.",
-        ),
-        (
-            url is not None and num_split > 1,
-            f"model.tensor_parallel_size got {num_split}, and the number of GPUs of {url} was "
-            "decided when that server was started. Leave it at 1.",
+            is_shared and (num_split > 1 or url is not None),
+            f"model.tensor_parallel_size got {num_split} and inference.url {url!r}, and the "
+            f"{backend} engine runs in this process on one device. Set inference.backend to vllm "
+            "or sglang, or leave both out.",
         ),
         (
             url is not None and config.ray.use_ray and config.ray.num_actors > 1,
@@ -93,14 +73,10 @@ def check_settings(config: ConfigStore) -> None:
             "one worker. Set it to 1, or remove inference.url: each worker then starts an engine.",
         ),
         (
-            model.load_in_4bit and not training.lora_rank,
-            "model.load_in_4bit got true, and 4-bit weights cannot be trained. Set "
-            "training.lora_rank, for example to 16, to train adapters on them (QLoRA).",
-        ),
-        (
-            model.load_in_4bit and (config.ray.use_ray or not is_shared),
-            f"model.load_in_4bit got true, which {refused_4bit} does not support. Set it to false, "
-            "or ray.use_ray to false and inference.backend to local.",
+            model.load_in_4bit and (plays_elsewhere or not training.lora_rank),
+            "model.load_in_4bit got true: the weights stay as they are, and adapters are trained "
+            "on them (QLoRA), in this process. Set training.lora_rank, for example to 16, "
+            "ray.use_ray to false and inference.backend to local.",
         ),
         (
             backend == "scripted",
@@ -113,39 +89,28 @@ def check_settings(config: ConfigStore) -> None:
             "to learn from. Set it to 1.0.",
         ),
         (
-            bool(config.policies) and (config.ray.use_ray or not is_shared),
-            "policies got models of players, which only engines in this process play. Set "
-            "ray.use_ray to false and inference.backend to local or transformers.",
+            (
+                bool(config.policies)
+                and (plays_elsewhere or training.max_staleness > 0 or config.agent is not None)
+            )
+            or (trains_others and training.warm_start is not None),
+            "policies got models of players, which only synchronous runs of an environment in this "
+            "process play, without a warm start if they learn. Set ray.use_ray to false, "
+            "inference.backend to local or transformers, training.max_staleness to 0, "
+            "training.warm_start to null, and an environment, not an agent.",
         ),
         (
-            bool(config.policies) and (training.max_staleness > 0 or config.agent is not None),
-            "policies got models of players, which take turns in an environment and learn step by "
-            "step. Set training.max_staleness to 0, and an environment, not an agent.",
+            not training.use_kl_in_reward
+            and (training.kl_target is not None or (changes_kl_coef and not training.kl_loss_coef)),
+            f"training.kl_target got {training.kl_target} and training.kl_coef {training.kl_coef}, "
+            "and there is no KL penalty in the reward. Set training.use_kl_in_reward to true, or "
+            "training.kl_loss_coef alone for a KL term in the loss.",
         ),
         (
-            any(item.trains for item in config.policies.values())
-            and training.warm_start is not None,
-            "policies got players that learn, and training.warm_start imitates with the run's own "
-            "model alone. Set one of them to null.",
-        ),
-        (
-            training.kl_target is not None and not training.use_kl_in_reward,
-            f"training.kl_target got {training.kl_target}, and there is no KL penalty whose weight "
-            "it would adapt. Set training.use_kl_in_reward to true, or kl_target to null.",
-        ),
-        (
-            training.kl_coef != TrainingConfig().kl_coef
-            and not training.use_kl_in_reward
-            and not training.kl_loss_coef,
-            f"training.kl_coef got {training.kl_coef}, and there is no KL penalty that it would "
-            "weigh. Set training.use_kl_in_reward to true, or training.kl_loss_coef for a KL term "
-            "in the loss.",
-        ),
-        (
-            training.max_staleness and inference.options.get("sleep"),
-            f"inference.options.sleep got true with training.max_staleness="
-            f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
-            "sleep in them. Set one of the two to its default.",
+            training.max_staleness > 0 and training.resample > 0,
+            f"training.resample got {training.resample} with training.max_staleness "
+            f"{training.max_staleness}, and only synchronous steps replace groups. Set one of the "
+            "two to 0.",
         ),
         (
             training.warm_start not in (None, "expert", "random") and not is_file,
@@ -155,62 +120,38 @@ def check_settings(config: ConfigStore) -> None:
     ):
         if is_refused:
             raise ConfigError(why)
-    if config.logging.wandb and "wandb" not in config.logging.sinks:
-        _LOG.warning("logging.wandb has settings, and logging.sinks has no wandb: none is sent")
 
 
 def _check_best_metric(config: ConfigStore) -> None:
     name = config.checkpoint.best_metric
-    prefixes = ["", *(f"{part}/" for part in config.parts() if part)]
+    parts = ["", *(f"{part}/" for part in config.parts() if part)]
+    prefixes = [*parts, *(f"eval/{p}{way}/" for p in parts for way in ("greedy", "sampled"))]
     kinds = ("reward", "success", "turns", "truncated", "errors")
-    of_step = {"step", *(f"{prefix}{kind}" for prefix in prefixes for kind in kinds)}
-    of_evaluation = {
-        f"eval/{prefix}{how}/{kind}"
-        for prefix in prefixes
-        for how in ("greedy", "sampled")
-        for kind in kinds
-    }
-    if name not in of_step | of_evaluation and "reward/" not in name:  # a component of the reward
+    known = {"step", *(f"{prefix}{kind}" for prefix in prefixes for kind in kinds)}
+    if name not in known and "reward/" not in name:  # a component of the reward
         raise ConfigError(
-            f"checkpoint.best_metric got {name!r}, which is no metric. "
-            f"{did_you_mean(name, of_step | of_evaluation)}"
+            f"checkpoint.best_metric got {name!r}, which is no metric. {did_you_mean(name, known)}"
         )
     is_default = name == CheckpointConfig().best_metric
-    if name in of_evaluation and not is_default and not config.training.eval_episodes:
+    if name.startswith("eval/") and not is_default and not config.training.eval_episodes:
         raise ConfigError(
             f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0: there are no "
             "evaluations. Set training.eval_episodes, for example to 64."
         )
 
 
-def _check_components(user: UserComponents, config: ConfigStore) -> None:
+def _check_components(user: UserComponents) -> None:
     """Raise for components that no episode of an environment can be played with."""
-    training, source = config.training, user.environment
     has_batch_reward = user.reward_fn is not None and batch_type(user.reward_fn) is not None
     if user.reward_fn is not None and not has_batch_reward:
-        RewardFunction.of(user.reward_fn)
+        RewardFunction(user.reward_fn)
     if has_batch_reward and user.agent is not None:
         raise ConfigError(
             "reward_fn takes a batch of token rows, and an agent's episode may have several "
             "conversations. Write a function of one trajectory: def reward(trajectory)."
         )
-    if has_batch_reward and training.max_staleness and training.resample:
-        raise ConfigError(
-            f"training.resample got {training.resample} with training.max_staleness="
-            f"{training.max_staleness}, and the reward function scores whole batches: whether a "
-            "group has equal rewards is known too late. Set one of the two to 0, or write a "
-            "reward function of one trajectory."
-        )
     if isinstance(user.parser, str) and user.parser != "auto":
         get_parser(user.parser)
-    # A function shows its player only when it is called: then the warm start raises.
-    method = {"expert": "expert_action", "random": "sample_action"}.get(str(training.warm_start))
-    if method and source is not None and lacks_player(source, str(training.warm_start)):
-        raise ConfigError(
-            f"training.warm_start got {training.warm_start!r}, and {user.environment_name} has no "
-            f"method {method}. Write one, or set training.warm_start to null or to a file of "
-            "conversations."
-        )
     if user.environment in (PROMPTS, PromptEnvironment) and user.reward_fn is None:
         rows = user.train_rows or ()
         first = [rows[number] for number in range(min(len(rows), _NUM_ROWS_CHECKED))]
@@ -225,42 +166,45 @@ def _check_components(user: UserComponents, config: ConfigStore) -> None:
 
 def _check_types(user: UserComponents) -> None:
     """Raise for arguments of the trainer that are of another type."""
-    is_right = {
-        "parser": isinstance(user.parser, str) or _has(user.parser, "parse", "render"),
-        "system_prompt": isinstance(user.system_prompt, str),
-        "model": isinstance(user.model, torch.nn.Module),
-        "tokenizer": isinstance(user.tokenizer, str) or _has(user.tokenizer, "encode"),
-        "limits": isinstance(user.limits, EpisodeLimits),
-    }
-    expected = {
-        "parser": "a name such as 'hermes', or an object of a class derived from "
-        "turnwise.ActionParser",
-        "system_prompt": "a string, which is put before the environment's own system prompt",
-        "model": "a loaded Hugging Face model, together with its tokenizer. To name a model, use "
-        "the setting model.model_name, or model.local_path for a folder",
-        "tokenizer": "a Hugging Face tokenizer, or the name or folder of one",
-        "limits": "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)",
-    }
-    for name, text in expected.items():
+    parser, tokenizer = user.parser, user.tokenizer
+    for name, is_right, expected in (
+        (
+            "parser",
+            isinstance(parser, str) or _has(parser, "parse", "render"),
+            "a name such as 'hermes', or an object of a class derived from turnwise.ActionParser",
+        ),
+        ("system_prompt", isinstance(user.system_prompt, str), "a string"),
+        (
+            "model",
+            isinstance(user.model, torch.nn.Module),
+            "a loaded Hugging Face model, together with its tokenizer. To name a model, use the "
+            "setting model.model_name, or model.local_path for a folder",
+        ),
+        (
+            "tokenizer",
+            isinstance(tokenizer, str) or _has(tokenizer, "encode"),
+            "a Hugging Face tokenizer, or the name or folder of one",
+        ),
+        (
+            "limits",
+            isinstance(user.limits, EpisodeLimits),
+            "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)",
+        ),
+    ):
         value = getattr(user, name)
-        if value is not None and not is_right[name]:
-            raise ConfigError(f"{name} got {value!r:.80}, expected {text}.")
+        if value is not None and not is_right:
+            raise ConfigError(f"{name} got {value!r:.80}, expected {expected}.")
 
 
 def checked_callbacks(callbacks: Any) -> list[Any]:
     """Return the callbacks as a list; raise for what has none of the methods."""
-    if not isinstance(callbacks, Iterable):
-        name = type(callbacks).__name__
-        raise ConfigError(f"callbacks got {name}, expected a list: callbacks=[{name}()]")
-    given = list(callbacks)
+    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for callback in given:
-        if isinstance(callback, type):
-            name = callback.__name__
-            raise ConfigError(f"callbacks got the class {name}, expected an object: {name}()")
-        if not any(_has(callback, event) for event in CALLBACK_EVENTS):
+        has_event = any(_has(callback, event) for event in CALLBACK_EVENTS)
+        if not isinstance(callbacks, Iterable) or not has_event:
             raise ConfigError(
-                f"callbacks got {callback!r:.80}, expected an object with one of the methods "
-                f"{', '.join(CALLBACK_EVENTS)}. For example: def on_step(self, trainer, metrics)."
+                f"callbacks got {callback!r:.80}, expected a list of objects with one of the "
+                f"methods {', '.join(CALLBACK_EVENTS)}. For example: callbacks=[MyCallback()]."
             )
     return given
 

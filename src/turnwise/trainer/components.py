@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import inspect
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from turnwise.algo import Algorithm
 from turnwise.algo.choose import EstimatorChoice, LossChoice
@@ -33,30 +31,18 @@ from turnwise.reward.combine import reward_by_name
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name
-from turnwise.trainer.rollout import (
-    Curriculum,
-    Rows,
-    check_curriculum,
-    evaluation_tasks,
-)
+from turnwise.trainer.rollout import Curriculum, Rows, check_curriculum, evaluation_tasks
 from turnwise.trainer.state import (
     check_reference,
     load_configured_model,
     load_configured_model_in_parts,
     load_configured_tokenizer,
 )
-from turnwise.user_code import (
-    callable_label,
-    code_name,
-    fingerprint,
-    import_object,
-    names_code,
-    remember_use,
-    require_use,
-)
+from turnwise.user_code import code_name, import_object, names_code, require_use
 
 if TYPE_CHECKING:
-    from turnwise.agents import AgentSource, Expert
+    from turnwise.agents.expert import Expert
+    from turnwise.agents.runner import AgentSource
     from turnwise.chat.tree import ThoughtPolicy
 
 GivenEnvironment: TypeAlias = (
@@ -101,6 +87,7 @@ class UserComponents:
         has_one = config.environments is None and agent is None
         environment = find_environment(self, config) if has_one else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
+        prompt = config.system_prompt if self.system_prompt is None else self.system_prompt
         return dataclasses.replace(
             self,
             environment=environment,
@@ -110,16 +97,13 @@ class UserComponents:
             eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
             reward_fn=reward_by_name(config.reward) if self.reward_fn is None else self.reward_fn,
             parser=parser_by_name(config.parser) if self.parser is None else self.parser,
-            system_prompt=config.system_prompt
-            if self.system_prompt is None
-            else self.system_prompt,
+            system_prompt=prompt,
             limits=self.limits or episode_limits(config),
             eval_fraction=config.training.eval_fraction,
         )
 
     @functools.cached_property
     def _split(self) -> Split:
-        """The rows to train on, and those that are held out."""
         if self.dataset is None or self.eval_dataset is not None:
             return Split(self.dataset, self.eval_dataset)
         return split_rows(self.dataset, self.eval_fraction)
@@ -127,27 +111,17 @@ class UserComponents:
     @property
     def train_rows(self) -> Rows | None:
         """The rows to train on."""
-        rows: Rows | None = self._split.train
-        return rows
+        return cast("Rows | None", self._split.train)
 
     @property
     def eval_rows(self) -> Rows | None:
         """The rows to evaluate on; the training rows if there are too few to hold some out."""
-        rows: Rows | None = self._split.held_out if self.holds_rows_out else self.dataset
-        return rows
+        return cast("Rows | None", self._split.held_out if self.holds_rows_out else self.dataset)
 
     @property
     def holds_rows_out(self) -> bool:
         """Whether there are rows that are not trained on."""
         return self._split.held_out is not None
-
-    def without_held_out(self) -> UserComponents:
-        """Return these components with all rows to train on."""
-        mix = tuple(
-            dataclasses.replace(part, components=part.components.without_held_out())
-            for part in self.mix
-        )
-        return dataclasses.replace(self, eval_fraction=None, mix=mix)
 
     @property
     def evaluates_on(self) -> str:
@@ -181,6 +155,11 @@ class UserComponents:
         """Return the environments of the mix; without one, the only one under an empty name."""
         return self.mix or (MixEnvironment("", 1.0, config, self, self),)
 
+    def curricula(self, config: ConfigStore) -> dict[str, Curriculum]:
+        """Return each curriculum by the prefix of the metrics that it observes."""
+        given = {part.prefix: part.given.curriculum for part in self.parts(config)}
+        return {prefix: choice for prefix, choice in given.items() if choice is not None}
+
     def algorithm(self, config: ConfigStore) -> Algorithm:
         """Return the estimator and policy loss that were given, or those of the settings."""
         return Algorithm.of(config.training, self.adv_estimator, self.policy_loss)
@@ -197,14 +176,17 @@ class UserComponents:
         has_tools = self.tools is not None or bool(config.tools)
         if self.agent is not None:
             return limits.horizon(None, has_tools=has_tools)
-        horizons = []
+        longest = 0
         for part in self.parts(config):
             environment = part.components.factory(part.config)()
             tools = has_tools or bool(marked_tools(environment))
-            horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
+            horizon = limits.horizon(environment.max_steps, has_tools=tools)
             if not is_async(environment.close):
                 environment.close()
-        return None if None in horizons else max(h for h in horizons if h is not None)
+            if horizon is None:
+                return None
+            longest = max(longest, horizon)
+        return longest
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
@@ -221,7 +203,7 @@ class UserComponents:
         """Return what creates episodes: an environment's factory, or the agent's episodes."""
         if self.agent is None:
             return self.factory(config)
-        from turnwise.agents import AgentEpisodes  # here: it needs an extra
+        from turnwise.agents.episode import AgentEpisodes  # here: it needs an extra
 
         assert not isinstance(self.expert, str)
         thoughts: ThoughtPolicy = "keep" if config.inference.thoughts == "keep" else "as_sent"
@@ -244,19 +226,18 @@ class UserComponents:
 
         Without `has_weights` only a given model has them, and one that must be loaded whole.
         """
-        if self.model is None and not has_weights:
+        model, tokenizer = self.model, self.tokenizer
+        if model is not None and tokenizer is None:
+            raise ConfigError(
+                "got model= without tokenizer=. Pass both: the tokenizer turns text into the "
+                "tokens that this model knows."
+            )
+        if model is None and not has_weights:
             model = load_configured_model_in_parts(config, is_learner=False)
-            tokenizer = self.tokenizer or load_configured_tokenizer(config)
-        elif self.model is None:
+            tokenizer = tokenizer or load_configured_tokenizer(config)
+        elif model is None:
             loaded = load_configured_model(config)
-            model, tokenizer = loaded.model, self.tokenizer or loaded.tokenizer
-        else:
-            model, tokenizer = self.model, self.tokenizer
-            if tokenizer is None:
-                raise ConfigError(
-                    "got model= without tokenizer=. Pass both: the tokenizer turns text into the "
-                    "tokens that this model knows."
-                )
+            model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
         tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         check_tokenizer(tokenizer)
         check_reference(config, tokenizer)
@@ -287,16 +268,13 @@ class UserComponents:
         """Return how the episodes of each environment of a mix are played, based on `options`."""
         kinds = {}
         for part in self.mix:
-            tools = options.tools
+            user, tools = part.components, options.tools
             if part.has_own_tools:
-                tools = part.components.registry(part.config, closing)
-            of_part = dataclasses.replace(
-                options,
-                reward_fn=part.components.reward_fn,
-                system_prompt=part.components.system_prompt,
-                tools=tools,
+                tools = user.registry(part.config, closing)
+            own = dataclasses.replace(
+                options, reward_fn=user.reward_fn, system_prompt=user.system_prompt, tools=tools
             )
-            kinds[part.name] = EpisodeKind(part.components.factory(part.config), of_part)
+            kinds[part.name] = EpisodeKind(user.factory(part.config), own)
         return kinds
 
 
@@ -317,10 +295,15 @@ class MixEnvironment:
     config: ConfigStore
     """The settings of a run in which it is the only environment."""
     given: UserComponents
-    """The components that were given in Python for this environment alone."""
+    """Those given in Python for this environment alone."""
     components: UserComponents
     """All components of its episodes, its own and shared ones."""
     has_own_tools: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of its metrics: `maze/`; empty without a mix."""
+        return f"{self.name}/" if self.name else ""
 
 
 def find_environment(user: UserComponents, config: ConfigStore) -> EnvironmentSource:
@@ -337,13 +320,11 @@ def find_agent(given: Any, config: ConfigStore) -> AgentSource | None:
     agent = config.agent if given is None else given
     if agent is None:
         return None
-    from turnwise.agents import check_agent
+    from turnwise.agents.runner import check_agent
 
-    if not isinstance(agent, str):
-        return check_agent(agent)
-    if names_code(agent) or agent.startswith("<"):
-        return check_agent(import_object(agent, option="--agent or the setting agent"))
-    if given is None:
+    if isinstance(agent, str) and (names_code(agent) or agent.startswith("<")):
+        agent = import_object(agent, option="--agent or the setting agent")
+    elif isinstance(agent, str) and given is None:
         require_use(f"the agent's command {agent!r}")
     return check_agent(agent)
 
@@ -363,15 +344,6 @@ def find_expert(given: Any, config: ConfigStore, agent: AgentSource | None) -> E
             f"expert got {type(expert).__name__}, expected a function of (messages, tools) that "
             "returns the reply as a text or a message"
         )
-    if expert is not None:
-        try:
-            inspect.signature(expert).bind([], [])
-        except ValueError:  # a function of C, which does not say what it takes
-            pass
-        except TypeError as error:
-            raise ConfigError(
-                f"expert {callable_label(expert)} cannot be called with (messages, tools): {error}"
-            ) from None
     start = config.training.warm_start
     if agent is not None and (start == "random" or (start == "expert" and expert is None)):
         raise ConfigError(
@@ -379,30 +351,7 @@ def find_expert(given: Any, config: ConfigStore, agent: AgentSource | None) -> E
             "training.warm_start to expert, and pass Trainer(expert=function) or set expert: "
             "file.py:function; it takes (messages, tools) and returns what the model should reply."
         )
-    checked: Expert | None = expert
-    return checked
-
-
-def agent_label(agent: AgentSource) -> str:
-    """Return an agent as the settings have it: a command, or the name of a function."""
-    return agent if isinstance(agent, str) else callable_label(agent)
-
-
-def agent_hash(agent: AgentSource) -> str:
-    """Return a hash of what an agent does; of a command, of its words and the files it names."""
-    if not isinstance(agent, str):
-        return fingerprint(agent)
-    digest = hashlib.sha256(agent.encode())
-    for word in shlex.split(agent):
-        if Path(word).suffix and Path(word).is_file():
-            digest.update(Path(word).read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def remember_agent(label: str | None) -> None:
-    """Record that the user ran this command: a run folder that names it may use it later."""
-    if label is not None and not names_code(label) and not label.startswith("<"):
-        remember_use(f"the agent's command {label!r}")
+    return cast("Expert | None", expert)
 
 
 def no_environment(name: str) -> ConfigError:
@@ -423,48 +372,46 @@ def _rows(
     if isinstance(dataset, list | str | Path):
         rows = PromptDataset(dataset, prompt_key="prompt" if are_prompts else None)
     if isinstance(rows, Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-        fix = "Make a list of it: list(...)."
-        if isinstance(rows, Mapping):
-            fix = "Put a single row into a list; of several splits pass one: dataset['train']."
         raise ConfigError(
             f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
-            f"of rows, or an object with len() and rows by number. {fix}"
+            "of rows, or an object with len() and rows by number. Make a list of it; of several "
+            "splits pass one: dataset['train']."
         )
     if not len(rows):
         raise ConfigError(f"{name} has no rows, expected at least one")
-    checked: Rows = rows
-    return checked
+    return cast("Rows", rows)
 
 
 def with_mix(
-    config: ConfigStore,
-    given: UserComponents,
-    environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None,
+    config: ConfigStore, given: UserComponents, environments: Iterable[GivenEnvironment] | None
 ) -> tuple[ConfigStore, UserComponents]:
     """Return the settings and the user's components with the mix that one of them has.
 
     Each environment of it gets its own components, and the shared ones where it has none.
     """
+    others = {**vars(given), "environments": environments}
     for name in ("environment", "tools", "system_prompt", "environments"):
-        value = environments if name == "environments" else getattr(given, name)
-        if given.agent is not None and value is not None:
+        if given.agent is not None and others[name] is not None:
             raise ConfigError(
                 f"agent= and {name}= are both given. An agent has its own loop, tools and prompts, "
                 f"and no environment: leave out {name}=, or leave out agent=."
             )
     parsed: list[tuple[EnvironmentItem, UserComponents]] = []
     if environments is not None:
-        if isinstance(environments, str) or not isinstance(environments, Iterable):
+        if isinstance(environments, str | Mapping) or not isinstance(environments, Iterable):
             raise ConfigError(
                 f"environments got {environments!r:.200}, expected a list of environments, of "
                 "(environment, weight), or of dicts"
             )
-        if isinstance(environments, Mapping):
-            parsed = [_mix_environment(one, name) for name, one in environments.items()]
-        else:
-            parsed = [_mix_environment(one, None) for one in environments]
+        parsed = [_mix_environment(environment) for environment in environments]
         config = dataclasses.replace(config, environments=[item for item, _ in parsed]).validate()
+    check_curriculum(given.curriculum)
     if config.environments is None:
+        sources = config.dataset.path, config.eval_dataset.path, given.dataset, given.eval_dataset
+        if given.curriculum is not None and all(rows is None for rows in sources):
+            # Without a task its environment may not even reset. Rows are recorded, for `eval`.
+            tasks = evaluation_tasks(given.curriculum)
+            given = dataclasses.replace(given, eval_dataset=tasks)
         return config, given
     for name in ("environment", "agent", "dataset", "eval_dataset", "curriculum"):
         if getattr(given, name) is not None:
@@ -477,45 +424,36 @@ def with_mix(
     for number, (name, settings) in enumerate(config.parts().items()):
         item = config.environments[number]
         part = parsed[number][1] if parsed else UserComponents()
-        components = dataclasses.replace(
-            given,
-            environment=item.environment if part.environment is None else part.environment,
-            dataset=part.dataset,
-            eval_dataset=part.eval_dataset,
-        )
-        for key, in_settings in (
-            ("reward_fn", item.reward or None),
-            ("tools", item.tools),
-            ("system_prompt", item.system_prompt),
-        ):
-            # What is None then is taken from the settings of the environment.
-            if getattr(part, key) is not None or in_settings is not None:
-                components = dataclasses.replace(components, **{key: getattr(part, key)})
-        has_own_tools = part.tools is not None or item.tools is not None
-        components = components.filled_from(settings)
-        mix.append(MixEnvironment(name, item.weight, settings, part, components, has_own_tools))
+        in_settings = (item.reward or None, item.tools, item.system_prompt)
+        # What is None then is taken from the settings of the environment.
+        its_own = {
+            key: getattr(part, key)
+            for key, value in zip(("reward_fn", "tools", "system_prompt"), in_settings, strict=True)
+            if value is not None or getattr(part, key) is not None
+        }
+        source = item.environment if part.environment is None else part.environment
+        rows = {"dataset": part.dataset, "eval_dataset": part.eval_dataset}
+        components = dataclasses.replace(given, environment=source, **rows, **its_own)
+        components, has_tools = components.filled_from(settings), "tools" in its_own
+        mix.append(MixEnvironment(name, item.weight, settings, part, components, has_tools))
     return config, dataclasses.replace(given, mix=tuple(mix))
 
 
-def _mix_environment(
-    given: GivenEnvironment, name: str | None
-) -> tuple[EnvironmentItem, UserComponents]:
+def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComponents]:
     """Return the settings, and the code and rows, of an environment of a mix."""
-    if isinstance(given, tuple):
-        if len(given) != 2:
-            raise ConfigError(
-                f"environments got a tuple of {len(given)}, expected (environment, weight)"
-            )
+    if isinstance(given, tuple) and len(given) == 2:
         given = {"environment": given[0], "weight": given[1]}
     if not isinstance(given, Mapping):
         given = {"environment": given}
     known = ("environment", *_SETTINGS, *_OBJECTS)
     if odd := next((key for key in given if key not in known), None):
+        hint = did_you_mean(odd, known)
+        raise ConfigError(f"an environment of a mix has no setting {odd!r}. {hint}")
+    if "environment" not in given or isinstance(given["environment"], tuple):
         raise ConfigError(
-            f"an environment of a mix has no setting {odd!r}. {did_you_mean(odd, known)}"
+            f"environments got {given!r:.200}, expected an environment, (environment, weight), or "
+            "a dict with 'environment'"
         )
-    if "environment" not in given:
-        raise ConfigError(f"environments got {dict(given)!r:.200}, expected an 'environment'")
     source = given["environment"]
     if isinstance(source, BaseEnvironment) and {"max_steps", "params"} & set(given):
         raise ConfigError(
@@ -523,26 +461,17 @@ def _mix_environment(
             "an instance, which has its settings already. Pass the class, or only the instance."
         )
     named = {key for key in _OBJECTS if _is_named(key, given.get(key))}
-    objects = {key: given.get(key) for key in _OBJECTS if key not in named}
+    objects = {key: given[key] for key in _OBJECTS if key in given and key not in named}
     tools, curriculum = objects.get("tools"), objects.get("curriculum")
     if tools is not None and not isinstance(tools, ToolRegistry):
-        tools = ToolRegistry(tools)
+        objects["tools"] = ToolRegistry(tools)
     check_curriculum(curriculum)
     if curriculum is not None and not {"dataset", "eval_dataset"} & set(given):
         objects["eval_dataset"] = evaluation_tasks(curriculum)
+    reward_fn = objects.pop("reward", None)
     label = source if isinstance(source, str) else code_name(source)
     settings = {key: given[key] for key in (*_SETTINGS, *named) if given.get(key) is not None}
-    if name is not None:
-        settings["name"] = name
-    return EnvironmentItem(label, **settings), UserComponents(
-        environment=source,
-        reward_fn=objects.get("reward"),
-        dataset=objects.get("dataset"),
-        eval_dataset=objects.get("eval_dataset"),
-        tools=tools,
-        system_prompt=objects.get("system_prompt"),
-        curriculum=curriculum,
-    )
+    return EnvironmentItem(label, **settings), UserComponents(source, reward_fn, **objects)
 
 
 def _is_named(key: str, value: Any) -> bool:

@@ -6,9 +6,9 @@ reported as soon as it is played.
 
 import math
 import re
-import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import TypeAlias
 
 from turnwise.episode import AgentRecord, Collection, EpisodeResult, TurnRecord
@@ -22,9 +22,6 @@ FailureKind: TypeAlias = tuple[str, str]
 
 MAX_FAILED_STEPS = 5
 """A run ends after this many consecutive steps from which nothing can be learned."""
-_NUM_FIRST_STEPS = 2
-_MIN_EPISODES = 8
-"""Fewer episodes may have the same reward by chance."""
 _TIMED = {"engine": "generate", "environment": "environment", "tools": "tools", "reward": "reward"}
 _PER_ENVIRONMENT = (
     *("num_groups", "num_episodes", "reward", "reward_std", "success", "turns"),
@@ -34,12 +31,11 @@ _PER_ENVIRONMENT = (
 _EVALUATED = ("num_episodes", "reward", "reward_std", "success", "turns", "truncated", "errors")
 
 
-def step_metrics(played: Collection, success_reported: Set[str] = frozenset()) -> Metrics:
+def step_metrics(played: Collection, success_reported: Iterable[str] = ()) -> Metrics:
     """Return the metrics of all episodes, and of each environment of a mix: `maze/reward` ...
 
     `success_reported` has the environments of a mix ("" without one) whose earlier episodes have
-    reported success. An environment that reports only successes had none where it reports nothing;
-    of one that never reported any, nothing is known, and there is no `success`.
+    reported success: one that reports only successes had none where it reports nothing.
     """
     metrics = episode_metrics(played, success_reported)
     for name in sorted({result.part for result in [*played, *played.dropped]} - {""}):
@@ -49,9 +45,9 @@ def step_metrics(played: Collection, success_reported: Set[str] = frozenset()) -
 
 
 def evaluation_metrics(
-    played: Collection, weights: Mapping[str, float], success_reported: Set[str]
+    played: Collection, weights: Mapping[str, float], success_reported: Iterable[str]
 ) -> dict[str, Metrics]:
-    """Return the metrics of each environment of a mix, and of all under the empty name.
+    """Return the metrics of each environment of a mix, by its prefix, and of all: `maze/` and ''.
 
     In a mix, whose environments have these weights, the latter are means over the environments,
     each counted with its weight.
@@ -75,16 +71,12 @@ def evaluation_metrics(
     whole = weighted_mean(by_part, weights)
     whole["num_episodes"] = sum(values["num_episodes"] for values in by_part.values())
     whole.pop("num_groups", None)  # a weighted mean has no confidence interval
-    return {"": whole, **by_part}
+    return {"": whole, **{f"{name}/": values for name, values in by_part.items()}}
 
 
 def environments_with_success(played: Collection) -> set[str]:
     """Return the environments of a mix whose episodes report success; "" without a mix."""
-    return {
-        result.part
-        for result in played
-        if any(agent.trajectory.reports_success for agent in result.agents)
-    }
+    return {r.part for r in played if any(a.trajectory.reports_success for a in r.agents)}
 
 
 def select_part(played: Collection, name: str) -> Collection:
@@ -117,10 +109,10 @@ def weighted_mean(by_environment: Mapping[str, Metrics], weights: Mapping[str, f
     return metrics
 
 
-def episode_metrics(collection: Collection, success_reported: Set[str] = frozenset()) -> Metrics:
+def episode_metrics(collection: Collection, success_reported: Iterable[str] = ()) -> Metrics:
     """Return rewards, success, lengths, how episodes ended, and how tools were used.
 
-    For `success_reported` see `step_metrics`.
+    An environment that reports success in some episodes only had none in the others.
     """
     results = [*collection, *collection.dropped]
     agents = [agent for result in collection for agent in result.agents]
@@ -130,19 +122,18 @@ def episode_metrics(collection: Collection, success_reported: Set[str] = frozens
         "num_groups": len({result.group for result in results}),
     }
     scored = [agent for agent in agents if agent.reward is not None]
-    if rewards := [agent.reward for agent in scored if agent.reward is not None]:
+    if rewards := [agent.reward for agent in agents if agent.reward is not None]:
         totals = [reward.total for reward in rewards]
-        metrics["reward"] = statistics.fmean(totals)
-        metrics["reward_std"] = statistics.pstdev(totals)
+        metrics["reward"], metrics["reward_std"] = fmean(totals), pstdev(totals)
         metrics["reward_min"], metrics["reward_max"] = min(totals), max(totals)
         for name in sorted({name for reward in rewards for name in reward.parts}):
-            metrics[f"reward/{name}"] = statistics.fmean(r.parts.get(name, 0.0) for r in rewards)
+            metrics[f"reward/{name}"] = fmean(r.parts.get(name, 0.0) for r in rewards)
         if num_turns := sum(len(agent.actions) for agent in scored):
             metrics["reward_per_turn"] = sum(totals) / num_turns
-    reporting = success_reported | environments_with_success(collection)
+    reporting = {*success_reported, *environments_with_success(collection)}
     judged = [agent for r in collection if r.part in reporting for agent in r.agents]
     if successes := [a.trajectory.success for a in judged if a.reward is not None]:
-        metrics["success"] = statistics.fmean(successes)
+        metrics["success"] = fmean(successes)
     metrics |= _credit([agent for agent in scored if agent.actions])
     num_sampled = sum(agent.num_sampled_tokens for agent in agents)
     num_tokens = sum(len(agent.stream) for agent in agents)
@@ -166,11 +157,11 @@ def _credit(scored: Sequence[AgentRecord]) -> Metrics:
     metrics: Metrics = {"answers_shown": len(shown) / len(scored)} if shown else {}
     if not solved or not failed:
         return metrics
-    metrics["reward_if_success"] = statistics.fmean(sum(agent.turn_rewards) for agent in solved)
-    metrics["reward_if_failure"] = statistics.fmean(sum(agent.turn_rewards) for agent in failed)
+    metrics["reward_if_success"] = fmean(sum(agent.turn_rewards) for agent in solved)
+    metrics["reward_if_failure"] = fmean(sum(agent.turn_rewards) for agent in failed)
     if all(len(a.actions) > 1 for a in solved) and any(len(a.actions) > 1 for a in failed):
-        early = _share(a.turn_rewards[-1] <= 0 < max(a.turn_rewards) for a in solved)
-        by_others = _share(max(a.turn_rewards[:-1], default=0.0) > 0 for a in failed)
+        early = fmean(a.turn_rewards[-1] <= 0 < max(a.turn_rewards) for a in solved)
+        by_others = fmean(max(a.turn_rewards[:-1], default=0.0) > 0 for a in failed)
         metrics["misplaced_reward"] = max(early - by_others, 0.0)
     return metrics
 
@@ -188,19 +179,17 @@ def _endings(results: Sequence[EpisodeResult], turns: Sequence[TurnRecord]) -> M
         return {}
     statuses = Counter(result.status for result in results)
     number = len(results)
-    cut = [status for status in statuses if status.is_truncated]
-    failed = [status for status in statuses if status.is_error]
-    metrics = {"truncated": sum(statuses[status] for status in cut) / number}
-    for status in sorted(cut):
+    metrics = {"truncated": sum(result.status.is_truncated for result in results) / number}
+    for status in sorted(status for status in statuses if status.is_truncated):
         metrics[f"truncated/{status.removeprefix('truncated_by_')}"] = statuses[status] / number
-    metrics["errors"] = sum(statuses[status] for status in failed) / number
-    for status in sorted(failed):
+    metrics["errors"] = sum(result.status.is_error for result in results) / number
+    for status in sorted(status for status in statuses if status.is_error):
         metrics[f"errors/{status.removesuffix('_error')}"] = statuses[status] / number
     if num_abandoned := sum(result.abandoned_calls for result in results):
         metrics["abandoned_calls"] = num_abandoned
     if turns:
-        metrics["cut_turns"] = _share(t.finish_reason is FinishReason.LENGTH for t in turns)
-        metrics["invalid_actions"] = _share(bool(t.info.get("invalid_action")) for t in turns)
+        metrics["cut_turns"] = fmean(t.finish_reason is FinishReason.LENGTH for t in turns)
+        metrics["invalid_actions"] = fmean(bool(t.info.get("invalid_action")) for t in turns)
     return metrics
 
 
@@ -210,7 +199,7 @@ def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
     unread = Counter(turn.other_format for turn in turns if turn.other_format is not None)
     if not results and not any(malformed) and not unread:
         return {}
-    metrics = {"malformed_calls": _share(malformed), "tool_calls": len(results) / num_episodes}
+    metrics = {"malformed_calls": fmean(malformed), "tool_calls": len(results) / num_episodes}
     if unread:
         metrics["unread_calls"] = unread.total() / len(turns)
     for name, number in sorted(unread.items()):
@@ -220,7 +209,7 @@ def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
     for name, number in sorted(Counter(known).items()):
         metrics[f"tool_calls/{name}"] = number / num_episodes
     if results:
-        metrics["tool_failures"] = _share(result.failure is not None for result in results)
+        metrics["tool_failures"] = fmean(result.failure is not None for result in results)
     return metrics
 
 
@@ -256,10 +245,6 @@ def split_seconds(collection: Collection, seconds: float) -> Metrics:
     return metrics
 
 
-def _share(values: Iterable[bool]) -> float:
-    return statistics.fmean(values)
-
-
 # ---- failures ----
 
 
@@ -273,18 +258,13 @@ class FailureReport:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._reported: set[FailureKind | str] = set()
-        self._num_first_steps: int | None = None
-        """Steps of a new run so far; None: the run was resumed."""
-        self._first_rewards: list[float] = []
         self._in_a_row: dict[str, tuple[FailureKind, int]] = {}
         """By environment: how all its episodes failed, and in how many consecutive steps."""
 
     def check(self, played: Collection, *, is_first_step: bool) -> str | None:
         """Report new kinds of failures of a step; return why the run must end, or None."""
         episodes = [*played, *played.dropped]
-        if is_first_step and self._num_first_steps is None:
-            self._num_first_steps = 0
-        self._check_first_steps([result for result in episodes if not result.status.is_error])
+        failed = [result for result in episodes if result.status.is_error]
         for environment in sorted({result.part for result in episodes}):
             results = [result for result in episodes if result.part == environment]
             kinds = {_kind(result) for result in results}
@@ -295,57 +275,42 @@ class FailureReport:
             before, number = self._in_a_row.get(environment, (kind, 0))
             number = number + 1 if before == kind else 1
             self._in_a_row[environment] = kind, number
-            where = f" of {environment}" if environment else ""
             if is_first_step:
-                where += " in the first step" if environment else " of the first step"
-            elif number < MAX_FAILED_STEPS:
+                where = f"{environment} in the first step" if environment else "the first step"
+                which = f"every episode of {where} failed in the same way"
+            elif number >= MAX_FAILED_STEPS:
+                where = f" of {environment}" if environment else ""
+                which = f"every episode{where} failed in the same way in {number} steps in a row"
+            else:
                 continue
-            how_long = "" if is_first_step else f" in {number} steps in a row"
-            return (
-                f"every episode{where} failed in the same way{how_long}, so there is nothing "
-                f"{'' if is_first_step else 'more '}to learn from.\n{describe_failure(results[0])}"
+            why = describe_failure(results[0])
+            return f"{which}, so there is nothing to learn from.\n{why}"
+        ended_well = [result for result in episodes if not result.status.is_error]
+        turns = [turn for r in ended_well for agent in r.agents for turn in agent.turns]
+        if is_first_step and ended_well and not turns:
+            self._say_once(
+                "no calls",
+                "no episode of the first step called the model, so there is nothing to learn from. "
+                "Pass llm.base_url, llm.api_key and llm.model to the agent's client.",
             )
-        note = cut_below_own_limit(episodes)
-        if note is not None and note not in self._reported:
-            self._reported.add(note)
-            self._say(note)
-        failed = [result for result in episodes if result.status.is_error]
-        for kind, result in {_kind(result): result for result in reversed(failed)}.items():
-            if kind not in self._reported:
-                self._reported.add(kind)
-                number = sum(_kind(other) == kind for other in failed)
-                text = describe_failure(result)
-                self._say(f"{number} of {len(episodes)} episodes failed: {text}")
+        elif is_first_step and ended_well and not any("success" in turn.info for turn in turns):
+            self._say_once(
+                "no success",
+                "no episode reported success, so none is shown. To have it measured, return it in "
+                'the info of step, or from an agent: {"success": True} or {"success": False}.',
+            )
+        if (note := cut_below_own_limit(episodes)) is not None:
+            self._say_once(note, note)
+        for result in failed:
+            number = sum(_kind(other) == _kind(result) for other in failed)
+            text = f"{number} of {len(episodes)} episodes failed: {describe_failure(result)}"
+            self._say_once(_kind(result), text)
         return None
 
-    def _check_first_steps(self, played: Sequence[EpisodeResult]) -> None:
-        """Report in the first steps of a run a constant reward, and that success is unknown."""
-        if self._num_first_steps is None or self._num_first_steps >= _NUM_FIRST_STEPS or not played:
-            return
-        self._num_first_steps += 1
-        agents = [agent for result in played for agent in result.agents]
-        turns = [turn for agent in agents for turn in agent.turns]
-        if self._num_first_steps == 1 and not turns:
-            self._say(
-                "no episode of the first step called the model, so there is nothing to learn from. "
-                "Pass llm.base_url, llm.api_key and llm.model to the agent's client."
-            )
-        elif self._num_first_steps == 1 and not any("success" in turn.info for turn in turns):
-            self._say(
-                "no episode reported success, so none is shown. To have it measured, return it in "
-                'the info of step, or from an agent: {"success": True} or {"success": False}.'
-            )
-        rewards = self._first_rewards
-        rewards += [agent.reward.total for agent in agents if agent.reward is not None]
-        is_constant = len(set(rewards)) == 1 and len(rewards) >= _MIN_EPISODES
-        is_solved = all(agent.turns and agent.turns[-1].info.get("success") for agent in agents)
-        if self._num_first_steps == _NUM_FIRST_STEPS and is_constant and not is_solved:
-            self._say(
-                f"the reward was {rewards[0]:.4g} in each of the {len(rewards)} episodes of the "
-                f"first {_NUM_FIRST_STEPS} steps: as long as all earn the same, nothing is "
-                "learned. Read some episodes (turnwise view) and look at what the reward depends "
-                "on; if the task is too hard, begin with an easier one."
-            )
+    def _say_once(self, key: FailureKind | str, text: str) -> None:
+        if key not in self._reported:
+            self._reported.add(key)
+            self._say(text)
 
 
 def _kind(result: EpisodeResult) -> FailureKind:

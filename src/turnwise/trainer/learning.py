@@ -6,15 +6,16 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
+from turnwise.algo.choose import AdvantageEstimator
 from turnwise.algo.kl import without_rounding
-from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore, TrainingConfig
 from turnwise.episode import AgentRecord, Collection, EpisodeCollector, EpisodeResult
 from turnwise.errors import TrainingStopped
@@ -62,8 +63,11 @@ class RunComponents(Policy):
     """The policies of players that learn too, by the player's name."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
-    watch: Callable[[Callable[[str], object]], object] | None = None
-    """Calls a function with the reason when what the workers run on is lost."""
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """All policies that learn, by player; the run's own, which plays the others, is ''."""
+        return {"": self, **self.others}
 
     @contextlib.contextmanager
     def updates_in_flight(self, stale_kv: StaleCache) -> Iterator[None]:
@@ -115,19 +119,20 @@ def learn_from(
     own policy begin with its name.
     """
     episodes, metrics = step.episodes, dict(step.metrics)
-    others = config.policies  # frozen ones are nobody's
-    agents = [a for result in episodes for a in result.agents if a.name not in others]
+    have_own = config.policies  # learning or frozen
+    agents = [a for result in episodes for a in result.agents if a.name not in have_own]
     metrics |= staleness(agents, components.engine.weight_version)
-    rows = trained_rows(episodes, step.baselines)
-    if step.baselines is not None:
-        left_out = {row.group for row in trained_rows(episodes)} - step.baselines.keys()
-        metrics["num_groups_without_baseline"] = len(left_out)
+    rows = [row for row in scored_agents(episodes) if row.agent.num_sampled_tokens]
+    if step.baselines is not None:  # without one an advantage is unknown, not large
+        without_baseline = {row.group for row in rows} - step.baselines.keys()
+        metrics["num_groups_without_baseline"] = len(without_baseline)
+        rows = [row for row in rows if row.group not in without_baseline]
     columns: dict[str, torch.Tensor] = {}
-    learning: dict[str, Policy] = {"": components, **components.others}
-    for player, policy in learning.items():
-        played = [
-            row for row in rows if (row.agent.name if row.agent.name in others else "") == player
-        ]
+    for player, policy in components.policies.items():
+        if player:
+            played = [row for row in rows if row.agent.name == player]
+        else:
+            played = [row for row in rows if row.agent.name not in have_own]
         if not played:
             continue
         batch, learned = make_batch(played), dict[str, float]()
@@ -183,20 +188,6 @@ def scored_agents(results: Iterable[EpisodeResult]) -> list[AgentRow]:
     ]
 
 
-def trained_rows(
-    results: Iterable[EpisodeResult], baselines: Mapping[str, float] | None = None
-) -> list[AgentRow]:
-    """Return the agents that can be learned from: they sampled tokens and have a reward.
-
-    With `baselines` they must have one too: without it their advantage is unknown, not large.
-    """
-    return [
-        row
-        for row in scored_agents(results)
-        if row.agent.num_sampled_tokens and (baselines is None or row.group in baselines)
-    ]
-
-
 def make_batch(rows: list[AgentRow]) -> PPOBatch:
     """Return a batch of tokens, masks and log-probs, with rewards on each turn's last token."""
     batch = PPOBatch.from_streams([row.agent.stream for row in rows])
@@ -230,17 +221,14 @@ class Advantages:
         *,
         sampler_is_exact: bool,
     ) -> None:
-        self.kl_controller = KLController(
-            training.kl_coef,
-            training.kl_target,
-            adaptive=training.kl_target is not None,
-            horizon=training.kl_horizon,
-        )
-        self._training = training
-        self._learner = learner
+        coef, target = training.kl_coef, training.kl_target
+        is_adaptive, horizon = target is not None, training.kl_horizon
+        self.kl_controller = KLController(coef, target, adaptive=is_adaptive, horizon=horizon)
+        self.estimator = estimator
         self.sampler_is_exact = sampler_is_exact
         """Whether the engine's log-probs equal the learner's."""
-        self.estimator = estimator
+        self._training = training
+        self._learner = learner
 
     def fill(
         self, batch: PPOBatch, rows: list[AgentRow], baselines: Mapping[str, float] | None = None
@@ -268,16 +256,13 @@ class Advantages:
         rewards = batch.need("rewards")
         if training.use_kl_in_reward:
             sampled, mask = batch.behaviour_log_probs, batch.response_mask
+            coef = self.kl_controller.value
             reference = batch.need("ref_log_probs")
+            reference = without_rounding(sampled, reference, mask, learner.model.policy.dtype)
             rewards, kl = apply_kl_penalty(
-                rewards,
-                sampled,
-                without_rounding(sampled, reference, mask, learner.model.policy.dtype),
-                mask,
-                self.kl_controller.value,
-                training.kl_penalty,
+                rewards, sampled, reference, mask, coef, training.kl_penalty
             )
-            metrics["kl_ref"], metrics["kl_coef"] = float(kl), self.kl_controller.value
+            metrics["kl_ref"], metrics["kl_coef"] = float(kl), coef
             self.kl_controller.update(kl, len(rows))
         if names := sorted({name for row in rows for name in row.reward.parts}):
             parts = [[row.reward.parts.get(name, 0.0) for name in names] for row in rows]
@@ -346,20 +331,16 @@ def check_gap(
     is_filtered = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
     if setting is None or is_filtered or "weights_behind" in metrics:
         return
-    name, limit = "gap_max" if is_exact else "gap_mean", setting
-    if limit == "auto":
-        limit = _MAX_GAP_IN_FLOAT32 if is_exact else _MAX_MEAN_GAP
-    gap = metrics.get(name, 0.0)
-    if gap > limit:
-        what = "differ by up to" if is_exact else "differ on average by"
+    name, default = ("gap_max", _MAX_GAP_IN_FLOAT32) if is_exact else ("gap_mean", _MAX_MEAN_GAP)
+    limit = default if setting == "auto" else setting
+    if metrics.get(name, 0.0) > limit:
         raise TrainingStopped(
-            f"the learner's log-probs {what} {gap:.3g} nats from the sampler's ({name}), expected "
-            f"at most {limit:g} (training.max_log_prob_gap): the episodes come from another model "
-            "than the one that is trained. Likely causes: weights that did not reach the engine, "
-            "an attention that engine and learner compute differently (sliding window, softcap, "
-            "sinks), a quantised engine, a server with another model or temperature. To find out, "
-            "train with inference.backend=transformers: if the gap is gone, it is the engine. A "
-            "larger training.max_log_prob_gap allows more, null disables this check."
+            f"the learner's log-probs differ from the sampler's: {name} is {metrics[name]:.3g} "
+            f"nats, expected at most {limit:g} (training.max_log_prob_gap; null disables the "
+            "check). So the episodes come from another model than the one that is trained. Likely "
+            "causes: weights that did not reach the engine, an attention that both compute "
+            "differently, a quantised engine, a server with another model or temperature. If the "
+            "gap is gone with inference.backend=transformers, it is the engine."
         )
 
 
@@ -398,9 +379,9 @@ class Stopwatch:
         peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         if uses_gpu():
             peak_memory = torch.cuda.max_memory_allocated()
-        seconds: dict[str, float] = {}
+        seconds: defaultdict[str, float] = defaultdict(float)
         for phase, start, end in self.phases:  # one of each for each policy
-            seconds[phase] = seconds.get(phase, 0.0) + end - start
+            seconds[phase] += end - start
         return {
             "time/step": total,
             **split_seconds(played, seconds.pop("play", 0.0)),

@@ -22,10 +22,11 @@ from typing import Any
 from turnwise.algo.choose import (
     ADVANTAGE_ESTIMATORS,
     POLICY_LOSSES,
+    AdvantageEstimator,
+    PolicyLoss,
     get_advantage_estimator,
     get_policy_loss,
 )
-from turnwise.algo.records import AdvantageEstimator, PolicyLoss
 from turnwise.config import (
     RUN,
     ConfigStore,
@@ -42,21 +43,15 @@ from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
-from turnwise.runs.places import Named, describe_base, names_in, rewrite_names, with_recorded_names
+from turnwise.runs.places import describe_base, names_in, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
 from turnwise.tools.by_name import ToolEntry, server_words, tools_by_name, uses_of
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
-from turnwise.tools.python_code.tool import package_folders
-from turnwise.trainer.components import (
-    UserComponents,
-    agent_hash,
-    agent_label,
-    find_environment,
-    remember_agent,
-)
+from turnwise.tools.python_code import package_folders
+from turnwise.trainer.components import UserComponents, find_environment
 from turnwise.user_code import (
     callable_label,
     code_name,
@@ -65,6 +60,7 @@ from turnwise.user_code import (
     is_lost,
     names_code,
     object_label,
+    remember_agent,
     remember_code,
     remember_use,
 )
@@ -92,22 +88,16 @@ class RunRecord:
         Paths of files inside the folder are relative to it, so that it can be moved. A resumed run
         keeps the names that it recorded before, of what has not changed.
         """
-        before = folder.settings() if resumes else None
-        if before is None:
-            config, base = copy.deepcopy(self.config), Path.cwd()
-        else:
+        config, base = copy.deepcopy(self.config), Path.cwd()
+        if resumes and (before := folder.settings()) is not None:
             config, base = with_recorded_names(self.config, before, folder.path)
-
-        def name_in_folder(name: Named) -> str:
-            path, here = Path(name.text).expanduser().resolve(), folder.path.resolve()
-            is_kept = name.kind == "rows" and not name.text.startswith("<")
-            is_inside = is_kept and path.is_relative_to(here)
-            return f"{RUN}/{path.relative_to(here)}" if is_inside else name.text
-
-        rewrite_names(config, name_in_folder)
         facts = copy.deepcopy(self.facts)
         lost: dict[str, str] = {}  # the settings whose objects a later command cannot load
+        here = folder.path.resolve()
         for name in names_in(config):
+            file = Path(name.text).expanduser().resolve()
+            if name.kind == "rows" and file.is_relative_to(here):
+                name.replace(f"{RUN}/{file.relative_to(here)}")
             section, *words = name.setting.split(".")
             setting = words[0] if section == "training" else section
             if section == "environments":
@@ -126,23 +116,16 @@ class RunRecord:
         return config, facts
 
 
-def record_run(
-    config: ConfigStore,
-    given: UserComponents,
-    user: UserComponents,
-    identity: Mapping[str, str],
-) -> RunRecord:
+def record_run(config: ConfigStore, given: UserComponents, user: UserComponents) -> RunRecord:
     """Record a run; `given` are the user's components, `user` these completed from the settings."""
     settings = recorded(config, given)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     trained_on: dict[str, Any] = {}
-    owners = [(given, user), *((part.given, part.components) for part in user.mix)]
-    sources = [
-        (getattr(as_given, kind), getattr(filled, kind))
-        for as_given, filled in owners
-        for kind in ("dataset", "eval_dataset")
-    ]
+    sources: list[tuple[Any, Any]] = []
+    for as_given, filled in [(given, user), *((p.given, p.components) for p in user.mix)]:
+        sources.append((as_given.dataset, filled.dataset))
+        sources.append((as_given.eval_dataset, filled.eval_dataset))
     for (name, setting), (source, rows) in zip(settings.datasets(), sources, strict=True):
         if rows is None or (source is None and setting.path is None):
             continue
@@ -156,11 +139,10 @@ def record_run(
         facts |= {"rows": len(rows), "hash": _dataset_hash(rows), "columns": columns}
         datasets[name] = facts
         if name.startswith("eval_"):
-            training_rows = trained_on.get(name.removeprefix("eval_"))
-            shared = None if training_rows is None else shared_rows(rows, training_rows)
-            if shared is not None and shared.num_shared:
-                facts["rows_trained_on"] = shared.num_shared
-                facts["rows_compared"] = shared.num_compared
+            others = trained_on.get(name.removeprefix("eval_"), ())
+            num_shared, num_compared = shared_rows(rows, others)
+            if num_shared:
+                facts |= {"rows_trained_on": num_shared, "rows_compared": num_compared}
         if any(map(is_lost, setting.paths)):
             content, problem = _rows_to_keep(rows)
             facts["kept"] = content is not None
@@ -170,7 +152,7 @@ def record_run(
                 files[f"{name}.jsonl"] = content
                 setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
     run_facts: dict[str, Any] = {
-        "identity": dict(identity),
+        "identity": identity(user, config),
         "agent": "the policy that is trained",
         "datasets": datasets,
         "unrecorded": {},
@@ -193,23 +175,24 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     """
     settings = copy.deepcopy(config)
     for item, part in zip(settings.environments or (), given.mix, strict=True):
-        of_part = recorded(part.config, part.given)
-        item.environment = of_part.environment.name
-        item.max_steps, item.params = of_part.environment.max_steps, of_part.environment.params
+        named = recorded(part.config, part.given)
+        environment = named.environment
+        item.environment, item.max_steps = environment.name, environment.max_steps
+        item.params = environment.params
         if part.given.reward_fn is not None:
-            item.reward = of_part.reward
+            item.reward = named.reward
         if part.given.tools is not None:
-            item.tools = of_part.tools
+            item.tools = named.tools
         if part.given.system_prompt is not None:
-            item.system_prompt = of_part.system_prompt
-        item.dataset, item.eval_dataset = of_part.dataset, of_part.eval_dataset
+            item.system_prompt = named.system_prompt
+        item.dataset, item.eval_dataset = named.dataset, named.eval_dataset
     if given.agent is not None:
-        settings.agent = agent_label(given.agent)
+        settings.agent = callable_label(given.agent)
     if given.expert is not None:
-        settings.expert = agent_label(given.expert)
+        settings.expert = callable_label(given.expert)
     source = given.environment
-    if source is None and given.dataset is not None and settings.agent is None:
-        source = find_environment(given, config)  # prompts, if no other was named
+    if source is None and settings.agent is None and settings.environments is None:
+        source = find_environment(given, config)  # prompts, if there are only rows
     if source is not None:
         settings.environment = _environment(source, config.environment)
     if isinstance(given.reward_fn, WeightedReward):
@@ -248,10 +231,10 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     if given.eval_dataset is not None:
         settings.eval_dataset = _dataset(given.eval_dataset)
     # The user has run all of this: later commands may, too.
-    for named in names_in(settings):
-        is_code = named.kind == "code" and names_code(named.text)
-        if is_code and named.text.partition(":")[0] not in ADAPTERS:
-            remember_code(named.text)
+    for code in names_in(settings):
+        is_code = code.kind == "code" and names_code(code.text)
+        if is_code and code.text.partition(":")[0] not in ADAPTERS:
+            remember_code(code.text)
     remember_agent(settings.agent)
     for entry in settings.tools:
         for use in uses_of(entry):
@@ -268,11 +251,11 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
         return dataclasses.replace(remade or source.config, name=label)
     if isinstance(source, functools.partial) and not source.args:
         try:
-            given = json.loads(json.dumps(source.keywords))
+            is_plain = json.loads(json.dumps(source.keywords)) == source.keywords
         except (TypeError, ValueError):  # an object, which YAML cannot hold
-            given = None
-        if given == source.keywords:
-            config = dataclasses.replace(config, params={**given, **config.params})
+            is_plain = False
+        if is_plain:
+            config = dataclasses.replace(config, params={**source.keywords, **config.params})
     return dataclasses.replace(config, name=code_name(source))
 
 
@@ -296,8 +279,7 @@ def _remaking_config(
 
 
 def _algorithm(
-    record: AdvantageEstimator | PolicyLoss,
-    known: Mapping[str, AdvantageEstimator | PolicyLoss],
+    record: AdvantageEstimator | PolicyLoss, known: Mapping[str, AdvantageEstimator | PolicyLoss]
 ) -> str:
     """Return the name of a built-in estimator or loss, or of the user's function."""
     name = next((name for name in known if known[name] == record), None)
@@ -320,20 +302,19 @@ def _tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, A
     tools in order.
     """
     entries: list[str | dict[str, Any]] = []
-    for source, group in itertools.groupby(map(as_tool, tools), key=_server):
+
+    def server(tool: Tool) -> MCPTools | None:
+        return tool.source if isinstance(tool, MCPTool) else None
+
+    for source, group in itertools.groupby(map(as_tool, tools), key=server):
         neighbours = list(group)
-        entry = None if source is None else source.entry
-        if source is None or entry is None:
+        if source is None or source.entry is None:
             entries += [_tool_entry(tool) for tool in neighbours]
         elif neighbours == source.tools:
-            entries.append(dict(entry))
+            entries.append({**source.entry})
         else:
-            entries.append({**entry, "only": [tool.name for tool in neighbours]})
+            entries.append({**source.entry, "only": [tool.name for tool in neighbours]})
     return entries
-
-
-def _server(tool: Tool) -> MCPTools | None:
-    return tool.source if isinstance(tool, MCPTool) else None
 
 
 def _tool_entry(tool: Tool) -> str | dict[str, Any]:
@@ -344,8 +325,7 @@ def _tool_entry(tool: Tool) -> str | dict[str, Any]:
     if type(tool) is PythonCodeTool:
         entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
         if tool.packages:
-            is_all = tool.packages == package_folders(True)
-            entry["packages"] = True if is_all else list(tool.packages)
+            entry["packages"] = tool.packages == package_folders(True) or list(tool.packages)
         if not tool.isolated:  # only with the permission of the user
             entry["allow_unsafe"] = True
         return entry
@@ -361,17 +341,15 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     In a mix, components of one environment are named after it: `environment of maze`.
     """
     hashes = {}
-    environment = user.environment
     if user.agent is not None:
-        hashes["agent"] = agent_hash(user.agent)
-    elif isinstance(environment, str):
-        hashes["environment"] = fingerprint(source_by_name(environment))
-    elif isinstance(environment, BaseEnvironment) and _remaking_config(
-        environment, config.environment
-    ):  # as a command that has only its name hashes it
-        hashes["environment"] = fingerprint(type(environment))
+        hashes["agent"] = _agent_hash(user.agent)
     elif not user.mix:
-        hashes["environment"] = fingerprint(environment)
+        code: Any = user.environment
+        if isinstance(code, str):
+            code = source_by_name(code)
+        elif isinstance(code, BaseEnvironment) and _remaking_config(code, config.environment):
+            code = type(code)  # as a command that has only its name hashes it
+        hashes["environment"] = fingerprint(code)
     if isinstance(user.reward_fn, WeightedReward):
         functions = user.reward_fn.functions.items()
         hashes["reward"] = _hash([[name, w, fingerprint(fn)] for name, (fn, w) in functions])
@@ -397,6 +375,17 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     return hashes
 
 
+def _agent_hash(agent: Any) -> str:
+    """Return a hash of what an agent does; of a command, of its words and the files it names."""
+    if not isinstance(agent, str):
+        return fingerprint(agent)
+    digest = hashlib.sha256(agent.encode())
+    for word in shlex.split(agent):
+        if Path(word).suffix and Path(word).is_file():
+            digest.update(Path(word).read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _tools_hash(tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore) -> str:
     """Return a hash of the definitions that the model sees and of the code of the tools.
 
@@ -407,7 +396,7 @@ def _tools_hash(tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore)
         entries: list[ToolEntry] = list(config.tools)
     else:
         every = [as_tool(tool) for tool in tools]
-        local = [tool for tool in every if _server(tool) is None]
+        local = [tool for tool in every if not isinstance(tool, MCPTool)]
         entries = list(_tool_entries(every))
     servers = [
         {**entry, "mcp": shlex.join(server_words(entry["mcp"])), "cwd": None}
@@ -442,42 +431,35 @@ def _dataset(given: Any) -> DatasetConfig:
     origin, paths = DatasetConfig(), list[str | Path]()
     if isinstance(given, str | Path):
         paths = [given]
-    elif isinstance(given, list | tuple) and given and all(map(is_file_name, given)):
+    elif isinstance(given, list | tuple) and all(map(is_file_name, given)):
         paths = list(given)
     elif type(given) is PromptDataset and given.origin is not None:
         # A subclass may change the rows of the files.
         origin, paths = given.origin, [*given.origin.paths]
     if not paths:
         return DatasetConfig(path=object_label(given))
-    # Relative to the base directory, where they are below it: the project can be moved.
-    here = Path.cwd()
-    names = [
-        str(Path(path).relative_to(here))
-        if Path(path).is_absolute() and Path(path).is_relative_to(here)
-        else os.fspath(path)
-        for path in paths
-    ]
+    names = []
+    for path in paths:
+        # Relative to the base directory, where they are below it: the project can be moved.
+        is_below = Path(path).is_relative_to(Path.cwd())
+        names.append(str(Path(path).relative_to(Path.cwd())) if is_below else os.fspath(path))
     return dataclasses.replace(origin, path=names)
 
 
 def _rows_to_keep(rows: Any) -> tuple[bytes | None, str]:
     """Return the rows as lines of JSON, or None and why they cannot be written so."""
-    expected_hash = _dataset_hash(rows)
     content = bytearray()
     for index in range(len(rows)):
         row = _row(rows, index)
         try:
             line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-            is_same = json.loads(line) == row
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError) as error:
             return None, f"row {index} cannot be written as JSON: {error}"
-        if not is_same:  # a tuple, or a key that is not a string
-            return None, f"row {index} changes when it is written as JSON: {row!r:.100}"
+        if json.loads(line) != row or _row(rows, index) != row:  # a tuple, or made at random
+            return None, f"row {index} changes when it is written as JSON or read again"
         content += line
         if len(content) > MAX_KEPT_BYTES:
             return None, f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB"
-    if _dataset_hash(rows) != expected_hash:
-        return None, "the rows differ each time that they are read"
     return bytes(content), ""
 
 

@@ -14,13 +14,13 @@ import torch
 from turnwise import __version__
 from turnwise.config import ConfigStore
 from turnwise.episode import EpisodeResult
-from turnwise.errors import CheckpointError, ConfigError, TurnwiseError, describe_error
+from turnwise.errors import CheckpointError, TurnwiseError, describe_error
 from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
-from turnwise.runs.metrics_log import MetricsLog, missing_steps, numbers_of
+from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
@@ -56,10 +56,9 @@ class Records:
         self._environment = environment
         self._reporter = reporter
         self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
-        """The contents of `run.json` besides the status."""
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
-        self._doctor = Doctor(config)
+        self._doctor = Doctor()
         self._said_at: dict[str, int] = {}
         """The step in which each finding of the doctor was reported last."""
         self.num_steps = 0
@@ -69,14 +68,13 @@ class Records:
         self._saved_at = time.monotonic()
         self._seconds: Metrics = {}
         self._last: Metrics = {}
-        """The metrics of the last step that was written."""
+        """The metrics of the last step."""
         self._sinks: Any = None
         if sinks:  # not those of `config`, which has the recorded names of files
             from turnwise.runs.sinks import make_sinks
 
-            self._sinks = make_sinks(
-                sinks, folder.path, folder.path.name, dataclasses.asdict(config)
-            )
+            settings = dataclasses.asdict(config)
+            self._sinks = make_sinks(sinks, folder.path, folder.path.name, settings)
 
     def begin(self, files: Mapping[str, bytes], *, resumes: bool = False) -> None:
         """Write settings, facts and rows of the run; a resumed one keeps the facts of its start."""
@@ -91,8 +89,7 @@ class Records:
         # The status first: a folder with it is a run, however soon it was killed.
         self._write_status("running", 0)
         for name, content in files.items():
-            with explained(self._folder.path / name):
-                write_whole(self._folder.path / name, content)
+            self._folder.write(self._folder.path / name, content)
         if (shared := shared_rows(self._facts)) is not None:
             self._reporter.say(f"warning: {shared}")
         for name, facts in self._facts.get("datasets", {}).items():
@@ -113,7 +110,7 @@ class Records:
         """Record and return the settings that differ from `before`, from this step on."""
         changes = [] if before is None else changes_between(before, self._config)
         changes = [change for change in changes if change.makes_another_run]
-        self._folder.write_changes(step, changes, self._config)
+        self._folder.write_changes(step, changes)
         for change in changes:
             self._reporter.say(f"from step {step + 1} on: {change}")
         return changes
@@ -134,15 +131,6 @@ class Records:
             self._doctor.look(metrics)
             self._last = metrics
         return history, max(last - step, 0)
-
-    def report_missing(self, history: Sequence[Metrics], num_steps: int) -> None:
-        """Report steps that were trained and have no metrics in the file."""
-        missing = missing_steps(history, num_steps)
-        if missing:
-            self._reporter.say(
-                f"{self._folder.metrics_file} has no line for {missing}, though {num_steps} steps "
-                "were trained. The run resumes without them: curves and the doctor have a gap."
-            )
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
         """Save the tokenizer, for commands that show tokens; the run continues if this fails."""
@@ -165,7 +153,6 @@ class Records:
         baselines: Mapping[str, float] | None = None,
     ) -> None:
         """Write the episodes of a step or of its evaluation, with the columns of their tokens."""
-        self._folder.check_lock()
         started = time.perf_counter()
         self._episodes.write(
             step,
@@ -181,7 +168,6 @@ class Records:
 
     def keep(self, metrics: Metrics) -> None:
         """Write the metrics of a step, to which the time of writing its episodes is added."""
-        self._folder.check_lock()
         started = time.perf_counter()
         metrics |= self._seconds
         step = int(metrics["step"])
@@ -198,9 +184,8 @@ class Records:
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
         """Save a checkpoint, and mark it if it is the best so far."""
-        self._folder.check_lock()
         started = time.perf_counter()
-        saved = self.checkpoints.save(step, write, {"environment": self._environment})
+        saved = self.checkpoints.save(step, write)
         self._saved_step, self._saved_at = step, time.monotonic()
         self.mark_if_best(saved)
         self._seconds["time/checkpoint"] = time.perf_counter() - started
@@ -219,17 +204,16 @@ class Records:
         if value is None:
             return False
         # The latest of equals.
-        return best is None or best.mark.metric != name or value >= best.mark.value
+        return best is None or best.metric != name or value >= best.value
 
     def mark_if_best(self, saved: Checkpoint) -> None:
         """Mark a checkpoint as the best by the last metrics, if they are of the same step."""
         if not self.has_best_evaluation or self._last["step"] != saved.step:
             return
-        name = self._config.checkpoint.best_metric
-        number = self._last.get(f"{name.rpartition('/')[0]}/num_episodes")
+        name, last = self._config.checkpoint.best_metric, self._last
+        number = last.get(f"{name.rpartition('/')[0]}/num_episodes")
         num_episodes = None if number is None else int(number)
-        bounds = interval(self._last, name)
-        self.checkpoints.mark_best(saved, name, self._last[name], bounds, num_episodes)
+        self.checkpoints.mark_best(saved, name, last[name], interval(last, name), num_episodes)
 
     def end(self, outcome: str, step: int, write: Callable[[Path], None] | None) -> None:
         """End the run with this outcome; save a last checkpoint if `write` is given."""
@@ -243,7 +227,10 @@ class Records:
             outcome = f"stopped: {why_ended(error)}"
             raise
         finally:
-            self._write_last_status(outcome, step)
+            try:
+                self._write_status(outcome, step)
+            except CheckpointError as error:  # perhaps of the disk error that ended the run
+                _LOG.warning("%s", error)
             if self._sinks is not None:
                 self._sinks.close()
             self._reporter.end(outcome)
@@ -251,17 +238,6 @@ class Records:
                 said_at = self._said_at.get(finding.code)
                 if said_at is None or step - said_at >= NUM_GONE:  # else it is on the screen
                     self._reporter.say(f"doctor: {finding}")
-
-    def _write_last_status(self, outcome: str, step: int) -> None:
-        try:
-            self._folder.check_lock()
-        except (CheckpointError, ConfigError):
-            return  # the status is another process's by now
-        try:
-            self._write_status(outcome, step)
-        except CheckpointError as error:  # perhaps of the disk error that ended the run
-            _LOG.warning("%s", error)
-            self._folder.overwrite_status(outcome)
 
     def _write_status(self, status: str, step: int) -> None:
         self._folder.write_status(
@@ -298,15 +274,14 @@ def model_facts(
     template = getattr(tokenizer, "chat_template", None)
     if template and not isinstance(template, str):  # several, by name
         template = json.dumps(template, sort_keys=True)
+    template_hash = hashlib.sha256(template.encode()).hexdigest() if template else None
     return {
         "model": model,
         "tokenizer": {
             "class": type(tokenizer).__name__,
             "size": len(tokenizer),
             "hash": hashlib.sha256(text.encode()).hexdigest(),
-            "chat_template_hash": hashlib.sha256(template.encode()).hexdigest()
-            if template
-            else None,
+            "chat_template_hash": template_hash,
         },
         "engine": {
             "backend": config.inference.backend,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from turnwise.errors import ConfigError
 from turnwise.progress import is_worker, make_reporter
@@ -40,90 +40,75 @@ class Reporter(Protocol):
 
 
 class Reporters:
-    """Several reporters as one."""
+    """The log, and the user's reporter or, while a run is displayed, a display.
 
-    def __init__(self, *reporters: Reporter) -> None:
-        self._reporters = list(reporters)
-
-    def begin(self, run: RunInfo) -> None:
-        self._tell("begin", run)
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self._tell("step", metrics)
-
-    def say(self, text: str) -> None:
-        self._tell("say", text)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self._tell("progress", what, done, total)
-
-    def end(self, outcome: str) -> None:
-        self._tell("end", outcome)
-
-    def _tell(self, event: str, *values: object) -> None:
-        for reporter in self._reporters:
-            getattr(reporter, event)(*values)
-
-
-class AutoReporter(Reporters):
-    """The log, and while it is entered around a run, the display that fits the place.
-
-    Worker processes (of multiprocessing, Ray or torchrun) display nothing: the terminal belongs to
+    Worker processes (of multiprocessing or torchrun) display nothing: the terminal belongs to
     the process that started them.
     """
 
-    def __init__(self) -> None:
-        super().__init__(LogReporter())
-        self._display = ExitStack()
+    def __init__(self, *reporters: Reporter, has_display: bool = False) -> None:
+        self._reporters = list(reporters)
+        self._has_display = has_display and not is_worker()
+        self._display: Reporter | None = None
+        self._folder = Path()
 
-    def __enter__(self) -> Self:
-        if not is_worker():
-            display = make_reporter()
-            self._display.enter_context(display)
+    @contextlib.contextmanager
+    def displayed(self) -> Iterator[None]:
+        """Show the display, if there is one, inside the block."""
+        if not self._has_display:
+            yield
+            return
+        with make_reporter() as display:
+            self._display = display
             self._reporters.append(display)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._reporters[1:]
-        self._display.close()
+            try:
+                yield
+            finally:
+                self._reporters.remove(display)
+                self._display = None
 
     def begin(self, run: RunInfo) -> None:
-        super().begin(run)
         self._folder = run.folder
+        for reporter in self._reporters:
+            reporter.begin(run)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        for reporter in self._reporters:
+            reporter.step(metrics)
+
+    def say(self, text: str) -> None:
+        for reporter in self._reporters:
+            reporter.say(text)
+        if self._has_display and self._display is None:  # outside `fit`, as in `evaluate()`
+            print(as_block(text), file=sys.stderr)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        for reporter in self._reporters:
+            reporter.progress(what, done, total)
 
     def end(self, outcome: str) -> None:
-        super().end(outcome)
-        if outcome == "finished" and len(self._reporters) > 1:
+        for reporter in self._reporters:
+            reporter.end(outcome)
+        if outcome == "finished" and self._display is not None:
             folder = shlex.quote(str(self._folder))
             self.say(f"Next: turnwise view {folder}, turnwise eval {folder}")
 
-    def say(self, text: str) -> None:
-        super().say(text)
-        if len(self._reporters) == 1 and not is_worker():  # outside `fit`, as in `evaluate()`
-            print(as_block(text), file=sys.stderr)
 
-
-def choose_reporter(
-    reporter: Reporter | Literal["auto"] | None,
-) -> tuple[Reporter, AbstractContextManager[object]]:
-    """Return the reporter for the trainer's argument, and a context to enter around a run."""
+def choose_reporter(reporter: Reporter | Literal["auto"] | None) -> Reporters:
+    """Return the log with what the trainer's argument `reporter` names."""
     if reporter == "auto":
-        automatic = AutoReporter()
-        return automatic, automatic
+        return Reporters(LogReporter(), has_display=True)
     if reporter is None or isinstance(reporter, LogReporter):
-        return reporter or LogReporter(), nullcontext()
-    missing = [
-        name
-        for name in ("begin", "step", "say", "progress", "end")
-        if not callable(getattr(reporter, name, None))
-    ]
+        return Reporters(LogReporter())
+    events = ("begin", "step", "say", "progress", "end")
+    missing = [name for name in events if not callable(getattr(reporter, name, None))]
     if missing:
         raise ConfigError(
             f"reporter got {reporter!r:.80}, which has no method {', '.join(missing)}. Expected "
             '"auto" (the default), None for no output, or an object with the methods of '
             "turnwise.Reporter."
         )
-    return Reporters(LogReporter(), reporter), nullcontext()
+    return Reporters(LogReporter(), reporter)
 
 
 class Callback:

@@ -1,16 +1,16 @@
 """Which tasks a step or an evaluation plays: seeds, rows of a dataset, or those of a curriculum."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, get_advantage_estimator
-from turnwise.algo.records import AdvantageEstimator
+from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, AdvantageEstimator, get_advantage_estimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
 from turnwise.data.order import parts_for_step, rows_for_step
@@ -20,7 +20,11 @@ from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.trainer.learning import scored_agents
+from turnwise.trainer.reporter import Metrics
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
+
+if TYPE_CHECKING:
+    from turnwise.trainer.components import MixEnvironment
 
 Task: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Task]
@@ -111,17 +115,6 @@ class Levels:
         self.level = min(int(state["level"]), len(self.tasks) - 1)
 
 
-@dataclass(frozen=True)
-class TaskSource:
-    """Where the tasks of an environment come from: its rows, its curriculum, or only its seeds."""
-
-    name: str = ""
-    """The name of the environment in a mix; empty without a mix."""
-    weight: float = 1.0
-    rows: Rows | None = None
-    curriculum: Curriculum | None = None
-
-
 class Rollout:
     """Plays the episodes of steps. The same step of the same run always plays the same tasks."""
 
@@ -129,19 +122,19 @@ class Rollout:
         self,
         collector: EpisodeCollector,
         config: ConfigStore,
-        sources: Sequence[TaskSource] = (TaskSource(),),
-        estimator: AdvantageEstimator | None = None,
+        parts: Sequence[MixEnvironment],
+        estimator: AdvantageEstimator,
     ) -> None:
         self.collector = collector
-        self.num_resampled = 0
+        self._num_resampled = 0
         """Groups that the last step replaced."""
-        self.zero_variance: dict[str, float] = {}
-        """The share of groups with equal rewards before any was replaced: of all groups under the
-        empty name, of each environment of a mix under its own. Empty without groups."""
+        self._zero_variance: Metrics = {}
+        """The share of groups with equal rewards before any was replaced: of all groups, and of
+        those of each environment of a mix. Empty without groups."""
         self._config = config
-        self._estimator = estimator or get_advantage_estimator(config.training.adv_estimator)
-        self._group_size = group_size(config, self._estimator)
-        self._sources = list(sources)
+        self._estimator = estimator
+        self._group_size = group_size(config, estimator)
+        self._parts = parts
         self._starts: dict[int, EpisodeTask] = {}
         """The first task of each group of the last step."""
 
@@ -150,43 +143,42 @@ class Rollout:
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
         collection = run_tasks(self.collector, tasks, stop, on_episode)
-        self.num_resampled = 0
+        self._num_resampled = 0
         self._measure_zero_variance(collection)
         equal = zero_variance_groups(collection)
         for attempt in range(1, self._config.training.resample + 1):
             if not equal:
                 break
             others = self._tasks(step, attempt, groups=sorted(equal))
-            replaced = run_tasks(self.collector, others, stop, on_episode)
-            fresh = {r.group for r in replaced} - zero_variance_groups(replaced)
+            played = run_tasks(self.collector, others, stop, on_episode)
+            fresh = {result.group for result in played} - zero_variance_groups(played)
             self._starts |= {t.group: t for t in others if t.group in fresh and t.member == 0}
-            self.num_resampled += len(fresh)
+            self._num_resampled += len(fresh)
             equal -= fresh
             results = [result for result in collection if result.group not in fresh]
-            results += [result for result in replaced if result.group in fresh]
+            results += [result for result in played if result.group in fresh]
             results.sort(key=lambda result: (result.group, result.member))
-            collection = Collection(results, [*collection.dropped, *replaced.dropped])
+            collection = Collection(results, [*collection.dropped, *played.dropped])
         return collection
 
-    def _measure_zero_variance(
-        self, collection: Collection, replaced: Iterable[int] = frozenset()
-    ) -> None:
-        """Measure the share of groups with equal rewards, before others replaced them."""
+    def _measure_zero_variance(self, collection: Collection) -> None:
         if self._group_size == 1:
             return
         parts = {result.group: result.part for result in collection}
-        equal = (zero_variance_groups(collection) | {*replaced}) & parts.keys()
-        self.zero_variance = {"": len(equal) / (len(parts) or 1)}
+        equal = zero_variance_groups(collection)
+        self._zero_variance = {"zero_variance": len(equal) / (len(parts) or 1)}
         for name in sorted({*parts.values()} - {""}):
             groups = {group for group, part in parts.items() if part == name}
-            self.zero_variance[name] = len(groups & equal) / len(groups)
+            self._zero_variance[f"{name}/zero_variance"] = len(groups & equal) / len(groups)
 
     def step_done(self) -> None:
         """Called when the learner has updated on the last step and published its weights."""
 
-    def idle_shares(self) -> dict[str, float]:
-        """Return the shares of the time since the last step in which something was idle."""
-        return {}
+    def metrics(self) -> Metrics:
+        """Return what the last step shows besides its episodes."""
+        if not self._zero_variance:
+            return {}
+        return {**self._zero_variance, "num_resampled": self._num_resampled}
 
     def baselines(self, stop: StopRequest) -> dict[str, float] | None:
         """Play a greedy episode from each start of the last step; return its agents' rewards.
@@ -203,15 +195,13 @@ class Rollout:
     def _tasks(
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None
     ) -> list[EpisodeTask]:
-        """Return the tasks of all members of these groups."""
-        seed, numbers = self._config.training.seed, groups
-        if numbers is None:
-            numbers = range(self._config.training.batch_size)
+        """Return the tasks of all members of these groups, of all groups if none are named."""
+        training = self._config.training
+        numbers = range(training.batch_size) if groups is None else groups
         sampling_seed = None
-        if any(_rows_have_seeds(source.rows) for source in self._sources):
-            # These rows are played again with the same seed, in each epoch and where they replace
-            # a group. Sampling must differ then.
-            sampling_seed = derive_seed(seed, "sampling", step, attempt)
+        if any(_rows_have_seeds(part.components.train_rows) for part in self._parts):
+            # Sampling must differ where such rows are played again, with the same seed.
+            sampling_seed = derive_seed(training.seed, "sampling", step, attempt)
         return [
             dataclasses.replace(start, member=member, sampling_seed=sampling_seed)
             for start in self._first_tasks("train", step, attempt, numbers)
@@ -219,7 +209,7 @@ class Rollout:
         ]
 
     def imitation_tasks(self, step: int) -> list[EpisodeTask]:
-        """Return the tasks that the players of a warm start play in one of its steps."""
+        """Return the tasks of a step of a warm start."""
         starts = self._first_tasks("warm start", step, 0, range(self._config.training.batch_size))
         return [dataclasses.replace(start, group=0) for start in starts]
 
@@ -229,17 +219,17 @@ class Rollout:
         """Return the first task of each of these groups: its environment, row and seed."""
         training = self._config.training
         attempts = (attempt,) if purpose == "train" else ()
-        weights = [source.weight for source in self._sources]
+        weights = [part.weight for part in self._parts]
         drawn = parts_for_step(weights, step, training.batch_size, training.seed)
         starts = {}
-        for index, source in enumerate(self._sources):
+        for index, part in enumerate(self._parts):
             groups = [number for number in numbers if drawn[number].part == index]
-            names = (source.name,) if source.name else ()
+            names = (part.name,) if part.name else ()
             rng = random.Random(derive_seed(training.seed, "rows", step, attempt, *names))
-            rows = source.rows
+            rows, curriculum = part.components.train_rows, part.given.curriculum
             chosen: Sequence[Task | None] = [None] * len(groups)
-            if source.curriculum is not None and groups:
-                chosen = list(source.curriculum.choose(len(groups), rng))
+            if curriculum is not None and groups:
+                chosen = list(curriculum.choose(len(groups), rng))
                 if len(chosen) != len(groups):
                     raise ConfigError(
                         f"the curriculum chose {len(chosen)} tasks, expected {len(groups)}: one "
@@ -254,7 +244,7 @@ class Rollout:
             for number, row in zip(groups, chosen, strict=True):
                 seed = training_seed(training.seed, purpose, step, *attempts, number)
                 seed = episode_seed(row, rows, seed)
-                starts[number] = EpisodeTask(seed, number, task=row, part=source.name)
+                starts[number] = EpisodeTask(seed, number, task=row, part=part.name)
         return [starts[number] for number in numbers]
 
 
@@ -291,7 +281,7 @@ def episode_seed(row: Task | None, rows: Rows | None, seed: int) -> int:
 
 
 def _rows_have_seeds(rows: Any) -> bool:
-    return isinstance(getattr(rows, "source", rows), CustomEnvDataset)
+    return isinstance(getattr(rows, "dataset", rows), CustomEnvDataset)
 
 
 def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None) -> int:

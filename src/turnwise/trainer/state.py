@@ -4,6 +4,7 @@ Weights and the optimiser's tensors are safetensors, the rest is JSON: nothing i
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import random
@@ -19,14 +20,15 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.errors import CheckpointError, ConfigError, EngineStalled, did_you_mean
 from turnwise.learner import PolicyValueModel, add_configured_lora, merge_lora
 from turnwise.learner.base import BaseLearner, LearnerState, placed_weights, trained_parameters
-from turnwise.learner.tensor_file import LazyTensors, TensorFile, TensorFileWriter, layout_of
+from turnwise.learner.tensor_file import LazyTensors, TensorFile, TensorFileWriter
 from turnwise.models import LoadedModel, load_model, load_tokenizer
 from turnwise.models.empty import load_empty_model
 from turnwise.models.load import BUILT_IN
 from turnwise.models.weight_files import NotLoadableInParts
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
-from turnwise.runs.places import find_models, places_of
+from turnwise.runs.places import base_folders, find_models
 from turnwise.runs.run_folder import RunFolder
+from turnwise.trainer.schedule import Progress
 from turnwise.trainer.stopping import Interrupted
 from turnwise.user_code import allows_model_code, require_model_code, settings_from
 
@@ -36,63 +38,72 @@ _STATE, _CONFIG = "state.json", "config.yaml"
 
 
 def write_state(
-    folder: Path, learner: BaseLearner, config: ConfigStore, progress: Mapping[str, Any]
+    folder: Path,
+    learners: Mapping[str, BaseLearner],
+    config: ConfigStore,
+    progress: Mapping[str, Any],
 ) -> None:
-    """Write the state of a run to a folder; raise if its weights are not finite."""
-    write_learner(folder, learner, _random_tensors())
+    """Write the state of a run to a folder; raise if its weights are not finite.
+
+    `learners` are by player; the run's own is ''.
+    """
+    for player, learner in learners.items():
+        generators = {} if player else _random_tensors()
+        layout = learner.state_layout()
+        broken: str | None = None
+        files = folder / _file(_WEIGHTS, player), folder / _file(_LEARNER, player)
+        with (
+            TensorFileWriter(files[0], layout.weights) as weights,
+            TensorFileWriter(files[1], {**layout.rest, **generators}) as rest,
+        ):
+            for shard in learner.state_shards():
+                for name, tensor in shard.weights.items():
+                    weights.append(name, tensor)
+                    if broken is None and not bool(tensor.isfinite().all()):
+                        broken = name
+                for name, tensor in shard.rest.items():
+                    rest.append(name, tensor)
+            for name, tensor in generators.items():
+                rest.append(name, tensor)
+        if broken is not None:
+            raise CheckpointError(
+                f"the weights are not finite ({broken}): not saved. The previous checkpoint is "
+                "intact; resume from it with a lower learning rate."
+            )
     state = {"progress": dict(progress), "random": _random_state()}
     (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
     config.save(folder / _CONFIG)
 
 
-def write_learner(
-    folder: Path, learner: BaseLearner, generators: Mapping[str, torch.Tensor], player: str = ""
-) -> None:
-    """Write weights and optimiser of the run's policy, or of a player's own."""
-    layout = learner.state_layout()
-    broken: dict[str, None] = {}
-    weights_file, rest_file = policy_file(_WEIGHTS, player), policy_file(_LEARNER, player)
-    with (
-        TensorFileWriter(folder / weights_file, layout.weights) as weights,
-        TensorFileWriter(folder / rest_file, {**layout.rest, **layout_of(generators)}) as rest,
-    ):
-        for shard in learner.state_shards():
-            for name, tensor in shard.weights.items():
-                weights.append(name, tensor)
-                if not bool(tensor.isfinite().all()):
-                    broken[name] = None
-            for name, tensor in shard.rest.items():
-                rest.append(name, tensor)
-        for name, tensor in generators.items():
-            rest.append(name, tensor)
-    if broken:
-        raise CheckpointError(
-            f"the weights are not finite ({next(iter(broken))} and {len(broken) - 1} more): not "
-            "saved. The previous checkpoint is intact; resume from it with a lower learning rate."
-        )
-
-
-def policy_file(name: str, player: str = "") -> str:
+def _file(name: str, player: str) -> str:
     """Return the name of a file of the run's policy, or of a player's own."""
     return f"{player}.{name}" if player else name
 
 
-def read_state(checkpoint: Checkpoint, learner: BaseLearner) -> dict[str, Any]:
-    """Restore the learner and the random generators from a checkpoint; return its `progress`."""
-    generators = read_learner(checkpoint, learner)
+def read_state(checkpoint: Checkpoint, learners: Mapping[str, BaseLearner]) -> dict[str, Any]:
+    """Restore the learners and the random generators from a checkpoint; return its `progress`."""
     state = json.loads(checkpoint.file(_STATE).read_text())
-    _set_random_state(state["random"], generators)
-    progress: dict[str, Any] = state["progress"]
+    progress: dict[str, Any] = state.get("progress", {})
+    needed = {field.name for field in dataclasses.fields(Progress)}
+    needed |= {f"policy/{player}" for player in learners}
+    if "random" not in state or not needed <= progress.keys():
+        raise ConfigError(
+            f"{checkpoint.path} was saved by another version of turnwise, whose checkpoints have "
+            "other contents. Resume it with that version, or begin a new run: resume=False."
+        )
+    for player, learner in learners.items():
+        generators = _read_learner(checkpoint, learner, player)
+        if not player:
+            _set_random_state(state["random"], generators)
     return progress
 
 
-def read_learner(
-    checkpoint: Checkpoint, learner: BaseLearner, player: str = ""
+def _read_learner(
+    checkpoint: Checkpoint, learner: BaseLearner, player: str
 ) -> dict[str, torch.Tensor]:
-    """Restore what `write_learner` wrote; return the random generators."""
-    weights, rest = (
-        TensorFile(checkpoint.file(policy_file(name, player))) for name in (_WEIGHTS, _LEARNER)
-    )
+    """Restore weights and optimiser; return the random generators."""
+    weights = TensorFile(checkpoint.file(_file(_WEIGHTS, player)))
+    rest = TensorFile(checkpoint.file(_file(_LEARNER, player)))
     _check_belongs(weights.shapes, learner.model, checkpoint)
     generators = [name for name in rest.shapes if name.startswith("random.")]
 
@@ -116,14 +127,13 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -
     path = Path(path).expanduser()
     if (path / _STATE).is_file():
         return open_checkpoint(path)
-    folder = RunFolder(path)
-    if not folder.checkpoints.is_dir():
+    store = CheckpointStore(RunFolder(path).checkpoints)
+    if not store.folder.is_dir():
         raise CheckpointError(
             f"{path} is neither a run nor a checkpoint: it has no checkpoints folder in it"
         )
-    store = CheckpointStore(folder.checkpoints)
     best = store.best if which == "best" else None
-    chosen = store.newest() if best is None else open_checkpoint(best.path)
+    chosen = store.newest() if best is None else open_checkpoint(store.path(best.step))
     if chosen is None:
         raise CheckpointError(f"the run in {path} has not saved a checkpoint yet")
     return chosen
@@ -148,7 +158,7 @@ def load_trained_model(
     """
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)
-    find_models(config, places_of(checkpoint.path))
+    find_models(config, base_folders(checkpoint.path))
     if policy and policy not in config.policies:
         raise ConfigError(
             f"the run has no policy {policy!r}. {did_you_mean(policy, config.policies)}"
@@ -164,7 +174,7 @@ def load_trained_model(
     if not item.trains:
         return loaded, config
     add_configured_lora(loaded.model, config.training)
-    weights = TensorFile(checkpoint.file(policy_file(_WEIGHTS, policy)))
+    weights = TensorFile(checkpoint.file(_file(_WEIGHTS, policy)))
     shapes = {k: shape for k, shape in weights.shapes.items() if k.startswith("policy.")}
     model_alone = PolicyValueModel(loaded.model, None)
     _check_belongs(shapes, model_alone, checkpoint)
@@ -178,9 +188,9 @@ def load_trained_model(
 
 def load_configured_model(config: ConfigStore) -> LoadedModel:
     """Load the model that the settings name."""
-    path, model = _model_path(config), config.model
+    model = config.model
     return load_model(
-        path,
+        _model_path(config),
         dtype=model.dtype,
         device=model.device,
         trust_remote_code=model.trust_remote_code,
@@ -198,10 +208,7 @@ def load_configured_model_in_parts(config: ConfigStore, *, is_learner: bool = Tr
         if model.load_in_4bit:
             raise NotLoadableInParts("its weights are to be quantised")
         return load_empty_model(
-            path,
-            dtype=model.dtype,
-            device=model.device,
-            trust_remote_code=model.trust_remote_code,
+            path, dtype=model.dtype, device=model.device, trust_remote_code=model.trust_remote_code
         )
     except NotLoadableInParts as reason:
         if is_learner:
@@ -226,8 +233,7 @@ def check_reference(config: ConfigStore, tokenizer: Any) -> None:
             f"model.reference is {name}, and no KL term compares with it. Set "
             "training.kl_loss_coef or training.use_kl_in_reward, or leave it out."
         )
-    folder = Path(name).expanduser()
-    if (folder / "run.json").is_file() or (folder / "state.json").is_file():
+    if (Path(name).expanduser() / "run.json").is_file():
         raise ConfigError(
             f"model.reference is {name}, which is a run and not a model. Make a model of it with "
             f"turnwise export {name} FOLDER, and set model.reference to that folder."
@@ -273,7 +279,8 @@ def _model_path(config: ConfigStore, *, runs_code: bool = True) -> str:
 def has_same_weights(checkpoint: Checkpoint, learner: BaseLearner) -> bool:
     """Return whether all trained parameters are bit for bit those of a checkpoint."""
     saved = TensorFile(checkpoint.file(_WEIGHTS))
-    if saved.shapes != {name: shape for name, (_, shape) in learner.state_layout().weights.items()}:
+    layout = learner.state_layout().weights
+    if saved.shapes != {name: tuple(tensor.shape) for name, tensor in layout.items()}:
         return False
     return all(
         torch.equal(tensor.cpu(), saved.read(name, rows.start, rows.stop))
@@ -286,14 +293,13 @@ def _check_belongs(
 ) -> None:
     """Raise if a model does not have the parameters of a checkpoint."""
     expected = {name: tuple(x.shape) for name, x in trained_parameters(model).items()}
-    names = sorted({*expected, *shapes})
-    odd = [name for name in names if shapes.get(name) != expected.get(name)]
-    if odd:
-        raise CheckpointError(
-            f"{checkpoint.path} belongs to another model: {odd[0]} has shape {shapes.get(odd[0])} "
-            f"in it and {expected.get(odd[0])} in the model; {len(odd) - 1} more differ. Load it "
-            "with the settings that it was made with (its config.yaml)."
-        )
+    for name in sorted({*expected, *shapes}):
+        if shapes.get(name) != expected.get(name):
+            raise CheckpointError(
+                f"{checkpoint.path} belongs to another model: {name} has shape {shapes.get(name)} "
+                f"in it and {expected.get(name)} in the model. Load it with the settings that it "
+                "was made with (its config.yaml)."
+            )
 
 
 def uses_gpu() -> bool:
@@ -320,12 +326,9 @@ def restore_generators_if_interrupted() -> Iterator[None]:
 
 
 def _random_state() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [kind, [int(key) for key in keys], position, has_gauss, cached],
-    }
+    numpy: Any = np.random.get_state()
+    kind, keys, *rest = numpy
+    return {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
 
 
 def _random_tensors() -> dict[str, torch.Tensor]:
@@ -338,8 +341,8 @@ def _random_tensors() -> dict[str, torch.Tensor]:
 def _set_random_state(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(tensors["random.torch"])
     for name, tensor in tensors.items():
         number = int(name.rpartition(".")[2]) if ".cuda." in name else -1

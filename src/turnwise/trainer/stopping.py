@@ -4,16 +4,12 @@ Episodes are played in a thread of their own, so that the main thread can always
 """
 
 import contextlib
-import os
-import queue
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from turnwise.deadlines import LoopCall, LoopThread, ended_if_unresponsive
 from turnwise.episode.watchdog import giving_up_blocked_loops, where_thread_is
@@ -22,10 +18,6 @@ from turnwise.inference.worker import release_openmp_threads
 
 _CLEANUP_SECONDS = 2.0
 """For cancelled episodes to clean up; those that take longer are abandoned."""
-_REMINDER_SECONDS = 10.0
-"""Between two reports of what a stopping run is still doing."""
-_EXIT_SECONDS = 10.0
-"""For the main thread to react to a second signal, and for the process to end after `fit`."""
 
 T = TypeVar("T")
 
@@ -57,7 +49,6 @@ class StopRequest:
         """Why episodes must be given up: user code blocks their thread."""
         self._signal: int | None = None
         self._say = say
-        self._later_signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def request(self) -> None:
         """Request the end of the run, as Ctrl-C does."""
@@ -73,8 +64,10 @@ class StopRequest:
 
     def raise_signal(self) -> None:
         """Raise for a signal that was received, so that the whole program ends."""
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
         if self._signal is not None:
-            _raise_for(self._signal)
+            raise SystemExit(128 + self._signal)
 
     def say(self, text: str) -> None:
         """Report a line, and ignore errors: the terminal may be closed or in use."""
@@ -103,69 +96,15 @@ class StopRequest:
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
-            self._later_signals.put(None)
             self.thread.end()
             self.thread = None
-            if self._signal is not None:
-                _in_background(self._end_process, "end the process")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         is_first, self._signal = self._signal is None, number
-        if not is_first:
-            self._later_signals.put(number)
         if not (is_first and self.can_save):
-            _raise_for(number)
+            self.raise_signal()
         self.say("stopping: saving the run first (Ctrl-C again leaves at once)")
-        _in_background(self._report_until_stopped, "report until stopped")
         self.request()
-
-    def _report_until_stopped(self) -> None:
-        """In a thread: report what takes long, and end a process that does not react."""
-        main = threading.main_thread().ident
-        assert main is not None
-        second: int | None = None
-        while True:
-            try:
-                number = self._later_signals.get(timeout=_REMINDER_SECONDS)
-            except queue.Empty:
-                where = where_thread_is(main)
-                if second is None:
-                    self.say(f"still stopping (Ctrl-C leaves without saving): {where}")
-                    continue
-                self.say(f"the main thread does not react, and the process ends: {where}")
-                exit_now(128 + second)
-            if number is None:
-                return
-            second = number
-
-    def _end_process(self) -> None:
-        """In a thread: end the process some time after its main thread, whatever others do.
-
-        Threads of user code, and those of `asyncio.to_thread`, would keep it alive.
-        """
-        threading.main_thread().join()
-        time.sleep(_EXIT_SECONDS)
-        names = [t.name for t in threading.enumerate() if t.is_alive() and not t.daemon]
-        self.say(f"the process ends, and does not wait for its other threads: {', '.join(names)}")
-        exit_now(128 + (self._signal or 0))
-
-
-def _raise_for(number: int) -> NoReturn:
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
-
-
-def _in_background(function: Callable[[], None], name: str) -> None:
-    threading.Thread(target=function, name=f"turnwise: {name}", daemon=True).start()
-
-
-def exit_now(code: int) -> NoReturn:
-    """End the process at once, whatever its threads do."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
 
 
 def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> T:

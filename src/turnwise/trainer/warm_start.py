@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.bounded_files import parse_json
 from turnwise.chat import ChatFormat, Conversation, Message, TokenStream
-from turnwise.config import TrainingConfig
+from turnwise.config import ConfigStore, TrainingConfig
 from turnwise.data.order import rows_for_step
+from turnwise.data.sources import read_files
 from turnwise.env import expert_player, random_player
 from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeSource
@@ -23,17 +23,15 @@ from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction
 from turnwise.trainer.learning import RunComponents
+from turnwise.trainer.reporter import Reporter
+from turnwise.trainer.rollout import Rollout
+from turnwise.trainer.schedule import Progress
 from turnwise.trainer.state import restore_generators_if_interrupted
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
-PLAYERS = ("expert", "random")
-
 
 def played_streams(
-    collector: EpisodeCollector,
-    player: str,
-    tasks: Sequence[EpisodeTask],
-    stop: StopRequest,
+    collector: EpisodeCollector, player: str, tasks: Sequence[EpisodeTask], stop: StopRequest
 ) -> list[TokenStream]:
     """Return the token streams of episodes that the expert or the random player plays."""
 
@@ -41,7 +39,7 @@ def played_streams(
         source = collector.source
         if isinstance(source, EpisodeSource):  # an agent, whose replies are its expert's
             setup = collector.setup.in_this_loop()
-            setup.reward = RewardFunction.of(lambda trajectory: 0.0)  # not used, as below
+            setup.reward = RewardFunction(lambda trajectory: 0.0)  # not used, as below
             async with asyncio.TaskGroup() as group:
                 playing = [
                     group.create_task(source.expert_episode(setup, task).run()) for task in tasks
@@ -52,7 +50,7 @@ def played_streams(
             part = collector.part(task.part)
             act = expert_player if player == "expert" else random_player(task.seed)
             setup = copy.copy(part.setup)
-            setup.reward = RewardFunction.of(None)  # it is not used, and a judge may be expensive
+            setup.reward = RewardFunction(None)  # it is not used, and a judge may be expensive
             result = await player_episode(setup, part.make_environment, act, task).run()
             result.part = task.part
             results.append(result)
@@ -62,35 +60,31 @@ def played_streams(
         results = run_unless_stopped(play(), stop)
     for result in results:
         if result.status.is_error:
-            where = f" in {result.part}" if result.part else ""
             raise ConfigError(
-                f"the {player} player's episode{where} with seed {result.seed} failed: "
-                f"{result.error}"
+                f"the {player} player's episode with seed {result.seed} failed"
+                f"{f' in {result.part}' if result.part else ''}: {result.error}"
             )
     agents = [agent for result in results for agent in result.agents]
-    calls = [call for agent in agents for turn in agent.turns for call in turn.tool_results]
-    if calls and not any(call.success for call in calls):  # the model would learn such calls
-        raise ConfigError(
-            f"each of the {len(calls)} tool calls of the {player} player failed, as the first one: "
-            f"{calls[0].text.rstrip('.')}. Expected calls that work. Try one by hand, "
-            "ToolRegistry([...]).execute_tool(name, ...), or let the player act without tools."
-        )
     return [agent.stream for agent in agents if agent.turns]
 
 
 def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
     """Read conversations from a JSONL file, one `{"messages": [...]}` per line."""
     streams = []
-    try:
-        # Not by `splitlines`, which also cuts at U+2028 and the like: JSON may contain these.
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}. Save the file as UTF-8.") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            streams.append(conversation_stream(_messages(line, path, number), chat))
+    row: Any
+    for place, row in read_files([path]):
+        try:
+            messages = row["messages"] if isinstance(row, dict) else row
+            roles = {message["role"] for message in messages}
+            is_right = all(isinstance(message["content"], str) for message in messages)
+        except (KeyError, TypeError):
+            is_right = False
+        if not is_right or "assistant" not in roles:
+            raise ConfigError(
+                f'{place}: expected {{"messages": [{{"role": ..., "content": ...}}]}} with a text '
+                f"in each message, and one of the assistant; got {row!r:.80}"
+            )
+        streams.append(conversation_stream(messages, chat))
     if not streams:
         raise ConfigError(f"{path} holds no conversations")
     return streams
@@ -115,24 +109,36 @@ def conversation_stream(messages: Sequence[Message], chat: ChatFormat) -> TokenS
     return conversation.stream
 
 
-def _messages(line: str, path: Path, number: int) -> Sequence[Message]:
-    try:
-        row: Any = parse_json(line, "it")
-        messages = row["messages"] if isinstance(row, dict) else row
-        roles = [message["role"] for message in messages]
-        contents = [message["content"] for message in messages]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f'{path}, line {number}: expected {{"messages": [{{"role": ..., "content": ...}}]}}, '
-            f"got {line[:80]!r} ({type(error).__name__}: {error})"
-        ) from None
-    if "assistant" not in roles or not all(isinstance(text, str) for text in contents):
-        raise ConfigError(
-            f"{path}, line {number}: a conversation needs a message of the assistant, "
-            f"and text in each; its roles are {', '.join(map(str, roles))}"
+def imitate(
+    components: RunComponents,
+    config: ConfigStore,
+    rollout: Rollout,
+    progress: Progress,
+    reporter: Reporter,
+    stop: StopRequest,
+) -> bool:
+    """Imitate, if the settings say so and no step was made; return whether it was done now."""
+    training, num_steps = config.training, config.training.warm_start_steps
+    if training.warm_start is None or progress.step or progress.num_imitated >= num_steps:
+        return False
+    steps = range(progress.num_imitated, num_steps)
+    collector, tasks = components.collector, rollout.imitation_tasks
+    for batch in imitation_batches(training, collector, tasks, steps, stop):
+        metrics = components.learner.imitate(batch, training.warm_start_learning_rate)
+        progress.num_imitated += 1
+        reporter.progress("warm start", progress.num_imitated, num_steps)
+        if stop.is_requested and progress.num_imitated < num_steps:
+            raise Interrupted
+    if "policy_loss" not in metrics:
+        raise TrainingStopped(
+            "the loss of the warm start is not a finite number. Lower "
+            "training.warm_start_learning_rate."
         )
-    checked: Sequence[Message] = messages
-    return checked
+    components.learner.restart()
+    components.publish_weights()
+    loss = f"loss {metrics['policy_loss']:.3f}"
+    reporter.say(f"warm start on {training.warm_start}: {num_steps} steps, {loss}")
+    return True
 
 
 def imitation_batches(
@@ -144,7 +150,7 @@ def imitation_batches(
 ) -> Iterator[PPOBatch]:
     """Yield the batches of these steps: from a file, or of a player who plays `tasks(step)`."""
     source = str(training.warm_start)
-    if source in PLAYERS:
+    if source in ("expert", "random"):
         for step in steps:
             yield PPOBatch.from_streams(played_streams(collector, source, tasks(step), stop))
         return
@@ -152,26 +158,3 @@ def imitation_batches(
     for step in steps:
         rows = rows_for_step(len(streams), step, training.batch_size, training.seed)
         yield PPOBatch.from_streams([streams[row] for row in rows])
-
-
-def imitate(
-    training: TrainingConfig,
-    components: RunComponents,
-    tasks: Callable[[int], Sequence[EpisodeTask]],
-    steps: range,
-    stop: StopRequest,
-    on_step: Callable[[], None],
-) -> float:
-    """Imitate the expert, a random player or a file; return the loss of the last step."""
-    batches = imitation_batches(training, components.collector, tasks, steps, stop)
-    for step, batch in zip(steps, batches, strict=True):
-        metrics = components.learner.imitate(batch, training.warm_start_learning_rate)
-        on_step()
-        if stop.is_requested and step + 1 < steps.stop:
-            raise Interrupted
-    if "policy_loss" not in metrics:
-        raise TrainingStopped(
-            "the loss of the warm start is not a finite number. Lower "
-            "training.warm_start_learning_rate."
-        )
-    return metrics["policy_loss"]

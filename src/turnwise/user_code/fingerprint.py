@@ -37,8 +37,7 @@ class _Walk:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._seen: dict[int, object] = {}  # keeps objects alive: ids are not reused
-        self._open: set[int] = set()
-        """Containers whose items are being added, so that one that contains itself ends."""
+        self._open: set[int] = set()  # containers being added: one may contain itself
 
     def add(self, value: Any) -> None:
         if len(self._seen) >= _MOST_OBJECTS:
@@ -64,7 +63,11 @@ class _Walk:
         elif isinstance(value, ModuleType):
             self.lines.append(f"module {value.__name__}")
             if not is_foreign(getattr(value, "__file__", None)):
-                self._add_all(item for _, item in sorted(_definitions(value).items()))
+                # What a module defines itself: functions, classes and constants.
+                for name, item in sorted(vars(value).items()):
+                    is_constant = isinstance(item, _PLAIN) and not name.startswith("__")
+                    if is_constant or getattr(item, "__module__", None) == value.__name__:
+                        self.add(item)
         elif isinstance(value, type):
             self.lines.append(f"class {label}")
             if not is_foreign(_file_of_class(value)):
@@ -139,16 +142,6 @@ def _items(value: Any) -> Iterable[object]:
     if isinstance(value, set | frozenset):  # in an order of its own
         return sorted((item for item in value if isinstance(item, _PLAIN)), key=repr)
     return list(value)
-
-
-def _definitions(module: ModuleType) -> dict[str, object]:
-    """Return what a module defines itself: functions, classes and constants."""
-    return {
-        name: item
-        for name, item in vars(module).items()
-        if getattr(item, "__module__", None) == module.__name__
-        or (isinstance(item, _PLAIN) and not name.startswith("__"))
-    }
 
 
 def _file_of_class(cls: type) -> str | None:

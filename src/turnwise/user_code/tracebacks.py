@@ -3,7 +3,7 @@
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ def user_traceback(error: BaseException) -> str | None:
         return 1 / 0
     ZeroDivisionError: division by zero
     """
-    causes = list(_causes(error))
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
     notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
     for cause in reversed(causes):  # a library that the user called may have causes of its own
         user_frames = [
@@ -48,12 +50,6 @@ def definition_note(function: Callable[..., Any]) -> str | None:
     if code is None or is_foreign(code.co_filename):
         return None
     return f"  {_place(code.co_filename)}, line {code.co_firstlineno}, in {code.co_name}"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _place(file: str) -> str:

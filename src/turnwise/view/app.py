@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import mimetypes
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,16 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from turnwise.bounded_files import parse_json
 from turnwise.errors import ConfigError
+from turnwise.json_files import parse_json
 from turnwise.view.compare import compare
 from turnwise.view.episodes import EpisodeQuery, neighbours
 from turnwise.view.export import export_episode
-from turnwise.view.library import Library, Watcher
+from turnwise.view.library import Library
 from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, timeline, tokens_payload
 from turnwise.view.report import export_run
@@ -29,59 +32,14 @@ from turnwise.view.runs import NotFound, ViewedRun
 from turnwise.view.security import Guard
 
 _LOG = logging.getLogger("turnwise")
+for _ending, _type in ((".js", "text/javascript"), (".woff2", "font/woff2")):
+    mimetypes.add_type(_type, _ending)  # not every system knows them
 PAGE = Path(__file__).parent / "page"
-_TYPES = {".js": "text/javascript", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
-"""Types that not every system knows."""
 _IN_EVENTS = ("key", "step", "status", "is_live", "num_episodes", "indexed", "notes", "problems")
-_HEARTBEAT_SECONDS = 15.0
-"""Seconds between keep-alive lines, by which each side sees that the other is there."""
-
-
-class Notifier:
-    """A notification that any thread can send to every open stream of events."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._listeners: set[asyncio.Event] = set()
-        self.is_closed = False
-
-    def attach(self) -> None:
-        """Attach to the running event loop."""
-        self._loop = asyncio.get_running_loop()
-
-    def notify(self) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def close(self) -> None:
-        """End all streams, so that the server can stop."""
-        self.is_closed = True
-        self.notify()
-
-    def _wake(self) -> None:
-        for event in self._listeners:
-            event.set()
-
-    async def stream(self, message: Callable[[], bytes]) -> AsyncIterator[bytes]:
-        """Yield the message now, and again after each change."""
-        heard = asyncio.Event()
-        heard.set()
-        self._listeners.add(heard)
-        try:
-            yield b"retry: 2000\n\n"
-            while not self.is_closed:
-                try:
-                    await asyncio.wait_for(heard.wait(), _HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    yield b": still here\n\n"
-                    continue
-                heard.clear()
-                if not self.is_closed:
-                    data = await asyncio.to_thread(message)
-                    yield b"event: runs\ndata: " + data + b"\n\n"
-        finally:
-            self._listeners.discard(heard)
+_POLL_SECONDS = 1.0
+_POLL_SHARE = 3
+_TICK_SECONDS = 0.1
+"""How often a stream of events looks for changes."""
 
 
 class Viewer:
@@ -91,8 +49,38 @@ class Viewer:
         self.library = library
         self.write_token = None if is_read_only else secrets.token_urlsafe(24)
         """A request that saves notes must have it; None: notes are never saved."""
-        self.notifier = Notifier()
-        self.watcher = Watcher(library, self.notifier.notify)
+        self.is_closed = False
+        """Whether all streams of events end, so that the server can stop."""
+        self._num_changes = 0
+
+    def note_change(self) -> None:
+        """Let every open stream of events tell that something changed; any thread may call this."""
+        self._num_changes += 1
+
+    async def watch(self) -> None:
+        """Keep the library current, until this is cancelled."""
+        while True:
+            started = time.monotonic()
+            try:
+                if await asyncio.to_thread(self.library.refresh):
+                    self.note_change()
+            except Exception:  # of one bad folder; the others are to stay current
+                _LOG.exception("The list of runs could not be brought up to date.")
+            # Polling thousands of runs takes long; most of the time belongs to the page's requests.
+            pause = max(_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - started))
+            if any(run.has_unread_episodes for run in self.library.runs):
+                pause = 0.0
+            await asyncio.sleep(pause)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the state of all runs now, and again after each change."""
+        num_told = -1
+        yield b"retry: 2000\n\n"
+        while not self.is_closed:
+            if num_told != self._num_changes:
+                num_told = self._num_changes
+                yield b"event: runs\ndata: " + await asyncio.to_thread(self.changes) + b"\n\n"
+            await asyncio.sleep(_TICK_SECONDS)
 
     def runs(self, request: Request) -> dict[str, Any]:
         return {
@@ -109,15 +97,12 @@ class Viewer:
         return run.metrics.columns(_number(request, "since"))
 
     def compare(self, request: Request) -> dict[str, Any]:
-        keys = dict.fromkeys((request.query_params.get("runs") or "").split(","))
+        keys = dict.fromkeys(request.query_params.get("runs", "").split(","))
         return compare([self.library.get(key) for key in keys])
 
     def save_notes(self, run: ViewedRun, body: bytes) -> dict[str, Any]:
-        changes = parse_json(body, "the request")
-        if not isinstance(changes, dict):
-            raise ConfigError(f"notes got {changes!r:.80}, expected a JSON object")
-        notes = run.change_notes(changes)
-        self.notifier.notify()
+        notes = run.change_notes(parse_json(body, "the request"))
+        self.note_change()
         return notes
 
     def episodes(self, request: Request) -> dict[str, Any]:
@@ -162,29 +147,23 @@ class Viewer:
         run = self.library.get(request.path_params["run"])
         is_new = run.open_episodes() if with_episodes else run.refresh()
         if is_new:  # the watcher would not report this change again
-            self.notifier.notify()
+            self.note_change()
         return run
 
 
-def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = None) -> ASGIApp:
+def make_app(viewer: Viewer, on_start: Callable[[], None] | None = None) -> ASGIApp:
     """Return the app behind the guard that checks every request."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        viewer.notifier.attach()
-        viewer.watcher.start()
+        watching = asyncio.create_task(viewer.watch())
         if on_start is not None:
             on_start()
         yield
-        viewer.notifier.close()
-        viewer.watcher.stop()
+        watching.cancel()
 
     async def events(request: Request) -> Response:
-        headers = {"cache-control": "no-store"}
-        if request.method == "HEAD":
-            return Response(None, 200, headers, media_type="text/event-stream")
-        stream = viewer.notifier.stream(viewer.changes)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        return StreamingResponse(viewer.events(), media_type="text/event-stream")
 
     async def notes(request: Request) -> Response:
         run, body = viewer.library.get(request.path_params["run"]), await request.body()
@@ -204,16 +183,16 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
     }
     app = Starlette(
         routes=[
-            Route("/", _asset),
-            Route("/assets/{name:path}", _asset),
-            Route("/api/events", events),
+            Route("/", _index),
+            Mount("/assets", StaticFiles(directory=PAGE)),
+            Route("/api/events", events, methods=["GET"]),
             Route("/api/runs/{run}/notes", notes, methods=["PATCH"]),
             *(Route(path, _endpoint(answer)) for path, answer in answers.items()),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _failed, ConfigError: _failed, Exception: _failed},
     )
-    return Guard(app, port, viewer.write_token)
+    return Guard(app, viewer.write_token)
 
 
 def _endpoint(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -226,10 +205,12 @@ def _endpoint(answer: Callable[[Request], Any]) -> Callable[[Request], Response]
     return endpoint
 
 
+def _index(request: Request) -> Response:
+    return FileResponse(PAGE / "index.html")
+
+
 def _json(data: Any, status: int = 200) -> Response:
-    return Response(
-        json_bytes(data), status, {"cache-control": "no-store"}, media_type="application/json"
-    )
+    return Response(json_bytes(data), status, media_type="application/json")
 
 
 def _download(page: str, name: str) -> Response:
@@ -250,17 +231,7 @@ def _failed(request: Request, error: Exception) -> Response:
 
 def _number(request: Request, name: str) -> int:
     value = request.query_params.get(name) or "0"
-    if not value.lstrip("-").isdecimal() or len(value) > 18:
-        raise ConfigError(f"{name} got {value[:80]!r}, expected a whole number")
-    return int(value)
-
-
-def _asset(request: Request) -> Response:
-    """Return a file of the page, if its name is among the known ones."""
-    name = request.path_params.get("name", "index.html")
-    files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
-    path = files.get(name)
-    if path is None:
-        raise NotFound(f"the page has no file {name[:80]!r}")
-    headers = {"cache-control": "no-cache"}
-    return FileResponse(path, headers=headers, media_type=_TYPES.get(path.suffix))
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a whole number") from None

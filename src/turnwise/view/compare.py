@@ -4,12 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from turnwise.errors import ConfigError
 from turnwise.view.runs import ViewedRun
 
-MAX_RUNS = 24
-_MAX_ROWS = 2_000
-_MAX_VALUE = 1_000
 # A run's name is above its column, and its folder makes no difference.
 _NOT_COMPARED = {"checkpoint.run_name", "checkpoint.output_dir"}
 # The setting that names what `run.json` has a hash of, and what another hash means.
@@ -29,8 +25,6 @@ def compare(runs: Sequence[ViewedRun]) -> dict[str, Any]:
     What is not known of a run is no difference: only runs that have settings, hashes or a record of
     their start are compared in these.
     """
-    if len(runs) > MAX_RUNS:
-        raise ConfigError(f"runs got {len(runs)} runs, expected at most {MAX_RUNS} to compare")
     rows: list[dict[str, Any]] = []
 
     def add_row(
@@ -62,7 +56,7 @@ def compare(runs: Sequence[ViewedRun]) -> dict[str, Any]:
             add_row("start", name, [one.get(name) for one in starts], list(map(bool, starts)))
     return {
         "runs": [run.key for run in runs],
-        "rows": rows[:_MAX_ROWS],
+        "rows": rows,
         "without_settings": [run.key for run in runs if not run.config()],
     }
 
@@ -80,5 +74,4 @@ def flattened(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for number, part in enumerate(value):
             yield from flattened(part, f"{name}[{number}]")
     else:
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
-        yield name[:200], text[:_MAX_VALUE]
+        yield name, value if isinstance(value, str) else json.dumps(value, default=str)

@@ -12,7 +12,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,12 +26,11 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.runs.episode_store import file_name, open_table, read_table
 from turnwise.runs.episode_table import SCHEMA
 from turnwise.types import EpisodeStatus
-from turnwise.view.run_files import MAX_FILE_BYTES, FileKey, FileStamp, describe
+from turnwise.view.run_files import FileKey, FileStamp, describe
 
 TEXT_COLUMNS = {"anything": "text", "task": "prompt", "answer": "answer"}
 """The columns in which a text is searched, by the names in the address."""
 _MAX_SHOWN = 200
-_MAX_PROBLEM = 500
 _READ = {
     **{name: name for name in ("seed", "group", "member", "part", "status", "reward", "success")},
     **{name: f"num_{name}" for name in ("turns", "tokens", "sampled_tokens", "tool_calls")},
@@ -111,10 +110,10 @@ class EpisodeList:
             if self.is_open:
                 rows = _list_rows(path, key)
                 return _File(stamp, rows.num_rows, rows)
-            with open_table(path, MAX_FILE_BYTES) as file:
+            with open_table(path) as file:
                 return _File(stamp, file.metadata.num_rows)
         except Exception as error:  # the file may hold anything; the page shows the reason
-            return _File(stamp, problem=describe(error)[:_MAX_PROBLEM])
+            return _File(stamp, problem=describe(error))
 
     @property
     def num_episodes(self) -> int:
@@ -133,9 +132,8 @@ class EpisodeList:
     def problem(self) -> str | None:
         """Why the first of the files that cannot be read cannot, and how many others there are."""
         problems = sorted(file.problem for file in list(self._files.values()) if file.problem)
-        if len(problems) > 1:
-            return f"{problems[0]} ({len(problems) - 1} more files)"
-        return problems[0] if problems else None
+        more = f" ({len(problems) - 1} more files)" if len(problems) > 1 else ""
+        return f"{problems[0]}{more}" if problems else None
 
     @property
     def table(self) -> pa.Table:
@@ -170,7 +168,7 @@ class EpisodeList:
         column = TEXT_COLUMNS[part]
         try:
             path = self._folder / file_name(*key)
-            return read_table(path, [column], max_bytes=MAX_FILE_BYTES)[column]
+            return read_table(path, [column])[column]
         except Exception:  # the file was removed or replaced a moment ago
             return pa.chunked_array([], pa.string())
 
@@ -183,7 +181,7 @@ def _pool() -> ThreadPoolExecutor:
 def _list_rows(path: Path, key: FileKey) -> pa.Table:
     """Return what a list shows of the episodes of a file."""
     names = [*_READ.values(), "seconds.total", "task_id", "prompt", "answer"]
-    read = read_table(path, names, max_bytes=MAX_FILE_BYTES)
+    read = read_table(path, names)
     keys = zip(*(read[name].to_pylist() for name in ("task_id", "seed", "part")), strict=True)
     size = read.num_rows
     columns = {
@@ -220,18 +218,20 @@ def task_key(task_id: str | None, seed: int, part: str) -> str:
 
 # ---- queries ----
 
-_SORTS = [
-    *("step", "reward", "turns", "tokens", "sampled_tokens", "tool_calls", "branches", "seconds"),
-    *("seed", "success", "status", "kind", "index"),
-]
+_SORTS = [name for name in _LIST.names if name != "tools"]
 _WORDS = ("kind", "status", "tool", "task", "part")
 _RANGES = {
     f"{end}_{name}": name
     for name in ("reward", "turns", "tokens", "step", "branches")
     for end in ("min", "max")
 }
-_FILTERS = {*_WORDS, *_RANGES, *("sort", "limit", "offset", "text", "in", "seed", "step")}
-_FILTERS.add("success")
+_CHOICES = {
+    "in": tuple(TEXT_COLUMNS),
+    "success": ("yes", "no"),
+    "sort": (*_SORTS, *(f"-{name}" for name in _SORTS)),
+}
+_NUMBERS = ("limit", "offset", "seed", "step", *_RANGES)
+_FILTERS = ("text", *_WORDS, *_CHOICES, *_NUMBERS)
 _ERRORS = [status.value for status in EpisodeStatus if status.is_error]
 _IS_SUCCESS = pc.coalesce(pc.field("success"), pc.scalar(False))
 _SUCCESSES = {
@@ -240,9 +240,6 @@ _SUCCESSES = {
     "no": ~_IS_SUCCESS & ~pc.field("status").isin(_ERRORS),
 }
 _MOST = 500
-_MOST_TEXT = 1000
-_MOST_VALUES = 200
-"""Values in one address."""
 _MAX_INTEGER = 2**63 - 1
 _AROUND = 60
 """Characters of a text that are shown on either side of a hit."""
@@ -263,43 +260,36 @@ class EpisodeQuery:
     offset: int = 0
 
     @classmethod
-    def parse(cls, asked: Sequence[tuple[str, str]]) -> EpisodeQuery:
+    def parse(cls, asked: Iterable[tuple[str, str]]) -> EpisodeQuery:
         """Make a query from the address. Empty values are ignored; wrong ones are an error."""
         query = cls()
-        num_values = sum(1 + value.count(",") for _, value in asked)
-        if num_values > _MOST_VALUES:
-            raise ConfigError(f"got {num_values:,} filters, expected at most {_MOST_VALUES}")
         words: dict[str, list[str]] = {}
         for name, value in asked:
             if name not in _FILTERS:
                 raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, _FILTERS)}")
             if value == "":
                 continue
-            if name in _WORDS:
+            if name in _NUMBERS:
+                number = _number(name, value)
+                column = pc.field(_RANGES.get(name, name))
+                if name in ("limit", "offset"):
+                    setattr(query, name, int(number))
+                elif name.startswith("min_"):
+                    query.conditions.append(column >= number)
+                elif name.startswith("max_"):
+                    query.conditions.append(column <= number)
+                else:
+                    query.conditions.append(column == number)
+            elif value not in _CHOICES.get(name, (value,)):
+                near = did_you_mean(value, _CHOICES[name])
+                raise ConfigError(f"{name} got {value[:80]!r}. {near}")
+            elif name in _WORDS:
                 # A tool's name is the model's own, and may have a comma in it.
                 words.setdefault(name, []).extend([value, *value.split(",")])
-            elif name == "text":
-                if len(value) > _MOST_TEXT:
-                    raise ConfigError(f"text got {len(value)} characters, expected {_MOST_TEXT}")
-                query.text = value
-            elif name == "in":
-                query.part = _one_of(name, value, TEXT_COLUMNS)
             elif name == "success":
-                query.conditions.append(_SUCCESSES[_one_of(name, value, _SUCCESSES)])
-            elif name == "sort":
-                _one_of(name, value.removeprefix("-"), _SORTS)
-                query.sort = value
-            elif name == "limit":
-                query.limit = _integer(name, value, 1, _MOST)
-            elif name == "offset":
-                query.offset = _integer(name, value, 0, _MAX_INTEGER - 1)
-            elif name in ("seed", "step"):
-                query.conditions.append(pc.field(name) == _clamped(name, value))
+                query.conditions.append(_SUCCESSES[value])
             else:
-                column = pc.field(_RANGES[name])
-                bound = _number(name, value) if "reward" in name else _clamped(name, value)
-                is_least = name.startswith("min_")
-                query.conditions.append(column >= bound if is_least else column <= bound)
+                setattr(query, "part" if name == "in" else name, value)
         query.tools = words.pop("tool", [])
         for name, given in words.items():
             column = pc.field("task_key" if name == "task" else name)
@@ -330,13 +320,12 @@ class EpisodeQuery:
             for row in rows
         ]
         if self.text:
-            texts: dict[FileKey, pa.ChunkedArray] = {}
+            keys_shown = {(row["kind"], row["step"]) for row in rows}
+            texts = {key: episodes.texts(key, self.part) for key in keys_shown}
             for one in shown:
-                key = one["kind"], one["step"]
-                if key not in texts:
-                    texts[key] = episodes.texts(key, self.part)
-                is_there = one["index"] < len(texts[key])
-                text = texts[key][one["index"]].as_py() if is_there else ""
+                texts_of_file = texts[one["kind"], one["step"]]
+                is_there = one["index"] < len(texts_of_file)
+                text = texts_of_file[one["index"]].as_py() if is_there else ""
                 one["snippet"] = snippet(text, self.text)
         return {"total": table.num_rows, "episodes": shown}
 
@@ -400,31 +389,15 @@ def snippet(text: str, searched: str) -> dict[str, Any] | None:
     return {"text": before + hit + after, "start": begin, "end": begin + size}
 
 
-def _one_of(name: str, value: str, known: Iterable[str]) -> str:
-    if value not in known:
-        raise ConfigError(f"{name} got {value[:80]!r}, expected {' or '.join(known)}")
-    return value
-
-
-def _integer(name: str, value: str, least: int, most: int) -> int:
-    number = _clamped(name, value)
-    if not least <= number <= most:
-        raise ConfigError(f"{name} got {value[:80]!r}, expected {least} to {most}")
-    return number
-
-
-def _clamped(name: str, value: str) -> int:
-    """Return a whole number, of which nothing beyond 64 bits is stored."""
-    if not re.fullmatch(r"[-+]?[0-9]{1,40}", value):
-        raise ConfigError(f"{name} got {value[:80]!r}, expected a whole number")
-    return max(-_MAX_INTEGER, min(int(value), _MAX_INTEGER))
-
-
 def _number(name: str, value: str) -> float:
+    is_reward = name.endswith("_reward")
+    limits = {"limit": (1, _MOST), "offset": (0, _MAX_INTEGER)}
+    usual = (-math.inf, math.inf) if is_reward else (-_MAX_INTEGER, _MAX_INTEGER)
+    least, most = limits.get(name, usual)
     try:
-        number = float(value)
+        number = float(value) if is_reward else int(value)
     except ValueError:
         number = math.nan
-    if math.isnan(number):
-        raise ConfigError(f"{name} got {value[:80]!r}, expected a number")
+    if not least <= number <= most:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a number of {least} to {most}")
     return number

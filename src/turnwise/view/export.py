@@ -1,18 +1,15 @@
 """Exports an episode as one HTML file: the conversation, and every token with its numbers.
 
 Exported pages need neither network nor scripts. No text from outside becomes markup in them, and
-none of it is invisible: every value of a template is shown by `visible_html`, and in an attribute a
-template takes the filter `attribute`.
+none of it is invisible: every value of a template passes `visible_text`, and is then escaped.
 """
 
-import html
 import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -46,49 +43,28 @@ def export_episode(
         if "log_probs" in columns and "sampler_log_probs" in columns:  # shows a stale sampler
             pairs = zip(columns["log_probs"], columns["sampler_log_probs"], strict=True)
             columns["gap"] = [None if a is None or b is None else a - b for a, b in pairs]
-    names = {name for audit in audits for name in audit["columns"]}
-    others = sorted(name for name in names - set(_NAMES) if name.isidentifier())
-    in_order = [*(name for name in _NAMES if name in names), *others]
-    for audit in audits:
-        known = [name for name in in_order if name in audit["columns"]]
+        known = [name for name in _NAMES if name in columns]
         audit |= {"buttons": [*known, "mask"], "shown": _tokens(audit, known)}
     rewards = [agent["reward"] for agent in payload["agents"]]
-    seconds = payload["seconds"].get("total")
-    optional = {
-        "error": payload["error"],
-        "traceback": payload["traceback"],
-        "seconds": None if seconds is None else f"{seconds:.3f}",
-    }
     about = {
-        "kind": kind,
-        "step": str(step),
-        "seed": payload["seed"],
+        **{name: payload[name] for name in ("kind", "step", "seed")},
         "group, member": f"{payload['group']}, {payload['member']}",
         "status": payload["status"],
         "reward": ", ".join("none" if r is None else f"{r['total']:.6g}" for r in rewards),
-        **{name: fact for name, fact in optional.items() if fact},
+        **{name: fact for name in ("error", "traceback") if (fact := payload[name])},
+        "seconds": f"{payload['seconds'].get('total', 0.0):.3f}",
     }
     return render(
         "episode.html",
         title=f"{run}: {payload['id']}",
         about=about,
         agents=list(zip(payload["agents"], audits, strict=True)),
-        columns=in_order,
         names=_NAMES,
         num_shades=NUM_SHADES,
     )
 
 
-class _Token(NamedTuple):
-    text: str
-    """With line ends made visible, that still end the line."""
-    title: str
-    classes: str
-    branch: str
-    """Where a branch begins, what it follows; else empty."""
-
-
-def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[_Token]:
+def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[dict[str, str]]:
     columns = {name: audit["columns"][name] for name in shown}
     largest = {
         name: max((abs(x) for x in column if x is not None), default=0.0)
@@ -107,12 +83,13 @@ def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[_Token]:
                 classes.append(f"{name}-{'p' if value > 0 else 'n'}{shade}")
         whose = f"sampled in turn {turn + 1}" if is_sampled else "prompt token, not trained on"
         numbers = "".join(f"\n{_NAMES.get(name, name)} {x:.5g}" for name, x in known.items())
-        yield _Token(
-            text.replace("\n", "⏎\n"),
-            f"token {number}, id {token_id}: {text!r}\n{whose}{branch and f', {branch}'}{numbers}",
-            " ".join(classes),
-            f"{branch}, {after}" if number in follows else "",
-        )
+        about = f"{whose}{branch and f', {branch}'}{numbers}"
+        yield {
+            "text": text.replace("\n", "⏎\n"),  # visible, and still ends the line
+            "title": f"token {number}, id {token_id}: {text!r}\n{about}",
+            "classes": " ".join(classes),
+            "branch": f"{branch}, {after}" if number in follows else "",
+        }
 
 
 # ---- templates ----
@@ -120,35 +97,11 @@ def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[_Token]:
 
 def render(template: str, **values: Any) -> Markup:
     """Return a template of `exported/` with these values."""
-    return Markup(_environment().get_template(template).render(values))
+    return Markup(_TEMPLATES.get_template(template).render(values))
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "exported"),
-        autoescape=True,
-        finalize=_visible,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["attribute"] = _visible_attribute
-    environment.globals |= {
-        "as_text": _as_text,
-        "messages": _messages,
-        "position": _position,
-        "turn_facts": _turn_facts,
-    }
-    return environment
-
-
-def _visible(value: Any) -> Markup:
-    return value if isinstance(value, Markup) else Markup(visible_html(str(value)))
-
-
-def _visible_attribute(text: str) -> Markup:
-    return Markup(html.escape(visible_text(text), quote=True))
+def _visible(value: Any) -> Any:
+    return value if isinstance(value, Markup) else visible_text(str(value))
 
 
 def _as_text(value: Any, indent: int | None = None) -> str:
@@ -212,13 +165,28 @@ def _turn_facts(agent: Mapping[str, Any], number: int) -> Iterator[tuple[str, st
             yield f"{name} seconds", f"{seconds:.4f}"
 
 
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "exported"),
+    autoescape=True,
+    finalize=_visible,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.globals |= {
+    "as_text": _as_text,
+    "messages": _messages,
+    "position": _position,
+    "turn_facts": _turn_facts,
+}
+
+
 # ---- text from outside ----
 
 # Control characters (those of terminals among them), marks that turn the order of writing round,
-# characters without width, separators of lines that are none, halves of pairs, and what is
-# not assigned: a reader would not see them, or see something else.
+# characters without width, separators of lines that are none, halves of pairs, and variation
+# selectors: a reader would not see them, or see something else.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-_NONCHARACTER = re.compile("[\ufdd0-\ufdef\ufffe\uffff]")
 _PLAIN = re.compile(r"[\x20-\x7e\n\t]*")
 
 
@@ -230,13 +198,11 @@ def is_odd(character: str) -> bool:
     """
     if character in "\n\t":
         return False
-    if unicodedata.category(character) in _INVISIBLE:
-        return True
-    return _NONCHARACTER.match(character) is not None or 0xE0100 <= ord(character) <= 0xE01EF
+    return unicodedata.category(character) in _INVISIBLE or 0xE0100 <= ord(character) <= 0xE01EF
 
 
 def visible_text(text: str) -> str:
-    """Return text with odd characters as their numbers, for places without markup.
+    """Return text with odd characters as their numbers.
 
     >>> visible_text("a\\x1b[31m")
     'a⟦U+001B⟧[31m'
@@ -244,19 +210,3 @@ def visible_text(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     return "".join(f"⟦U+{ord(c):04X}⟧" if is_odd(c) else c for c in text)
-
-
-def visible_html(text: str) -> str:
-    """Return text as HTML: escaped, odd characters in boxes with their numbers.
-
-    >>> visible_html("<b>")
-    '&lt;b&gt;'
-    """
-    if _PLAIN.fullmatch(text):
-        return html.escape(text)
-    return "".join(_box(c) if is_odd(c) else html.escape(c) for c in text)
-
-
-def _box(character: str) -> str:
-    name = html.escape(unicodedata.name(character, "control character"), quote=True)
-    return f'<span class="odd" title="{name}">U+{ord(character):04X}</span>'

@@ -6,45 +6,33 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from turnwise.bounded_files import parse_json, read_bytes
 from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import Reward
 from turnwise.runs.episode_branches import TurnTree, layout, token_branches, turn_messages
 from turnwise.runs.episode_table import Phase, StoredAgent, StoredEpisode, StoredTurn
 from turnwise.view.episodes import task_key
 
-_MAX_TOKENS = 2**20
-"""The limit for one agent; more would take gigabytes to send and to draw."""
-_MAX_TOKENIZER_BYTES = 2**27
-
-
 # ---- the conversation ----
 
 
 def episode_payload(kind: str, step: int, index: int, episode: StoredEpisode) -> dict[str, Any]:
     """Return an episode as a conversation, turn by turn."""
+    names = ("group", "member", "task", "part", "error", "traceback", "attempt", "seconds")
     return {
         "id": f"{kind}-{step}-{index}",
         "kind": kind,
         "step": step,
         "index": index,
         "seed": str(episode.seed),
-        "group": episode.group,
-        "member": episode.member,
-        "task": episode.task,
+        **{name: getattr(episode, name) for name in names},
         "task_key": task_key(episode.task_id, episode.seed, episode.part),
-        "part": episode.part,
         "status": episode.status.value,
-        "error": episode.error,
-        "traceback": episode.traceback,
-        "attempt": episode.attempt,
-        "seconds": episode.seconds,
         "agents": [_agent(agent) for agent in episode.agents],
     }
 
@@ -92,11 +80,6 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
             f"agent got {number}, and the episode has {len(episode.agents)}, counted from 0"
         )
     agent = episode.agents[number]
-    if len(agent.ids) > _MAX_TOKENS:
-        raise ConfigError(
-            f"the agent has {len(agent.ids):,} tokens, and at most {_MAX_TOKENS:,} can be shown. "
-            "Read them from the Parquet file."
-        )
     turns = np.full(len(agent.ids), -1)
     for turn_number, turn in enumerate(agent.turns):
         turns[turn.tokens[0] : turn.tokens[1]] = turn_number
@@ -104,7 +87,7 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
     spans = [turn.tokens for turn in agent.turns]
     return {
         "count": len(ids),
-        "tokens": texts.texts(ids) or [f"⟨{number}⟩" for number in ids],
+        "tokens": texts.texts(ids),
         "ids": ids,
         "mask": agent.mask.astype(int).tolist(),
         "turn": turns.tolist(),
@@ -125,62 +108,41 @@ class TokenTexts:
     A character can be several tokens, and a model can sample bytes that are no text at all.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.note: str | None = None
         """The reason why there are no texts."""
-        self._tokenizer: Any = None
         self._bytes: dict[int, bytes] = {}
-        if path is None:
+        if not path.is_file():
             self.note = (
                 "The run's folder has no tokenizer.json: its tokenizer has none. Tokens are shown "
                 "by their numbers."
             )
             return
         try:
-            self._read(path)
-        except BaseException as error:  # the file may hold anything; the rest can still be shown
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise  # Rust's panics are no `Exception`
+            self._read(path.read_text("utf-8"))
+        except Exception as error:  # the rest of the run can still be shown
             self.note = f"The run's tokenizer.json cannot be read: {str(error)[:200]}"
 
-    def _read(self, path: Path) -> None:
-        core = import_extra("tokenizers", "view")
-        text = read_bytes(path, _MAX_TOKENIZER_BYTES).decode()
-        data = parse_json(text, path.name)
-        self._tokenizer = core.Tokenizer.from_str(text)
-        kinds = set(_decoder_kinds(data.get("decoder")))
-        if not kinds & {"ByteLevel", "ByteFallback"}:
-            return  # the decoder may use the preceding tokens
+    def _read(self, text: str) -> None:
+        data = json.loads(text)
+        vocabulary = import_extra("tokenizers", "view").Tokenizer.from_str(text).get_vocab()
+        is_of_bytes = "ByteLevel" in json.dumps(data.get("decoder"))
         added = {token["id"]: token["content"] for token in data.get("added_tokens", ())}
-        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+        for token, number in vocabulary.items():
             if number in added:
                 self._bytes[number] = added[number].encode()
-            elif "ByteLevel" in kinds and all(character in _ALPHABET for character in token):
+            elif is_of_bytes and all(character in _ALPHABET for character in token):
                 self._bytes[number] = bytes(_ALPHABET[character] for character in token)
-            elif "ByteLevel" in kinds:
-                self._bytes[number] = token.encode()
             elif byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):
                 self._bytes[number] = bytes.fromhex(byte[1])
             else:  # a piece of text with a mark for spaces, as in Llama 2's
                 self._bytes[number] = token.replace("▁", " ").encode()
 
-    def texts(self, ids: Sequence[int]) -> list[str] | None:
-        """Return a text for each token; None if the texts are not known."""
-        if self._tokenizer is None:
-            return None
-        if self._bytes:
-            return joined_bytes([self._bytes.get(number, b"\xff") for number in ids])
-        from tokenizers.decoders import DecodeStream
-
-        stream = DecodeStream(skip_special_tokens=False)
-        texts = []
-        for number in ids:
-            try:
-                texts.append(stream.step(self._tokenizer, number) or "")
-            except Exception:  # an id that the tokenizer does not know
-                stream = DecodeStream(skip_special_tokens=False)
-                texts.append("\ufffd")
-        return texts
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return a text for each token; its number where the texts are not known."""
+        if not self._bytes:
+            return [f"⟨{number}⟩" for number in ids]
+        return joined_bytes([self._bytes.get(number, b"\xff") for number in ids])
 
 
 def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
@@ -200,14 +162,6 @@ def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
         end += size
         texts[owners[end - 1]] += text
     return texts
-
-
-def _decoder_kinds(decoder: Any) -> Iterator[str]:
-    """Yield the components of a decoder."""
-    if isinstance(decoder, dict):
-        yield str(decoder.get("type"))
-        for inner in decoder.get("decoders") or ():
-            yield from _decoder_kinds(inner)
 
 
 # The characters by which byte-level tokenizers write bytes: printable ones stand for themselves,
@@ -238,8 +192,7 @@ def timeline(
     for index, episode in enumerate(episodes):
         start = episode.seconds.get("start", 0.0)
         end = start + episode.seconds.get("total", 0.0)
-        has_agent = "agent" in episode.seconds
-        spans = (_agent_spans if has_agent else _turn_spans)(episode, start, end)
+        spans = _spans(episode, start, end)
         last = max([end, *(span["end"] for span in spans)])
         rows.append({"id": f"{kind}-{step}-{index}", "start": start, "end": last, "spans": spans})
     drawn: list[Span] = [{"name": name, "start": start, "end": end} for name, start, end in phases]
@@ -276,55 +229,35 @@ def _turns(episode: StoredEpisode) -> list[tuple[StoredTurn, int]]:
     return turns
 
 
-def _turn_spans(episode: StoredEpisode, start: float, end: float) -> list[Span]:
-    """Return the stages of each turn one after the other, and the waiting between them."""
+def _spans(episode: StoredEpisode, start: float, end: float) -> list[Span]:
+    """Return the stages of each turn one after the other, and what lies between them: waiting, or
+    the work of an agent that owns its loop. Calls that are under way together count once."""
     spans: list[Span] = []
     begun = start
+    has_agent = "agent" in episode.seconds
+    between = "agent" if has_agent else "wait"
 
     def add(kind: str, until: float, turn: int = -1) -> None:
         nonlocal begun
-        spans.append({"kind": kind, "start": begun, "end": until, "turn": turn})
-        begun = until
+        if until - begun > 1e-4:
+            spans.append({"kind": kind, "start": begun, "end": until, "turn": turn})
+        begun = max(begun, until)
 
     for order, (turn, number) in enumerate(_turns(episode)):
-        if "start" in turn.seconds:
-            at = start + turn.seconds["start"]
-            if order == 0:
-                add("environment", at)
-            elif at - begun > 1e-4:
-                add("wait", at, number)
-            begun = at
+        at = start + turn.seconds["start"] if "start" in turn.seconds else begun
+        if order == 0 and not has_agent:
+            add("environment", at)  # its reset
+        else:
+            add(between, at, -1 if has_agent else number)
         for part, stage in _PARTS:
             if took := turn.seconds.get(part):
-                add(stage, begun + took, number)
-    if reward := episode.seconds.get("reward"):
-        add("reward", begun + reward)
-    if end - begun > 1e-4:
-        add("wait", end)
-    return spans
-
-
-def _agent_spans(episode: StoredEpisode, start: float, end: float) -> list[Span]:
-    """Return the spans of an agent that owns its loop: its own work, and the calls of the model.
-
-    Calls that are under way together count once.
-    """
-    spans: list[Span] = []
-    begun = start
-    for turn, number in _turns(episode):
-        at = start + turn.seconds.get("start", 0.0)
-        done = at + turn.seconds.get("engine", 0.0)
-        if at > begun:
-            spans.append({"kind": "agent", "start": begun, "end": at, "turn": -1})
-        if done > begun:
-            first = max(at, begun)
-            spans.append({"kind": "generate", "start": first, "end": done, "turn": number})
-        begun = max(begun, done, at)
+                at += took
+                add(stage, at, number)
     reward = min(episode.seconds.get("reward", 0.0), max(end - begun, 0.0))
-    for kind, until in (("agent", end - reward), ("reward", end)):
-        if until > begun:
-            spans.append({"kind": kind, "start": begun, "end": until, "turn": -1})
-            begun = until
+    if has_agent:  # it works until the reward
+        add(between, end - reward)
+    add("reward", begun + reward)
+    add(between, end)
     return spans
 
 

@@ -6,7 +6,7 @@ The file needs neither network nor scripts, and can be printed.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from turnwise.view.episodes import EpisodeList, EpisodeQuery
 from turnwise.view.export import render
@@ -38,14 +38,13 @@ def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int 
     for name in ("reward", "success", "turns"):
         if isinstance(value := about["last"].get(name), int | float):
             tiles.append((name, f"{value:.4g}", "mean of the last training step"))
-    changes = []
-    for change in about["changes"]:
-        settings = {}
-        for name, values in change["settings"].items():
-            is_pair = isinstance(values, list) and len(values) == 2
-            before, after = values if is_pair else ("", values)
-            settings[name] = f"{before} → {after}"
-        changes.append({"step": change["step"], "settings": settings})
+    changes = [
+        {
+            "step": change["step"],
+            "settings": {name: f"{old} → {new}" for name, (old, new) in change["settings"].items()},
+        }
+        for change in about["changes"]
+    ]
     facts = {"Start": run.facts("provenance"), "Hashes": run.facts("identity")}
     page = {
         "title": about["name"],
@@ -145,38 +144,15 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 20
 _MOST_POINTS = 300
 """The limit of one curve; of more points, the minimum and maximum of neighbours are drawn."""
 
-# The charts in their order, with their titles. Evaluations are drawn in the chart of their metric.
-_TITLES = {
-    "reward": "reward",
-    "success": "success",
-    "turns": "turns per episode",
-    "tokens_per_episode": "tokens per episode",
-    "truncated": "truncated episodes",
-    "errors": "failed episodes",
-    "invalid_actions": "invalid actions",
-    "tool_failures": "failed tool calls",
-    "entropy": "entropy",
-    "kl": "KL to the sampler",
-    "kl_ref": "KL to the reference",
-    "clip_fraction": "clipped tokens",
-    "grad_norm": "gradient norm",
-    "gap_max": "largest log-prob gap",
-    "zero_variance": "zero-variance groups",
-    "explained_variance": "explained variance",
-    "value_loss": "value loss",
-    "learning_rate": "learning rate",
-    "time/step": "seconds per step",
-}
+# The charts in their order. Evaluations are drawn in the chart of their metric.
+_CHARTS = (
+    *("reward", "success", "turns", "tokens_per_episode", "truncated", "errors"),
+    *("invalid_actions", "tool_failures", "entropy", "kl", "kl_ref", "clip_fraction", "grad_norm"),
+    *("gap_max", "zero_variance", "explained_variance", "value_loss", "learning_rate"),
+    "time/step",
+)
 _EVALUATIONS = ("greedy", "sampled")
-
-
-class Curve(NamedTuple):
-    """One line of a chart."""
-
-    label: str
-    points: list[tuple[float, float]]
-    style: str
-    """A class of the page's style sheet."""
+Points: TypeAlias = list[tuple[float, float]]
 
 
 def charts(columns: Mapping[str, Any], environments: Sequence[str] = ()) -> list[str]:
@@ -185,23 +161,23 @@ def charts(columns: Mapping[str, Any], environments: Sequence[str] = ()) -> list
     series = columns["series"]
     terms = sorted(name for name in series if name.startswith("reward/"))
     minor = columns.get("minor", ())
-    wanted = [("", name) for name in (*_TITLES, *terms) if name not in minor]
+    wanted = [("", name) for name in (*_CHARTS, *terms) if name not in minor]
     wanted += [(f"{one}/", name) for one in environments for name in ("reward", "success")]
     drawn = []
     for prefix, name in wanted:
         sources = [("training", f"{prefix}{name}", "own")]
         sources += [(f"{e} evaluation", f"eval/{prefix}{e}/{name}", e) for e in _EVALUATIONS]
         curves = [
-            Curve(label, points, style)
+            {"label": label, "points": points, "style": style}
             for label, metric, style in sources
             if (points := _points(columns["steps"], series.get(metric, ())))
         ]
         if curves:
-            drawn.append(_figure(f"{prefix}{_TITLES.get(name, name)}", curves))
+            drawn.append(_figure(f"{prefix}{name}".replace("_", " "), curves))
     return drawn
 
 
-def _points(steps: Sequence[Any], values: Sequence[Any]) -> list[tuple[float, float]]:
+def _points(steps: Sequence[Any], values: Sequence[Any]) -> Points:
     pairs = zip(steps, values, strict=False)
     known = [(float(s), float(v)) for s, v in pairs if s is not None and v is not None]
     size = -(-2 * len(known) // _MOST_POINTS)
@@ -212,8 +188,8 @@ def _points(steps: Sequence[Any], values: Sequence[Any]) -> list[tuple[float, fl
     return [point for both in ends for point in sorted(both)]
 
 
-def _figure(title: str, curves: Sequence[Curve]) -> str:
-    every = [point for curve in curves for point in curve.points]
+def _figure(title: str, curves: Sequence[Mapping[str, Any]]) -> str:
+    every: Points = [point for curve in curves for point in curve["points"]]
     first, last = min(x for x, _ in every), max(x for x, _ in every)
     last = last if last > first else first + 1
     low, high = min(y for _, y in every), max(y for _, y in every)
@@ -233,7 +209,7 @@ def _figure(title: str, curves: Sequence[Curve]) -> str:
         "figure.html",
         title=title,
         curves=curves,
-        lines=[(curve.style, [position(*point) for point in curve.points]) for curve in curves],
+        lines=[(one["style"], [position(*point) for point in one["points"]]) for one in curves],
         steps=(first, last),
         ticks=[(position(first, value)[1], value) for value in ticks if value <= high],
         width=_WIDTH,

@@ -1,9 +1,8 @@
-"""Reads the files of a run: none outside of its folder, and each again when it changed."""
+"""Reads the files of a run, each again when it changed."""
 
 import contextlib
 import os
 import re
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ from turnwise.runs.episode_store import episode_files
 from turnwise.runs.run_folder import RunFolder
 
 _LOG_TAIL = 16_000
-MAX_FILE_BYTES = 2**29
-"""The limit for one file of episodes, unpacked."""
 T = TypeVar("T")
 
 FileKey: TypeAlias = tuple[str, int]
@@ -31,92 +28,60 @@ class FileStamp(NamedTuple):
 
 
 class RunFiles:
-    """The files of one run that are really inside its folder."""
+    """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """The run's folder with symbolic links resolved."""
         self.folder = RunFolder(path)
-        self._read: dict[str, tuple[FileStamp | None, Any]] = {}
+        self._read: dict[str, tuple[FileStamp, Any]] = {}
         self.problems: dict[str, str] = {}
         """Why files could not be read, by their names."""
 
-    def read(self, path: Path, read: Callable[[Path], T], empty: T) -> T:
+    def read(self, path: Path, read: Callable[[], T], empty: T) -> T:
         """Return a file's content, read again when it changed; `empty` if it cannot be read."""
-        stamp = self.stamp(path)
+        stamp, value = file_stamp(path), empty
         known = self._read.get(path.name)
-        if known is not None and known[0] == stamp and stamp is not None:
-            value: T = known[1]
-            return value
-        problem, value = None, empty
-        try:
-            if (plain := self.inside(path)) is not None:
-                value = read(plain)
-            elif os.path.lexists(path):
-                problem = f"{path} is no plain file of the run"
-        except FileNotFoundError:
-            pass  # the file was removed
-        except Exception as error:
-            problem = describe(error)
+        if known is not None and known[0] == stamp:
+            cached: T = known[1]
+            return cached
         self.problems.pop(path.name, None)
-        if problem is not None:
-            self.problems[path.name] = problem
-        self._read[path.name] = stamp, value
+        if stamp is not None:
+            try:
+                value = read()
+            except Exception as error:
+                self.problems[path.name] = describe(error)
+            self._read[path.name] = stamp, value
         return value
 
     def first_log_time(self) -> float | None:
         """Return the time in the first line of the log."""
-        path = self.inside(self.folder.log_file)
-        if path is None:
-            return None
-        with contextlib.suppress(OSError, ValueError, OverflowError), open(path, "rb") as log:
+        with contextlib.suppress(OSError, ValueError), open(self.folder.log_file, "rb") as log:
             line = log.read(19).decode("ascii", "replace")
             return time.mktime(time.strptime(line, "%Y-%m-%d %H:%M:%S"))
         return None
 
     def log_tail(self) -> str:
         """Return the last lines of the log."""
-        path = self.inside(self.folder.log_file)
-        if path is None:
-            return ""
-        with contextlib.suppress(OSError), open(path, "rb") as log:
+        with contextlib.suppress(OSError), open(self.folder.log_file, "rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(size - _LOG_TAIL, 0))
             text = log.read(_LOG_TAIL).decode("utf-8", "replace")
             return text if size <= _LOG_TAIL else text.partition("\n")[2]
         return ""
 
-    def inside(self, path: Path) -> Path | None:
-        """Return the path of a plain file or folder inside the run; None otherwise.
-
-        A link may lead out of the run, and opening a pipe would block until something writes to it.
-        """
-        try:
-            mode = os.lstat(path).st_mode
-            if path.parent == self.path and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                return path  # no link: the usual case, many times a second
-            resolved = path.resolve(strict=True)
-            is_plain = resolved.is_file() or resolved.is_dir()
-        except (OSError, RuntimeError, ValueError):
-            return None
-        return resolved if is_plain and resolved.is_relative_to(self.path) else None
-
-    def stamp(self, path: Path) -> FileStamp | None:
-        plain = self.inside(path)
-        with contextlib.suppress(OSError):
-            return None if plain is None else _stamp(plain.stat())
-        return None
-
     def episode_files(self) -> dict[FileKey, FileStamp]:
         """Return every file of episodes with its stamp."""
-        folder = self.inside(self.folder.episodes)
-        stamps: dict[FileKey, FileStamp] = {}
-        with contextlib.suppress(OSError):  # the folder was removed
-            for key, path in ({} if folder is None else episode_files(folder)).items():
-                about = os.lstat(path)
-                if stat.S_ISREG(about.st_mode):
-                    stamps[key] = _stamp(about)
-        return stamps
+        paths = episode_files(self.folder.episodes)
+        stamps = {key: file_stamp(path) for key, path in paths.items()}
+        return {key: stamp for key, stamp in stamps.items() if stamp is not None}
+
+
+def file_stamp(path: Path) -> FileStamp | None:
+    """Return the stamp of a file or folder; None if it is not there."""
+    with contextlib.suppress(OSError):
+        about = os.stat(path)
+        return FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
+    return None
 
 
 def locked_inodes() -> set[int]:
@@ -128,10 +93,6 @@ def locked_inodes() -> set[int]:
         locks = Path("/proc/locks").read_text()
         return {int(inode) for inode in re.findall(r"FLOCK.* \w+:\w+:(\d+) ", locks)}
     return set()
-
-
-def _stamp(about: os.stat_result) -> FileStamp:
-    return FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
 
 
 def legible_path(path: Path) -> str:

@@ -10,36 +10,30 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.doctor import Doctor, settings_if_readable
-from turnwise.runs.episode_store import file_name, older_format, read_phases, read_table
+from turnwise.runs.doctor import Doctor
+from turnwise.runs.episode_store import file_name, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MetricsReader
-from turnwise.runs.run_folder import RunFolder
 from turnwise.view.episodes import EpisodeList, overview
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.payloads import TokenTexts
 from turnwise.view.run_files import (
-    MAX_FILE_BYTES,
     FileKey,
     FileStamp,
     RunFiles,
     describe,
+    file_stamp,
     legible_path,
     locked_inodes,
 )
 from turnwise.yaml_files import read_yaml
 
 _LOG = logging.getLogger("turnwise")
-_MAX_CONFIG_BYTES = 2**18
-_MAX_PROBLEMS = 5
-_MAX_PROBLEM = 500
 _READ_SECONDS = 0.1
-"""How long a request or a poll reads episodes, and how long the doctor examines steps in it."""
+"""How long a request or a poll reads episodes."""
 _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
-_COARSE_NS = 3_000_000_000
-"""Some file systems keep times of changes only to a second or two."""
 
 
 class NotFound(ConfigError):
@@ -49,7 +43,8 @@ class NotFound(ConfigError):
 class RunMetrics:
     """The metrics of a run, and what the doctor found in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._reader = MetricsReader()
         self._doctor: Doctor | None = None
@@ -61,34 +56,28 @@ class RunMetrics:
     def steps(self) -> list[dict[str, Any]]:
         return self._reader.lines
 
-    def update(self, path: Path | None, seconds: float) -> bool:
-        """Read the new lines, and let the doctor examine them; return whether it found something.
-
-        None: there is no such file. Thousands of steps take the doctor long, so that it works for
-        so many seconds, and goes on with the next call.
-        """
-        end = time.monotonic() + seconds
+    def update(self) -> None:
+        """Read the new lines."""
         with self._lock:
-            is_rewound = True
             try:
-                if path is None:
-                    raise FileNotFoundError
-                is_rewound = self._reader.update(path)
+                if self._reader.update(self._path):  # all are new: the run was rewound
+                    self._doctor = None
                 self.problem = self._reader.problem
             except (FileNotFoundError, ConfigError) as error:
-                self._reader = MetricsReader()
+                self._reader, self._doctor = MetricsReader(), None
                 self.problem = str(error) if isinstance(error, ConfigError) else None
-            if is_rewound or self._doctor is None:
-                settings = None if path is None else settings_if_readable(RunFolder(path.parent))
-                self._doctor = Doctor(settings)
+
+    def findings(self) -> list[dict[str, Any]]:
+        """Return the doctor's findings so far, each with its step; it examines the new steps."""
+        with self._lock:
+            if self._doctor is None:
+                self._doctor = Doctor()
                 self._findings, self._num_examined = [], 0
-            num_known = len(self._findings)
-            for number, metrics in enumerate(self.steps[self._num_examined :], self._num_examined):
-                if time.monotonic() > end:
-                    break
+            for metrics in self.steps[self._num_examined :]:
+                self._num_examined += 1
                 self._findings += [
                     {
-                        "step": metrics.get("step", number + 1),
+                        "step": metrics.get("step", self._num_examined),
                         "name": finding.code,
                         "severity": "warning",
                         "text": f"{finding.text} {finding.because}".rstrip(),
@@ -96,8 +85,7 @@ class RunMetrics:
                     }
                     for finding in self._doctor.look(metrics)
                 ]
-                self._num_examined += 1
-            return len(self._findings) > num_known
+            return list(self._findings)
 
     def at(self, step: int) -> dict[str, Any]:
         """Return the metrics of a step; empty if there are none."""
@@ -118,12 +106,6 @@ class RunMetrics:
         }
         return {"steps": [step.get("step") for step in steps], "series": series, "minor": minor}
 
-    def findings(self) -> dict[str, Any]:
-        """Return the doctor's findings so far, each with its step."""
-        with self._lock:
-            examined = {"steps": self._num_examined, "of": len(self.steps)}
-            return {"findings": list(self._findings), "examined": examined}
-
 
 class ViewedRun:
     """One run, in its current state."""
@@ -131,34 +113,31 @@ class ViewedRun:
     def __init__(self, key: str, path: Path) -> None:
         self.key = key
         self.files = RunFiles(path)
-        self.metrics = RunMetrics()
-        self.episodes = EpisodeList(self.files.folder.episodes)
+        self.folder = self.files.folder
+        self.metrics = RunMetrics(self.folder.metrics_file)
+        self.episodes = EpisodeList(self.folder.episodes)
         self._episode_files: dict[FileKey, FileStamp] = {}
         """The existing files of episodes; `episodes` may not have them yet."""
-        self._older_format: str | None = None
         self._failure: str | None = None
         self.updated: float | None = None
         """When the run was last written to, as of the last `refresh`."""
         self.is_live = False
         self._headline: tuple[object, dict[str, Any] | None] | None = None
-        self._began: float | None = None
         self._noting = threading.Lock()
         self._seen: object = None
-        self._folder_stamp: FileStamp | None = None
-        self._texts: tuple[FileStamp | None, TokenTexts] | None = None
 
     # ---- what changed ----
 
     def refresh(self, seconds: float = _READ_SECONDS, locked: set[int] | None = None) -> bool:
         """Read what is new and return whether anything is. Errors are added to `problems`.
 
-        Episodes are read, and metrics examined, for so long; the others follow at the next poll.
+        Episodes are read for so long; the others follow at the next poll.
         `locked` are the locked files of this machine, where they are known.
         """
         try:
             return self._refresh(seconds, locked)
         except Exception as error:
-            return self.note_failure(error)
+            return self._note_failure(error)
 
     def open_episodes(self, seconds: float = _READ_SECONDS) -> bool:
         """Read what is new, and from now on the episodes too, which until now were counted."""
@@ -166,26 +145,21 @@ class ViewedRun:
         return self.refresh(seconds)
 
     def _refresh(self, seconds: float, locked: set[int] | None) -> bool:
-        files, folder = self.files, self.files.folder
-        stamp = files.stamp(folder.episodes)
-        is_settled = stamp is not None and time.time_ns() - stamp.changed > _COARSE_NS
-        if stamp != self._folder_stamp or not is_settled:
-            self._episode_files = files.episode_files()
-            self._older_format = older_format(folder.episodes)
-            self._folder_stamp = stamp
+        folder = self.folder
+        self._episode_files = self.files.episode_files()
         has_read = self.episodes.update(self._episode_files, seconds)
-        has_read |= self.metrics.update(files.inside(folder.metrics_file), seconds)
-        written = [files.stamp(p) for p in (folder.status_file, folder.metrics_file)]
-        times = [s.changed / 1e9 for s in (*written, files.stamp(folder.log_file)) if s is not None]
-        self.updated = max(times, default=None)
+        self.metrics.update()
+        paths = (folder.status_file, folder.metrics_file, folder.log_file)
+        written = [file_stamp(path) for path in paths]
+        self.updated = max((s.changed / 1e9 for s in written if s is not None), default=None)
         self.is_live = False
         if self._status().get("status") == "running":
-            lock = files.stamp(files.path / ".lock")
+            lock = file_stamp(folder.path / ".lock")
             locked = locked_inodes() if locked is None else locked
             is_fresh = time.time() - (self.updated or 0.0) < _FRESH_SECONDS
             self.is_live = is_fresh or (lock is not None and lock.inode in locked)
-        noted = [files.stamp(files.path / NOTES_FILE), files.stamp(self._best_file)]
-        seen = (written, noted, self._episode_files, self.is_live)
+        noted = [file_stamp(folder.path / NOTES_FILE), file_stamp(self._best_file)]
+        seen = (written[:2], noted, self._episode_files, self.is_live)
         is_new, self._seen = seen != self._seen, seen
         return is_new or has_read
 
@@ -195,10 +169,9 @@ class ViewedRun:
     def problems(self) -> list[str]:
         """The reasons why some of the run cannot be shown."""
         problems = [self._failure, self.metrics.problem, *list(self.files.problems.values())]
-        problems += [self.episodes.problem, self._older_format]
-        return [problem[:_MAX_PROBLEM] for problem in problems if problem][:_MAX_PROBLEMS]
+        return [problem for problem in (*problems, self.episodes.problem) if problem]
 
-    def note_failure(self, error: Exception) -> bool:
+    def _note_failure(self, error: Exception) -> bool:
         """Record an error that is shown and logged once; return whether it is new."""
         failure = describe(error)
         if failure == self._failure:
@@ -223,19 +196,17 @@ class ViewedRun:
                 number = headline(steps, evaluation if isinstance(evaluation, str) else None)
                 self._headline = state, None if number is None else number.to_dict()
             main, best = self._headline[1], self._best_checkpoint()
-            if self._began is None:
-                self._began = self.files.first_log_time()
         except Exception as error:
-            self.note_failure(error)
+            self._note_failure(error)
         return {
             "key": self.key,
-            "path": legible_path(self.files.path),
+            "path": legible_path(self.folder.path),
             "name": self.key.partition("~")[0],
             "environment": str(status.get("environment", "")),
             "status": str(status.get("status", "")),
             "step": last.get("step", status.get("step", 0)),
             "total_steps": status.get("num_steps"),
-            "started": self._began,
+            "started": self.files.read(self.folder.log_file, self.files.first_log_time, None),
             "updated": self.updated,
             "num_episodes": self.episodes.num_episodes,
             "headline": main,
@@ -249,26 +220,26 @@ class ViewedRun:
 
     @property
     def _best_file(self) -> Path:
-        return self.files.folder.checkpoints / "best.json"
+        return self.folder.checkpoints / "best.json"
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """Return which checkpoint is the best and by which metric; None if there is none."""
         none: BestMark | None = None
-        mark = self.files.read(self._best_file, lambda file: read_best_mark(file.parent), none)
-        if mark is None:
+        checkpoints = self.folder.checkpoints
+        mark = self.files.read(self._best_file, lambda: read_best_mark(checkpoints), none)
+        if mark is None or not (checkpoints / f"step-{mark.step:08d}").is_dir():
             return None
-        folder = self.files.inside(self._best_file.parent / f"step-{mark.step:08d}")
-        return None if folder is None else mark.to_dict()
+        return mark.to_dict()
 
     def detail(self) -> dict[str, Any]:
-        config, folder, none = self.config(), self.files.folder, list[dict[str, Any]]()
-        changes = self.files.read(folder.changes_file, lambda path: folder.changes, none)
+        """Return the run for its own page."""
+        none = list[dict[str, Any]]()
         return {
             **self.summary(),
             **overview(self.episodes),
-            "config": config,
-            "changes": changes,
-            **self.metrics.findings(),
+            "config": self.config(),
+            "changes": self.files.read(self.folder.changes_file, lambda: self.folder.changes, none),
+            "findings": self.metrics.findings(),
             "log_tail": self.files.log_tail(),
         }
 
@@ -281,13 +252,12 @@ class ViewedRun:
         return self.episodes.num_files < len(self._episode_files)
 
     def _status(self) -> dict[str, Any]:
-        folder = self.files.folder
-        return self.files.read(folder.status_file, lambda path: folder.status, {})
+        return self.files.read(self.folder.status_file, lambda: self.folder.status, {})
 
     def config(self) -> dict[str, Any]:
         """Return the settings; empty if they cannot be read. Parsing YAML is slow."""
-        path = self.files.folder.config_file
-        return self.files.read(path, lambda plain: read_yaml(plain, _MAX_CONFIG_BYTES), {})
+        path = self.folder.config_file
+        return self.files.read(path, lambda: read_yaml(path), {})
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return `identity` or `provenance` of `run.json`; empty if it has none."""
@@ -296,13 +266,14 @@ class ViewedRun:
 
     def notes(self) -> dict[str, Any]:
         """Return the user's tags and note, and whether the run is archived."""
-        notes = self.files.read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
+        path = self.folder.path
+        notes = self.files.read(path / NOTES_FILE, lambda: read_notes(path), dict(NO_NOTES))
         return {name: notes[name] for name in NO_NOTES}
 
-    def change_notes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def change_notes(self, changes: Any) -> dict[str, Any]:
         """Save some of the notes, and return all of them."""
         with self._noting:
-            change_notes(self.files.path, changes)
+            change_notes(self.folder.path, changes)
         return self.notes()
 
     # ---- stored episodes ----
@@ -310,36 +281,33 @@ class ViewedRun:
     def step_episodes(self, key: FileKey) -> tuple[list[StoredEpisode], list[Phase]]:
         """Return the episodes of a kind and step, and the phases of their step."""
         path = self._episode_path(key)
-        table = read_table(path, max_bytes=MAX_FILE_BYTES)
-        return table_to_episodes(table, str(path)), read_phases(path)
+        return table_to_episodes(read_table(path)), read_phases(path)
 
     def episode(self, name: str) -> tuple[FileKey, int, StoredEpisode]:
         """Return the episode with an id such as "train-12-3"."""
-        match = re.fullmatch(r"([a-z][a-z-]{0,63})-([0-9]{1,18})-([0-9]{1,9})", name)
+        match = re.fullmatch(r"([a-z][a-z-]*)-([0-9]{1,18})-([0-9]{1,9})", name)
         if match is None:
             raise NotFound(f"there is no episode {name[:80]!r}; an id is, for example, train-12-3")
         key, index = (match[1], int(match[2])), int(match[3])
         path = self._episode_path(key)
         try:
-            table = read_table(path, row=index, max_bytes=MAX_FILE_BYTES)
+            table = read_table(path, row=index)
         except IndexError:
             raise NotFound(
                 f"step {key[1]} has fewer {key[0]} episodes, and none with number {index}"
             ) from None
-        return key, index, table_to_episodes(table, str(path))[0]
+        return key, index, table_to_episodes(table)[0]
 
     def _episode_path(self, key: FileKey) -> Path:
         if key not in self._episode_files:
             self._episode_files = self.files.episode_files()
-        folder = self.files.inside(self.files.folder.episodes)
-        if key not in self._episode_files or folder is None:
+        if key not in self._episode_files:
             raise NotFound(f"the run {self.key} has no {key[0]} episodes of step {key[1]}")
-        return folder / file_name(*key)
+        return self.folder.episodes / file_name(*key)
 
     @property
     def token_texts(self) -> TokenTexts:
-        path = self.files.folder.tokenizer_file
-        stamp = self.files.stamp(path)
-        if self._texts is None or self._texts[0] != stamp:
-            self._texts = stamp, TokenTexts(self.files.inside(path))
-        return self._texts[1]
+        """The texts of tokens, by the tokenizer that the run keeps."""
+        path = self.folder.tokenizer_file
+        none: TokenTexts | None = None
+        return self.files.read(path, lambda: TokenTexts(path), none) or TokenTexts(path)

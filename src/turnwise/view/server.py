@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from turnwise.errors import ConfigError
-from turnwise.http_server import BoundedServer, open_listener
+from turnwise.http_server import AppServer, open_listener
 from turnwise.view.app import Viewer, make_app
-from turnwise.view.library import Library, check_folders
+from turnwise.view.library import Library
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -24,29 +24,25 @@ _FIRST_READ_SECONDS = 2.0
 
 def serve(
     folders: Sequence[Path],
-    port: int | None = None,
-    open_browser: bool = True,
-    report: Callable[[str], None] = print,
-    is_read_only: bool = False,
+    port: int | None,
+    open_browser: bool,
+    report: Callable[[str], None],
+    is_read_only: bool,
 ) -> None:
     """Show the runs in these folders, at a port; without one, at the first free one from 8765."""
-    check_folders(folders)
     with listening(port) as listener:
-        number = listener.getsockname()[1]
         library = Library(folders)
         library.find()
         end = time.monotonic() + _FIRST_READ_SECONDS
         for run in library.runs:
             if time.monotonic() < end:  # the others are read while the page is open
                 run.refresh()
-        address = f"http://{HOST}:{number}/"
+        address = f"http://{HOST}:{listener.getsockname()[1]}/"
         num_runs = len(library.runs)
-        if num_runs:
-            report(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
-        else:
-            where = " and ".join(map(str, folders))
-            report(f"Waiting for the first run in {where}: {address} (Ctrl-C ends it)")
-
+        what = f"{num_runs} {'run' if num_runs == 1 else 'runs'} at"
+        if not num_runs:
+            what = f"Waiting for the first run in {' and '.join(map(str, folders))}:"
+        report(f"{what} {address} (Ctrl-C ends it)")
         has_display = "SSH_CONNECTION" not in os.environ
         if platform.system() == "Linux":
             has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
@@ -57,10 +53,10 @@ def serve(
 
         viewer = Viewer(library, is_read_only)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
-            ViewServer(viewer, make_app(viewer, number, show)).run([listener])
+            ViewServer(viewer, make_app(viewer, show)).run([listener])
 
 
-class ViewServer(BoundedServer):
+class ViewServer(AppServer):
     """A server that ends at once, though open pages keep listening to its events."""
 
     def __init__(self, viewer: Viewer, app: object) -> None:
@@ -68,13 +64,8 @@ class ViewServer(BoundedServer):
         self._viewer = viewer
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._viewer.notifier.close()
+        self._viewer.is_closed = True
         super().handle_exit(sig, frame)
-
-    def end(self) -> None:
-        """End the server; any thread may call this."""
-        self._viewer.notifier.close()
-        self.should_exit = True
 
 
 def listening(port: int | None) -> socket.socket:
@@ -83,8 +74,7 @@ def listening(port: int | None) -> socket.socket:
     try:
         return open_listener(HOST, ports)
     except OSError as error:
-        tried = f"port {port}" if port is not None else f"any port from {PORT} to {ports[-1]}"
         raise ConfigError(
-            f"cannot listen on {tried}: {error.strerror or error}. Choose another with --port, or "
-            "leave it out to take the next that is free."
+            f"cannot listen on port {port or PORT}: {error.strerror or error}. Choose another with "
+            "--port, or leave it out to take the next that is free."
         ) from None

@@ -233,7 +233,6 @@ def compute_optimal_token_baseline_advantage(
     old_log_probs: torch.Tensor,
     sum_pi_squared: torch.Tensor,
     *,
-    importance_weights: torch.Tensor | None = None,
     handle_zero_tail: bool = True,
     epsilon: float = 1e-8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +255,6 @@ def compute_optimal_token_baseline_advantage(
         token_level_rewards, response_mask, old_log_probs: [B, T].
         index: [B], the group of each episode.
         sum_pi_squared: [B, T], Σ_v π(v)² over the vocabulary.
-        importance_weights: [B, T], learner against sampler; their squares scale W.
         handle_zero_tail: At positions that only the longest episode of a group reaches, use
             baseline 0 rather than its own return.
 
@@ -265,10 +263,7 @@ def compute_optimal_token_baseline_advantage(
     """
     mask = as_mask(response_mask)
     returns = discounted_suffix_sum(token_level_rewards, mask, 1.0)
-    energy = 1.0 - 2.0 * wide(old_log_probs).exp() + sum_pi_squared
-    if importance_weights is not None:
-        energy = energy * wide(importance_weights).square()
-    energy = keep(energy, mask).cumsum(1)
+    energy = keep(1.0 - 2.0 * wide(old_log_probs).exp() + sum_pi_squared, mask).cumsum(1)
 
     # The policy tokens of each row moved to the front, 0 behind them: [B, T] -> [B, K].
     lengths = mask.sum(1)

@@ -216,11 +216,6 @@ def _anchor_labels(
     anchor_states: Sequence[Sequence[Any]], groups: Groups, turns: Turns
 ) -> list[int]:
     """A number for each existing turn, row by row: the same for the same state of one group."""
-    if len(anchor_states) != len(turns.exists):
-        raise ConfigError(
-            f"gigpo got anchor states of {len(anchor_states)} episodes, "
-            f"expected {len(turns.exists)}"
-        )
     labels: list[int] = []
     known: dict[tuple[int, Any], int] = {}
     num_turns = turns.exists.sum(1).tolist()

@@ -5,8 +5,6 @@ advantage (Cui et al., https://arxiv.org/abs/2505.22617). Which tokens these are
 whole batch: by the loss itself, or before it where the batch is split (`selected`).
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -14,7 +12,6 @@ import torch
 from turnwise.algo.losses.policy import (
     LossOptions,
     PolicyTokens,
-    TokenTerms,
     clip_range,
     clipped_surrogate,
     policy_loss,
@@ -48,19 +45,20 @@ def compute_clip_cov_loss(
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     mask = as_mask(response_mask)
     if selected is None:
-        select = partial(
-            select_clip_cov_tokens,
-            clip_ratio=clip_ratio,
-            clip_ratio_low=clip_ratio_low,
-            clip_ratio_high=clip_ratio_high,
+        selected = torch.zeros_like(mask)
+        selected[mask] = select_clip_cov_tokens(
+            old_log_probs[mask],
+            log_probs[mask],
+            advantages[mask],
+            clip_ratio_low=low,
+            clip_ratio_high=high,
             clip_cov_ratio=clip_cov_ratio,
             clip_cov_lower=clip_cov_lower,
             clip_cov_upper=clip_cov_upper,
             generator=generator,
         )
-        selected = _on_policy_tokens(select, mask, old_log_probs, log_probs, advantages)
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         log_ratio, dropped = tokens.log_ratio, tokens.selected
         ratio = log_ratio.exp()
         losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
@@ -70,7 +68,7 @@ def compute_clip_cov_loss(
             "kl": -log_ratio,
             "ratio": ratio,
         }
-        return TokenTerms(losses * (1.0 - dropped), metrics)
+        return losses * (1.0 - dropped), metrics
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, mask, selected)
 
@@ -122,14 +120,16 @@ def compute_kl_cov_loss(
     """
     mask = as_mask(response_mask)
     if selected is None:
-        select = partial(select_kl_cov_tokens, kl_cov_ratio=kl_cov_ratio)
-        selected = _on_policy_tokens(select, mask, old_log_probs, log_probs, advantages)
+        selected = torch.zeros_like(mask)
+        selected[mask] = select_kl_cov_tokens(
+            old_log_probs[mask], log_probs[mask], advantages[mask], kl_cov_ratio=kl_cov_ratio
+        )
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         log_ratio, top = tokens.log_ratio, tokens.selected
         ratio = log_ratio.exp()
         losses = -tokens.advantages * ratio + kl_cov_coef * top * log_ratio.abs()
-        return TokenTerms(losses, {"cov_fraction": top, "kl": -log_ratio, "ratio": ratio})
+        return losses, {"cov_fraction": top, "kl": -log_ratio, "ratio": ratio}
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, mask, selected)
 
@@ -147,15 +147,6 @@ def select_kl_cov_tokens(
     number = _count(kl_cov_ratio, len(covariance), "kl_cov_ratio")
     selected = torch.zeros_like(covariance, dtype=torch.bool)
     selected[covariance.topk(min(number, len(covariance))).indices] = True
-    return selected
-
-
-def _on_policy_tokens(
-    select: Callable[..., torch.Tensor], mask: torch.Tensor, *tensors: torch.Tensor
-) -> torch.Tensor:
-    """Apply a selection to the policy tokens alone: [B, T] each -> [B, T] bool."""
-    selected = torch.zeros_like(mask)
-    selected[mask] = select(*(tensor[mask] for tensor in tensors))
     return selected
 
 

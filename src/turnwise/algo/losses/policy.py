@@ -30,7 +30,6 @@ from turnwise.errors import ConfigError
 # Ratios are bounded by exp(±20): beyond that a single token would dominate the sum.
 MAX_LOG_RATIO = 20.0
 _MAX_SEQUENCE_LOG_RATIO = 10.0
-_NONE = torch.empty(0)
 
 
 class LossOptions(TypedDict, total=False):
@@ -53,8 +52,8 @@ class PolicyTokens(NamedTuple):
     advantages: torch.Tensor
     mask: torch.Tensor
     """0 and 1 as floats."""
-    selected: torch.Tensor = _NONE
-    """0 and 1 as floats: the tokens that a loss with a `TokenSelection` has picked."""
+    selected: torch.Tensor
+    """0 and 1 as floats: the tokens that a loss with a `TokenSelection` has picked, or all."""
 
     @property
     def log_ratio(self) -> torch.Tensor:
@@ -67,15 +66,8 @@ class PolicyTokens(NamedTuple):
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-class TokenTerms(NamedTuple):
-    """What a loss function returns for each token; all [B, T]."""
-
-    losses: torch.Tensor
-    metrics: TensorMetrics
-    """Values to average over the tokens; their gradients are ignored."""
-
-
-PolicyTokenLoss: TypeAlias = Callable[[PolicyTokens], TokenTerms]
+PolicyTokenLoss: TypeAlias = Callable[[PolicyTokens], tuple[torch.Tensor, TensorMetrics]]
+"""Returns the loss of each token and values to average over the tokens, all [B, T]."""
 
 
 def policy_loss(
@@ -92,18 +84,9 @@ def policy_loss(
     The gradient flows to `log_probs` alone; the values of masked tokens have no effect.
     """
     mask, now = as_mask(response_mask), wide(log_probs)
-
-    def constant(x: torch.Tensor) -> torch.Tensor:
-        return torch.where(mask, x.detach().to(now.dtype), 0.0)
-
-    tokens = PolicyTokens(
-        torch.where(mask, now, 0.0),
-        constant(old_log_probs),
-        constant(advantages),
-        mask.to(now.dtype),
-        _NONE if selected is None else constant(selected),
-    )
-    losses, metrics = token_loss(tokens)
+    others = [old_log_probs, advantages, mask, mask if selected is None else selected]
+    constants = [keep(x.to(now.dtype), mask) for x in others]
+    losses, metrics = token_loss(PolicyTokens(torch.where(mask, now, 0.0), *constants))
     weights = options.get("importance_weights")
     if weights is not None:
         losses = losses * torch.where(mask, weights.detach(), 0.0)
@@ -114,8 +97,7 @@ def policy_loss(
 
 def clip_range(both: float, low: float | None, high: float | None) -> tuple[float, float]:
     """Return (ε_low, ε_high); each defaults to `both`."""
-    low = both if low is None else low
-    high = both if high is None else high
+    low, high = both if low is None else low, both if high is None else high
     if low < 0 or high < 0:
         raise ConfigError(f"clip range got ({low}, {high}), expected numbers from 0 up")
     return low, high
@@ -160,7 +142,7 @@ def compute_policy_loss(
     if clip_ratio_c <= 1.0:
         raise ConfigError(f"clip_ratio_c got {clip_ratio_c}, expected a number above 1")
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         log_ratio = tokens.bounded_log_ratio
         ratio = log_ratio.exp()
         pessimistic, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
@@ -172,7 +154,7 @@ def compute_policy_loss(
             "kl": -log_ratio,
             "ratio": ratio,
         }
-        return TokenTerms(torch.minimum(pessimistic, bound), metrics)
+        return torch.minimum(pessimistic, bound), metrics
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
@@ -189,12 +171,10 @@ def compute_ppo_loss(
     `config` is a mapping or an object with `clip_ratio` (`ConfigStore().training` is one); None
     takes the default.
     """
-    if config is None:
-        clip_ratio = 0.2
-    elif isinstance(config, Mapping):
+    if isinstance(config, Mapping):
         clip_ratio = config.get("clip_ratio", 0.2)
     else:
-        clip_ratio = config.clip_ratio
+        clip_ratio = getattr(config, "clip_ratio", 0.2)
     return compute_policy_loss(old_log_probs, new_log_probs, advantages, response_mask, clip_ratio)
 
 
@@ -216,13 +196,13 @@ def compute_sapo_loss(
     """
     options.setdefault("loss_agg_mode", "seq-mean-token-mean")
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         log_ratio = tokens.bounded_log_ratio
         ratio = log_ratio.exp()
         tau = tau_neg + (tau_pos - tau_neg) * is_above(tokens.advantages, 0.0)
         gate = torch.sigmoid(tau * (ratio - 1.0))
         losses = -tokens.advantages * gate * (4.0 / tau)
-        return TokenTerms(losses, {"kl": -log_ratio, "ratio": ratio})
+        return losses, {"kl": -log_ratio, "ratio": ratio}
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
@@ -248,14 +228,14 @@ def compute_gspo_loss(
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     options.setdefault("loss_agg_mode", "seq-mean-token-mean")
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         log_ratio, lengths = tokens.log_ratio, tokens.mask.sum(1, keepdim=True).clamp(min=1)
         sequence = log_ratio.sum(1, keepdim=True) / lengths
         # The value is the sequence's ratio, the gradient that of the token's own log-prob.
         token = sequence.detach() + tokens.log_probs - tokens.log_probs.detach()
         ratio = token.clamp(max=_MAX_SEQUENCE_LOG_RATIO).exp()
         losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
-        return TokenTerms(losses, {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio})
+        return losses, {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
@@ -289,7 +269,7 @@ def compute_geo_mean_loss(
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     options.setdefault("loss_agg_mode", "seq-mean-token-mean")
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         log_ratio, advantages, sign = tokens.log_ratio, tokens.advantages, tokens.advantages.sign()
         pessimistic = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
         lengths = tokens.mask.sum(1, keepdim=True).clamp(min=1)
@@ -303,7 +283,7 @@ def compute_geo_mean_loss(
             "kl": -log_ratio,
             "ratio": ratio.expand_as(tokens.mask),
         }
-        return TokenTerms(losses, metrics)
+        return losses, metrics
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
@@ -332,8 +312,8 @@ def compute_gpg_loss(
 ) -> tuple[torch.Tensor, TensorMetrics]:
     """GPG (Chu et al., https://arxiv.org/abs/2504.02546): L = −A log π_now, a mean over tokens."""
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
-        return TokenTerms(-tokens.advantages * tokens.log_probs, {"kl": -tokens.log_ratio})
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
+        return -tokens.advantages * tokens.log_probs, {"kl": -tokens.log_ratio}
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
@@ -355,13 +335,13 @@ def compute_cispo_loss(
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
 
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         log_ratio = tokens.bounded_log_ratio
         ratio = log_ratio.exp()
         weights = ratio.clamp(1.0 - low, 1.0 + high).detach()
         is_clipped = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
         metrics = {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
-        return TokenTerms(-weights * tokens.advantages * tokens.log_probs, metrics)
+        return -weights * tokens.advantages * tokens.log_probs, metrics
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
@@ -388,12 +368,12 @@ def compute_dppo_tv_loss(
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
 
-    def is_outside(tokens: PolicyTokens) -> torch.Tensor:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         moved = tokens.log_probs.exp() - tokens.old_log_probs.exp()
         up = is_above(tokens.advantages, 0.0)
-        return up * is_above(moved, high) + (1.0 - up) * is_above(-moved, low)
+        outside = up * is_above(moved, high) + (1.0 - up) * is_above(-moved, low)
+        return _inside_trust_region(tokens, outside, clip_ratio_c)
 
-    token_loss = _dppo(is_outside, clip_ratio_c)
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
 
@@ -416,28 +396,23 @@ def compute_dppo_kl_loss(
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
 
-    def is_outside(tokens: PolicyTokens) -> torch.Tensor:
+    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
         new, old = tokens.log_probs.exp(), tokens.old_log_probs.exp()
         rest = ((1.0 - old + 1e-8) / (1.0 - new + 1e-8)).log()
         divergence = old * (tokens.old_log_probs - tokens.log_probs) + (1.0 - old) * rest
         up = is_above(tokens.advantages, 0.0)
         too_high = is_above(new, old) * is_above(divergence, high)
         too_low = is_above(old, new) * is_above(divergence, low)
-        return up * too_high + (1.0 - up) * too_low
+        return _inside_trust_region(tokens, up * too_high + (1.0 - up) * too_low, clip_ratio_c)
 
-    token_loss = _dppo(is_outside, clip_ratio_c)
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
 
-def _dppo(
-    is_outside: Callable[[PolicyTokens], torch.Tensor], ratio_bound: float
-) -> PolicyTokenLoss:
-    def token_loss(tokens: PolicyTokens) -> TokenTerms:
-        log_ratio = tokens.bounded_log_ratio
-        ratio = log_ratio.exp()
-        outside = is_outside(tokens)
-        weights = ratio.clamp(max=ratio_bound).detach() * (1.0 - outside)
-        metrics = {"clip_fraction": outside, "kl": -log_ratio, "ratio": ratio}
-        return TokenTerms(-weights * tokens.advantages * tokens.log_probs, metrics)
-
-    return token_loss
+def _inside_trust_region(
+    tokens: PolicyTokens, outside: torch.Tensor, ratio_bound: float
+) -> tuple[torch.Tensor, TensorMetrics]:
+    log_ratio = tokens.bounded_log_ratio
+    ratio = log_ratio.exp()
+    weights = ratio.clamp(max=ratio_bound).detach() * (1.0 - outside)
+    metrics = {"clip_fraction": outside, "kl": -log_ratio, "ratio": ratio}
+    return -weights * tokens.advantages * tokens.log_probs, metrics

@@ -1,4 +1,4 @@
-"""The critic's loss, and entropy."""
+"""The critic's loss."""
 
 import torch
 
@@ -64,24 +64,3 @@ def explained_variance(
     # Of equal returns only rounding remains.
     varies = total > 1e-12 * returns.square().sum()
     return torch.where(varies, 1.0 - sum_of_squares(returns - values) / total, 0.0)
-
-
-def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy of each distribution: [..., V] -> [...]. H = −Σ p log p."""
-    log_probs = logits.log_softmax(-1)
-    # A token that cannot be sampled has log p = −∞ and adds nothing.
-    finite = log_probs.clamp(min=torch.finfo(logits.dtype).min)
-    return -(log_probs.exp() * finite).sum(-1)
-
-
-def compute_entropy_loss(
-    logits: torch.Tensor,
-    response_mask: torch.Tensor,
-    *,
-    loss_agg_mode: LossAggregation = "token-mean",
-    totals: BatchTotals | None = None,
-) -> torch.Tensor:
-    """Return the entropy of logits [B, T, V] over the policy's tokens, for an entropy bonus."""
-    # Masked first, so that masked tokens have no gradient.
-    logits = torch.where(as_mask(response_mask)[..., None], logits, 0.0)
-    return aggregate_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, totals)

@@ -1,11 +1,11 @@
 """Any registered Gymnasium environment as a text environment; needs the `gym` extra."""
 
 import copy
-import difflib
+import inspect
 import random
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -29,7 +29,13 @@ from turnwise.env.adapters.gymnasium_spaces import (
     spaces,
 )
 from turnwise.env.base import BaseEnvironment
-from turnwise.errors import ConfigError, EnvironmentFault, MissingExtraError, import_extra
+from turnwise.errors import (
+    ConfigError,
+    EnvironmentFault,
+    MissingExtraError,
+    did_you_mean,
+    import_extra,
+)
 
 gymnasium: Any = import_extra("gymnasium", "gym")
 
@@ -37,6 +43,7 @@ Env: TypeAlias = Any
 """A `gymnasium.Env`."""
 
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+_TEXTS = ("action_names", "observation_names", "describe", "task", "invalid_reward")
 _DISCOUNT = 0.99  # below 1, so that shorter ways to the goal are better
 
 
@@ -70,26 +77,11 @@ class GymnasiumEnvironment(BaseEnvironment):
         self,
         source: str | Env | Callable[..., Env],
         config: EnvironmentConfig | Mapping[str, Any] | None = None,
-        *,
-        action_names: Mapping[str, str] | Sequence[str] | None = None,
-        observation_names: Mapping[str, str] | Sequence[str] | None = None,
-        describe: Callable[[Any], str] | None = None,
-        task: str | None = None,
-        invalid_reward: float | None = None,
-        **make_kwargs: Any,
+        **options: Any,
     ) -> None:
         super().__init__(config)
-        texts: dict[str, Any] = {
-            "action_names": action_names,
-            "observation_names": observation_names,
-            "describe": describe,
-            "task": task,
-            "invalid_reward": invalid_reward,
-        }
-        options = {**self.config.params, **make_kwargs}
-        for name, value in texts.items():
-            configured = options.pop(name, None)
-            texts[name] = configured if value is None else value
+        options = {**self.config.params, **options}
+        texts = {name: options.pop(name, None) for name in _TEXTS}
         if isinstance(source, str) and self.config.max_steps is not None:
             options.setdefault("max_episode_steps", self.config.max_steps)
         if isinstance(source, gymnasium.Env) and options:
@@ -99,22 +91,24 @@ class GymnasiumEnvironment(BaseEnvironment):
             )
         self._source, self._options = source, options
         self._adopt(source if isinstance(source, gymnasium.Env) else self._make())
-        self._description = _describe_environment(self._env, **texts)
+        self._description = _describe_environment(self._env, texts)
 
     def _make(self) -> Env:
-        """Creates a fresh Gymnasium environment."""
-        source = self._source
+        source, options = self._source, self._options
         if isinstance(source, str):
-            return _make_registered(source, self._options)
-        if isinstance(source, gymnasium.Env):
             try:
-                return copy.deepcopy(source)
-            except Exception as error:
-                raise ConfigError(
-                    f"{source} cannot be copied for a second episode ({error}). "
-                    "Pass a function that makes it instead: GymnasiumEnvironment(lambda: ...)"
-                ) from error
-        env = source(**self._options) if callable(source) else source
+                return gymnasium.make(source, **options)
+            except gymnasium.error.UnregisteredEnv as error:
+                hint = did_you_mean(source, gymnasium.registry)
+                raise ConfigError(f"Gymnasium has no environment {source!r}. {hint}") from error
+            except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+                raise MissingExtraError(f"Gymnasium cannot make {source!r}: {error}") from error
+            except (gymnasium.error.Error, TypeError) as error:
+                message = f"Gymnasium cannot make {source!r} with {options}: {error}"
+                raise ConfigError(message) from error
+        if isinstance(source, gymnasium.Env):
+            return copy.deepcopy(source)  # one that cannot be copied is passed as a function
+        env = source(**options) if callable(source) else source
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(
                 "GymnasiumEnvironment takes a registered id such as 'CartPole-v1', a "
@@ -143,7 +137,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         # Never None: copies of one environment would all have the same random numbers.
         seed = self.rng.randrange(2**31) if seed is None else seed
         observation, info = self._env.reset(seed=seed)
-        return self._see(_numpy(observation), _numpy(info, plain=True))
+        return self._see(observation, info)
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         if self._text is None:
@@ -161,16 +155,15 @@ class GymnasiumEnvironment(BaseEnvironment):
             text = f"Invalid action: {error}\n{self._text}"
             return text, self._description.invalid_reward, False, info
         observation, reward, terminated, truncated, info = self._env.step(value)
-        terminated, truncated = bool(terminated), bool(truncated)
-        self._done = terminated or truncated
-        info = _numpy(info, plain=True)
-        text = self._see(_numpy(observation), info)
-        info = {**info, "terminated": terminated, "truncated": truncated and not terminated}
+        self._done = bool(terminated or truncated)
+        text = self._see(observation, info)
+        info = {key: v.tolist() if hasattr(v, "tolist") else v for key, v in info.items()}
+        info |= {"terminated": bool(terminated), "truncated": self._done and not terminated}
         if self._done:
             text += "\nThe episode is over." if terminated else "\nThe time is up."
             solved = {
                 "at the end": terminated,
-                "with a reward": terminated and bool(reward > 0),
+                "with a reward": terminated and reward > 0,
                 "at the limit": not terminated,
             }.get(self._description.success, info.get("is_success"))
             if solved is not None:
@@ -180,20 +173,20 @@ class GymnasiumEnvironment(BaseEnvironment):
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> str:
         self._observation = observation
-        if self._description.describe is not None:
-            text = self._description.describe(self._env.unwrapped, observation)
+        description, space = self._description, self._env.observation_space
+        if description.describe is not None:
+            text = description.describe(self._env.unwrapped, observation)
         else:
-            space = self._env.observation_space
-            text = describe_observation(space, observation, self._description.observation)
+            text = describe_observation(space, observation, description.observation)
             if self._env.render_mode == "ansi":
                 # Colour often marks where the player is; brackets can be read.
                 text += "\n" + _COLOURED.sub(r"[\1]", str(self._env.render())).strip("\n")
         self._allowed = None
-        mask = info.get("action_mask")
-        if mask is not None and isinstance(self._action_space, spaces.Discrete) and np.any(mask):
-            first = int(self._action_space.start)
-            self._allowed = [first + int(index) for index in np.flatnonzero(mask)]
-        if self._allowed is not None and not self._done:
+        mask = np.asarray(info.get("action_mask", ()))
+        if isinstance(self._action_space, spaces.Discrete) and mask.any():
+            numbers = np.flatnonzero(mask) + int(self._action_space.start)
+            self._allowed = [int(number) for number in numbers]
+        if self._allowed and not self._done:
             text += f"\nPossible now: {', '.join(map(self._render, self._allowed))}."
         self._text = text
         return text
@@ -210,23 +203,19 @@ class GymnasiumEnvironment(BaseEnvironment):
         if self.max_steps != GymnasiumEnvironment.max_steps:
             parts[0] += f"\nYou have at most {self.max_steps} actions."
         if description.describe is None:
-            parts.append(
-                describe_observations(self._env.observation_space, description.observation)
-            )
+            space = self._env.observation_space
+            parts.append(describe_observations(space, description.observation))
         parts.append(describe_answers(self._action_space, description.actions))
         return "\n\n".join(parts)
 
     def sample_action(self, rng: random.Random) -> str:
         self._action_space.seed(rng.randrange(2**31))
-        if self._allowed is not None:
-            return self._render(rng.choice(self._allowed))
-        return self._render(self._action_space.sample())
+        sampled = self._action_space.sample()
+        return self._render(sampled if self._allowed is None else rng.choice(self._allowed))
 
     def expert_action(self) -> str | None:
         if self._text is None or self._done:
             return None
-        if self._description.expert is not None:
-            return self._render(self._description.expert(self._observation))
         if self._policy is None and (table := _transition_table(self._env)):
             self._policy = _solve_table(table)
         return None if self._policy is None else self._render(self._policy[self._observation])
@@ -248,36 +237,7 @@ class GymnasiumEnvironment(BaseEnvironment):
             self._env.close()
 
 
-def _make_registered(name: str, options: dict[str, Any]) -> Env:
-    try:
-        return gymnasium.make(name, **options)
-    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-        package = str(getattr(error, "name", None) or "").partition(".")[0]
-        package = "'gymnasium[jax]'" if package in ("jax", "jaxlib", "flax") else package
-        fix = f". Install it with: pip install {package}" if package else ""
-        raise MissingExtraError(f"Gymnasium cannot make {name!r}: {error}{fix}") from error
-    except gymnasium.error.UnregisteredEnv as error:
-        known = {registered.lower(): registered for registered in gymnasium.registry}
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"Did you mean {known[near[0]]!r}?" if near else "See gymnasium.pprint_registry()."
-        raise ConfigError(f"Gymnasium has no environment {name!r}. {hint}") from error
-    except (gymnasium.error.Error, TypeError) as error:
-        raise ConfigError(f"Gymnasium cannot make {name!r} with {options}: {error}") from error
-
-
-def _numpy(value: Any, *, plain: bool = False) -> Any:
-    """Returns arrays of any library as numpy arrays, or, if `plain`, as Python values."""
-    if isinstance(value, Mapping):
-        return {name: _numpy(part, plain=plain) for name, part in value.items()}
-    if isinstance(value, tuple) and not plain:
-        return tuple(_numpy(part) for part in value)
-    if hasattr(value, "__array__"):
-        array = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value)[()]
-        return array.tolist() if plain else array
-    return value
-
-
-# What is known about Gymnasium's own environments: their texts, their drawings, their experts.
+# What is known about Gymnasium's own environments: their texts and drawings.
 
 
 @dataclass(frozen=True)
@@ -296,65 +256,46 @@ class Description:
     """Added if an action can have more than one effect."""
     success: Literal["at the end", "with a reward", "at the limit", "unknown"] = "unknown"
     """When the task counts as solved."""
-    expert: Callable[[Any], Any] | None = None
-    """A good action for an observation; not needed with a table of transitions."""
     invalid_reward: float = 0.0
     """The reward of an invalid action; where each step costs, it must not be cheaper."""
     mask_is_advice: bool = False
     """Whether actions outside the mask may be taken, at a price."""
 
 
-def _describe_environment(
-    env: Env,
-    *,
-    action_names: Any,
-    observation_names: Any,
-    describe: Any,
-    task: str | None,
-    invalid_reward: float | None,
-) -> Description:
+def _describe_environment(env: Env, given: Mapping[str, Any]) -> Description:
     """Returns the description of an environment; the user's own options take precedence.
 
     The texts are in `gymnasium.yaml`. An environment without an entry there is described by its
     docstring and its spaces, and so is what a wrapper makes untrue.
     """
-    plain = env.unwrapped
+    plain, space = env.unwrapped, env.observation_space
     kind = type(plain)
-    space = env.observation_space
     texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    if kind.__name__ in texts and kind.__module__.startswith("gymnasium.envs."):
-        chosen = texts[kind.__name__]
+    chosen: dict[str, Any] = {}
+    if kind.__module__.startswith("gymnasium.envs."):
+        chosen = texts.get(kind.__name__, {})
+    if chosen:
         chosen["describe"] = _DRAWINGS.get(kind.__name__)
-        chosen["expert"] = _EXPERTS.get(kind.__name__)
         # The same class may come with other spaces, as LunarLander does.
-        for role, actual, original in (
-            ("actions", env.action_space, plain.action_space),
-            ("observation", space, plain.observation_space),
-        ):
-            names = chosen.get(role, {})
-            if actual != original or len(names) not in (0, count_names(original)):
-                chosen[role] = {}
-                chosen["expert"] = None
-                if role == "observation":
-                    chosen["describe"] = None
+        is_usual = len(chosen["actions"]) == count_names(plain.action_space)
+        if env.action_space != plain.action_space or not is_usual:
+            chosen["actions"] = {}
+        if space != plain.observation_space:
+            chosen |= {"observation": {}, "describe": None}
     else:
-        paragraphs = re.sub(r"(?m)^\s*#.*", "", kind.__doc__ or "").split("\n\n")
-        text = next((" ".join(p.split()) for p in paragraphs if p.strip()), "")
-        text = text if len(text) <= 500 else text[:500].rpartition(". ")[0] + "."
-        chosen = {"task": text or f"You act in {kind.__name__}."}
-    if observation_names is not None:
-        chosen["observation"] = read_names(space, observation_names, "observation_names")
-        chosen["describe"] = None
-    if action_names is not None:
-        chosen["actions"] = read_names(env.action_space, action_names, "action_names")
-    if task is not None:
-        chosen["task"] = task
-    if invalid_reward is not None:
-        chosen["invalid_reward"] = invalid_reward
-    if describe is not None:
-        if not callable(describe):
-            raise ConfigError(f"describe must be a function of an observation, got {describe!r}")
-        chosen["describe"] = lambda env, observation: describe(observation)
+        paragraph = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+        text = " ".join(paragraph.lstrip("# ").split())
+        chosen["task"] = text or f"You act in {kind.__name__}."
+    if given["observation_names"] is not None:
+        names = read_names(space, given["observation_names"], "observation_names")
+        chosen |= {"observation": names, "describe": None}
+    if given["action_names"] is not None:
+        chosen["actions"] = read_names(env.action_space, given["action_names"], "action_names")
+    chosen |= {name: given[name] for name in ("task", "invalid_reward") if given[name] is not None}
+    if given["describe"] is not None:
+        if not callable(given["describe"]):
+            raise ConfigError(f"describe got {given['describe']!r:.80}, expected a function")
+        chosen["describe"] = lambda env, observation: given["describe"](observation)
     if chosen.get("describe") is None and has_large_part(space):
         warnings.warn(
             f"an observation of {space} is too large to be read as numbers and is only "
@@ -391,12 +332,11 @@ def _solve_table(table: dict[int, dict[int, list[Any]]]) -> Any:
     values = np.zeros(num_states)
     while True:
         gains = chance * (reward + _DISCOUNT * goes_on * values[after])
-        returns = np.bincount(state * num_actions + action, gains, num_states * num_actions)
-        best = returns.reshape(num_states, num_actions)
-        change = np.abs(best.max(axis=1) - values).max()
-        values = best.max(axis=1)
-        if change < 1e-9:
-            return best.argmax(axis=1)
+        totals = np.bincount(state * num_actions + action, gains, num_states * num_actions)
+        returns = totals.reshape(num_states, num_actions)
+        old, values = values, returns.max(axis=1)
+        if np.abs(values - old).max() < 1e-9:
+            return returns.argmax(axis=1)
 
 
 def _draw_lake(env: Env, state: int) -> str:
@@ -443,18 +383,9 @@ def _tell_blackjack(_env: Env, observation: tuple[int, int, int]) -> str:
     return f"Your cards add up to {total} ({hand}). The dealer shows {shown}."
 
 
-def _balance_pole(observation: Any) -> int:
-    """Pushes in the direction in which the pole falls, and corrects the cart's drift a little."""
-    position, velocity, angle, spin = map(float, observation)
-    return int(angle + 0.3 * spin + 0.02 * position + 0.05 * velocity > 0)
-
-
 _DRAWINGS: dict[str, Callable[[Env, Any], str]] = {
     "FrozenLakeEnv": _draw_lake,
     "CliffWalkingEnv": _draw_cliff,
     "TaxiEnv": _draw_taxi,
     "BlackjackEnv": _tell_blackjack,
-}
-_EXPERTS: dict[str, Callable[[Any], Any]] = {
-    "CartPoleEnv": _balance_pole,
 }

@@ -1,16 +1,15 @@
 """Gymnasium's spaces as text: what is observed, what may be answered, and reading the answer.
 
 Discrete, MultiDiscrete, MultiBinary and Box are treated alike, as arrays of numbers with bounds.
-Text, Dict and Tuple are built on them. An answer is a name or a number for a Discrete, plain text
-for a Text, JSON for anything larger. Of several answers in one text the last one counts, since the
-decision comes after the reasoning.
+Observations may also be a Text, or a Dict or Tuple of all these. An answer is a name or a number
+for a Discrete, plain text for a Text, a JSON list for anything larger. Of several answers in one
+text the last one counts, since the decision comes after the reasoning.
 """
 
 import json
 import math
 import re
-import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any, TypeAlias
 
@@ -29,12 +28,9 @@ Names: TypeAlias = Mapping[str, str]
 MAX_NUMBERS = 64
 """Larger arrays are summarised."""
 
-_UNBOUNDED = 1e30  # classic environments write "no limit" as the largest float
 # Separators between the words of a name, which may be missing: pick up, Pick-up, PICKUP.
 _WORD_GAP = re.compile(r"(?<=\w)[\s_-]+(?=\w)")
 _NUMBER = re.compile(r"(?<![\w.])(?>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)(?!\w)")
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = 80
 
 
 class InvalidActionError(TurnwiseError, ValueError):
@@ -43,26 +39,25 @@ class InvalidActionError(TurnwiseError, ValueError):
 
 def check_action_space(space: Space) -> None:
     """Raises an error for a space whose values cannot be written as text."""
-    for leaf in _leaves(space):
-        if not (_is_numeric(leaf) or isinstance(leaf, spaces.Text)):
-            raise ConfigError(
-                f"actions of the space {leaf} cannot be written as text. "
-                "Wrap the environment in gymnasium.wrappers.TransformAction so that it takes a "
-                "Discrete, MultiDiscrete, MultiBinary, Box, Text, Dict or Tuple."
-            )
+    if not (_is_numeric(space) or isinstance(space, spaces.Text)):
+        raise ConfigError(
+            f"actions of the space {space} cannot be written as text. Wrap the environment in "
+            "gymnasium.wrappers.TransformAction so that it takes a Discrete, MultiDiscrete, "
+            "MultiBinary, Box or Text."
+        )
 
 
 def read_names(space: Space, names: Mapping[str, str] | Sequence[str], option: str) -> Names:
     """Returns a list or mapping of names as a mapping; raises an error if it does not fit."""
-    if isinstance(names, str) or not isinstance(names, Mapping | Sequence):
-        raise ConfigError(f"{option} must be a list or a mapping, got {names!r}")
-    if len(names) != count_names(space):
+    is_text = isinstance(names, str) or not isinstance(names, Mapping | Sequence)
+    if is_text or len(names) != count_names(space):
         raise ConfigError(
-            f"{option} has {len(names)} names, but {space} takes {count_names(space)}"
+            f"{option} must be a list or a mapping of {count_names(space)} names for {space}, "
+            f"got {names!r}"
         )
     folded = {_WORD_GAP.sub("", str(name).strip()).casefold() for name in names}
     if len(folded) < len(names) or "" in folded or not all(isinstance(n, str) for n in names):
-        raise ConfigError(f"{option} must be texts, all different, got {list(names)!r}")
+        raise ConfigError(f"{option} must be names, all different, got {list(names)!r}")
     return names if isinstance(names, Mapping) else dict.fromkeys(names, "")
 
 
@@ -81,39 +76,23 @@ def describe_space(space: Space, names: Names) -> str:
     """
     if isinstance(space, spaces.Discrete) and names:
         return "one of: " + ", ".join(f"{n} ({space.start + i})" for i, n in enumerate(names))
-    if _is_numeric(space):
-        return _describe_numbers(space, names)
-    if isinstance(space, spaces.Text):
-        lengths = [str(length) for length in sorted({space.min_length, space.max_length})]
-        characters = "".join(sorted(space.characters))
-        return f"a text of {' to '.join(lengths)} characters out of {characters!r}"
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return f"a value of {space}"
-    head = "an object with these keys:"
-    parts = {f'"{key}"': inner for key, inner in _parts(space)}
+    if isinstance(space, spaces.Dict):
+        parts = [f'"{key}": {describe_space(inner, {})}' for key, inner in space.items()]
+        return "{" + ", ".join(parts) + "}"
     if isinstance(space, spaces.Tuple):
-        head = f"a list of {len(space.spaces)} items:"
-        parts = {f"item {index + 1}": inner for index, inner in _parts(space)}
-    lines = [indent(f"- {label}: {describe_space(s, {})}", "  ") for label, s in parts.items()]
-    return "\n".join([head, *lines]) if lines else "nothing"
-
-
-def _describe_numbers(space: Space, names: Names) -> str:
-    low, high = _limits(space)
-    whole = space.dtype.kind != "f"
-    noun = "whole number" if whole else "number"
-    ranges = []
-    for least, most in zip(low.flat, high.flat, strict=True):
-        at_least, at_most = (str(bound).removesuffix(".0") for bound in (least, most))
-        if whole and (least, most) == (0, 1):
-            ranges.append("0 or 1")
-        elif least <= -_UNBOUNDED:
-            ranges.append("of any size" if most >= _UNBOUNDED else f"of at most {at_most}")
-        else:
-            is_open = most >= _UNBOUNDED
-            ranges.append(f"of at least {at_least}" if is_open else f"from {at_least} to {at_most}")
+        return "[" + ", ".join(describe_space(inner, {}) for inner in space) + "]"
+    if isinstance(space, spaces.Text):
+        characters = "".join(sorted(space.characters))
+        return f"a text of {space.min_length} to {space.max_length} characters of {characters!r}"
+    if not _is_numeric(space):
+        return f"a value of {space}"
+    low, high = (
+        [str(bound).removesuffix(".0") for bound in bounds.flat] for bounds in _limits(space)
+    )
+    ranges = [f"from {least} to {most}" for least, most in zip(low, high, strict=True)]
+    noun = "number" if space.dtype.kind == "f" else "whole number"
     if _is_scalar(space):
-        return ranges[0] if ranges[0] == "0 or 1" else f"a {noun} {ranges[0]}"
+        return f"a {noun} {ranges[0]}"
     head = f"a list of {space.shape[0]} {noun}s"
     if len(space.shape) > 1:
         head = f"lists in lists of shape {' x '.join(map(str, space.shape))}, holding {noun}s"
@@ -127,9 +106,8 @@ def _describe_numbers(space: Space, names: Names) -> str:
 def describe_observations(space: Space, names: Names) -> str:
     """Returns the part of the prompt that says what is observed."""
     if names and not isinstance(space, spaces.Discrete):
-        return "\n".join(["You see:", *_listed(names)])
-    summary = "a summary of " if has_large_part(space) else ""
-    return _as_sentence(f"You see {summary}{describe_space(space, names)}")
+        return "\n".join(["You see:", *_list_names(names)])
+    return f"You see {describe_space(space, names)}."
 
 
 def describe_observation(space: Space, value: Any, names: Names) -> str:
@@ -146,8 +124,6 @@ def describe_observation(space: Space, value: Any, names: Names) -> str:
     elif isinstance(value, Mapping):
         parts = dict(value)
     elif isinstance(value, tuple | list):
-        if all(isinstance(part, int | float | np.number) for part in value):
-            return _describe_value(np.array(value))
         parts = {f"item {number}": part for number, part in enumerate(value, start=1)}
     else:
         return _describe_value(value)
@@ -169,11 +145,12 @@ def _describe_value(value: Any) -> str:
         return str(int(value))
     if isinstance(value, float | np.floating):
         return f"{float(value) + 0.0:.4g}"  # adding 0 turns -0 into 0
-    if not isinstance(value, np.ndarray):
+    if not hasattr(value, "__array__"):
         raise ConfigError(
             f"cannot put an observation of type {type(value).__name__} into words. "
             "Give GymnasiumEnvironment a function that can: describe=lambda observation: ..."
         )
+    value = np.asarray(value)  # it may be an array of jax or torch
     if value.size > MAX_NUMBERS:
         shape = " x ".join(map(str, value.shape))
         low, high, mean = (_describe_value(float(f(value))) for f in (np.min, np.max, np.mean))
@@ -185,22 +162,23 @@ def _describe_value(value: Any) -> str:
 
 def has_large_part(space: Space) -> bool:
     """Whether some part of an observation is summarised."""
-    return any(_is_numeric(leaf) and math.prod(leaf.shape) > MAX_NUMBERS for leaf in _leaves(space))
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.values() if isinstance(space, spaces.Dict) else space
+        return any(map(has_large_part, parts))
+    return _is_numeric(space) and math.prod(space.shape) > MAX_NUMBERS
 
 
 def describe_answers(space: Space, names: Names) -> str:
     """Returns the part of the prompt that lists the valid answers, with an example."""
     what = describe_space(space, names)
-    meanings = _listed({name: meaning for name, meaning in names.items() if meaning})
     if isinstance(space, spaces.Text):
         lines = [f"Answer with {what}, and nothing else."]
     elif isinstance(space, spaces.Discrete) and names:
         lines = ["Answer with one action, by its name or its number:"]
-        lines += _listed(names, first=int(space.start))
-    elif _is_scalar(space):
-        lines = [f"Answer with {what}{':' if meanings else '.'}", *meanings]
+        lines += _list_names(names, first=int(space.start))
     else:
-        lines = [_as_sentence(f"Answer with JSON: {what}"), *meanings]
+        lines = [f"Answer with {'' if _is_scalar(space) else 'JSON: '}{what}."]
+        lines += _list_names({name: meaning for name, meaning in names.items() if meaning})
     lines.append(f"For example: {render_action(space, example_action(space), names)}")
     if not isinstance(space, spaces.Text):
         lines.append("If you write several, the last one counts.")
@@ -209,34 +187,24 @@ def describe_answers(space: Space, names: Names) -> str:
 
 def example_action(space: Space) -> Any:
     """Returns a simple value of the space: the lowest integer, half of the largest float."""
-    if _is_numeric(space):
-        low, high = _limits(space)
-        wish = np.where(high < _UNBOUNDED, high / 2, 0) if space.dtype.kind == "f" else 0
-        return np.asarray(np.maximum(low, np.minimum(high, wish))).astype(space.dtype)
     if isinstance(space, spaces.Text):
         return space.character_list[0] * max(space.min_length, min(3, space.max_length))
-    parts = {key: example_action(inner) for key, inner in _parts(space)}
-    return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+    low, high = _limits(space)
+    wish = np.where(high < np.inf, high / 2, 0) if space.dtype.kind == "f" else 0
+    return np.asarray(np.maximum(low, np.minimum(high, wish))).astype(space.dtype)
 
 
 def render_action(space: Space, value: Any, names: Names) -> str:
     """Returns the answer for `value`, from which `parse_action` restores it exactly."""
     if isinstance(space, spaces.Discrete) and names:
         return list(names)[int(value - space.start)]
-    data = _to_json(space, value)
-    return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-
-
-def _to_json(space: Space, value: Any) -> Any:
-    if _is_numeric(space):
-        array = np.asarray(value, dtype=space.dtype)
-        array = array.reshape(()) if _is_scalar(space) else array
-        # By text: the shortest decimal of a float32 is far shorter than that of the same float64.
-        return (array.astype(str).astype(float) if array.dtype.kind == "f" else array).tolist()
     if isinstance(space, spaces.Text):
         return str(value)
-    data = {str(key): _to_json(inner, value[key]) for key, inner in _parts(space)}
-    return data if isinstance(space, spaces.Dict) else list(data.values())
+    array = np.asarray(value, dtype=space.dtype)
+    array = array.reshape(()) if _is_scalar(space) else array
+    # By text: the shortest decimal of a float32 is far shorter than that of the same float64.
+    numbers = (array.astype(str).astype(float) if array.dtype.kind == "f" else array).tolist()
+    return json.dumps(numbers)
 
 
 def parse_action(space: Space, text: str, names: Names) -> Any:
@@ -257,47 +225,37 @@ def parse_action(space: Space, text: str, names: Names) -> Any:
         if names and matches:
             last = labels[(matches[-1].lastindex or 0) - 1]
             data = int(space.start) + list(names).index(last)
-    else:
-        data = _last_json(text, "{" if isinstance(space, spaces.Dict) else "[")
+    else:  # the last JSON list
+        end = 0
+        while (start := text.find("[", end)) >= 0:
+            try:
+                data, end = json.JSONDecoder().raw_decode(text, start)
+            except (ValueError, RecursionError):
+                end = start + 1
     if data is None and _is_scalar(space):
         numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
         try:
             data = int(numbers[-1].removesuffix(".")) if numbers else None
         except ValueError:  # a fraction, or more digits than Python turns into an int
             data = float(numbers[-1])
-    expected = _as_sentence(f"expected {describe_space(space, names)}")
-    if data is None:
-        raise InvalidActionError(f"no action found in {_SHORT.repr(text)}, {expected}")
+    got = f"no action found in {text[:80]!r}" if data is None else f"the answer is {str(data)[:80]}"
     try:
-        value = _from_json(space, data)
+        value = None if data is None else _from_json(space, data)
     except (ValueError, OverflowError):
         value = None
     if value is None or not space.contains(value):
-        raise InvalidActionError(f"the answer is {_SHORT.repr(data)}, {expected}")
+        raise InvalidActionError(f"{got}, expected {describe_space(space, names)}.")
     return value
 
 
 def _from_json(space: Space, data: Any) -> Any:
     """Returns the value that `data` stands for; None or a ValueError where its form is wrong."""
-    if isinstance(space, spaces.Dict):
-        keys = {str(key): key for key in space.spaces}
-        if not isinstance(data, dict) or data.keys() != keys.keys():
-            return None
-        return {key: _from_json(space[key], data[name]) for name, key in keys.items()}
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(data, list) or len(data) != len(space.spaces):
-            return None
-        return tuple(map(_from_json, space.spaces, data))
     if isinstance(space, spaces.Text):
         return data
-    if _is_scalar(space):
-        # A single number is accepted without the lists around it.
-        while isinstance(data, list) and len(data) == 1:
-            (data,) = data
     array = np.array(data)
     if array.dtype.kind not in "biuf":
         return None
-    if _is_scalar(space):
+    if _is_scalar(space):  # a single number is accepted with and without lists around it
         array = array.reshape(space.shape)
     # In the space's precision, so that 0.7 is within a float32 bound of 0.7.
     with np.errstate(all="ignore"):
@@ -308,32 +266,13 @@ def _from_json(space: Space, data: Any) -> Any:
     return value[()] if isinstance(space, spaces.Discrete) else value
 
 
-def _last_json(text: str, opening: str) -> Any:
-    """Returns the last JSON list (`opening` is `[`) or object (`{`) in the text, or None."""
-    decoder = json.JSONDecoder()
-    last = None
-    at = text.find(opening)
-    while at >= 0:
-        try:
-            last, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        at = text.find(opening, end)
-    return last
-
-
-def _listed(names: Names, first: int | None = None) -> list[str]:
+def _list_names(names: Names, first: int | None = None) -> list[str]:
     """Returns one line per name, with its number and its meaning if there are any."""
     lines = []
     for index, (name, meaning) in enumerate(names.items()):
         number = "" if first is None else f" ({first + index})"
-        lines.append(f"- {name}{number}: {meaning}" if meaning else f"- {name}{number}")
+        lines.append(f"- {name}{number}{meaning and f': {meaning}'}")
     return lines
-
-
-def _as_sentence(text: str) -> str:
-    """Adds a full stop, except after a list of lines."""
-    return text if "\n" in text else f"{text}."
 
 
 def _limits(space: Space) -> tuple[Any, Any]:
@@ -355,17 +294,3 @@ def _is_numeric(space: Space) -> bool:
 
 def _is_scalar(space: Space) -> bool:
     return _is_numeric(space) and math.prod(space.shape) == 1
-
-
-def _parts(space: Space) -> list[tuple[Any, Space]]:
-    """Returns the inner spaces of a Dict or Tuple, with their keys."""
-    inner = space.spaces
-    return list(inner.items() if isinstance(space, spaces.Dict) else enumerate(inner))
-
-
-def _leaves(space: Space) -> Iterator[Space]:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for _, part in _parts(space):
-            yield from _leaves(part)
-    else:
-        yield space

@@ -7,7 +7,6 @@ Your task is to count how many legs there are in total when given a list of anim
 """
 
 import copy
-import dataclasses
 import random
 import re
 from collections.abc import Mapping
@@ -64,8 +63,9 @@ class ReasoningGymEnvironment(BaseEnvironment):
         self._done = True
         expected = self._entry["answer"]
         info: dict[str, Any] = {"answer": expected}
+        tagged = re.findall(r"<answer>(.*?)</answer>", action, re.DOTALL | re.IGNORECASE)
         try:
-            score = self._score(_answer_in(action))
+            score = self._score((tagged or [action])[-1].strip())
         except Exception as error:
             # A few tasks raise on a text that is no answer. That is the agent's error, unless the
             # right answer raises too.
@@ -123,10 +123,6 @@ def _dataset(task: str, options: Mapping[str, Any]) -> Any:
     if task not in tasks:
         raise ConfigError(f"reasoning-gym has no task {task!r}. {did_you_mean(task, tasks)}")
     dataset_class, config_class = tasks[task]
-    known = [field.name for field in dataclasses.fields(config_class)]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{task} has no option {name!r}. {did_you_mean(name, known)}")
     try:
         with Randomness(0).installed():
             dataset = dataset_class(config=config_class(**options))
@@ -134,12 +130,6 @@ def _dataset(task: str, options: Mapping[str, Any]) -> Any:
         message = f"{task} does not take the options {dict(options)}: {error}"
         raise ConfigError(message) from None
     return _DATASETS.setdefault(key, dataset)
-
-
-def _answer_in(text: str) -> str:
-    """Returns the last tagged answer; without tags the whole text."""
-    tagged: list[str] = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE)
-    return (tagged[-1] if tagged else text).strip()
 
 
 def _tagged(answer: str | None) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import yaml
 
@@ -28,15 +28,6 @@ from turnwise.errors import (
     did_you_mean,
     import_extra,
 )
-
-Opponent: TypeAlias = Callable[[str, random.Random], str]
-"""Takes the new observation and a random generator, and returns the other player's move."""
-
-Message: TypeAlias = tuple[int, str, Any]
-"""The sender (-1 is the game), the text, and TextArena's kind of message."""
-
-MAX_OPPONENT_MOVES = 1000
-"""Moves in a row, after which an opponent counts as stuck."""
 
 MAX_TRIES = 2000
 """Moves that the random player tries before it takes an invalid one."""
@@ -84,18 +75,13 @@ class TextArenaEnvironment(BaseEnvironment):
         self,
         game: str,
         config: EnvironmentConfig | Mapping[str, Any] | None = None,
-        *,
-        seat: int | None = None,
-        opponent: str | Opponent | None = None,
         **options: Any,
     ) -> None:
         super().__init__(config)
         self.game = game
-        options = {**self.config.params, **options}
-        configured_seat = options.pop("seat", 0)
-        configured_opponent = options.pop("opponent", "random")
-        self.seat: int = configured_seat if seat is None else seat
-        self.opponent: str | Opponent = configured_opponent if opponent is None else opponent
+        options = {"seat": 0, "opponent": "random", **self.config.params, **options}
+        self.seat: int = options.pop("seat")
+        self.opponent: str | Callable[[str, random.Random], str] = options.pop("opponent")
         # A variant, such as PigDice-v0-50, goes by the name up to its version.
         family = re.sub(r"(-v\d+).*", r"\1", game)
         self._facts = OFFLINE_GAMES.get(game) or OFFLINE_GAMES.get(family) or Game()
@@ -105,25 +91,19 @@ class TextArenaEnvironment(BaseEnvironment):
             self._made, self._adds_brackets = _make_game(game, options)
             self._num_players = self._facts.num_players or _count_players(game, self._made)
         if self.seat not in range(self._num_players):
-            raise ConfigError(
-                f"{game} has no seat {self.seat!r}: it has {self._num_players} player(s). "
-                f"Take a seat from 0 to {self._num_players - 1}."
-            )
-        if self.opponent != "random" and not callable(self.opponent):
-            raise ConfigError(
-                f"opponent got {self.opponent!r}, expected 'random' or a function "
-                "(observation, rng) -> move"
-            )
-        if self._num_players == 2 and self.opponent == "random" and self._facts.moves == []:
-            raise ConfigError(
-                f"there is no random opponent for {game}, whose moves cannot be guessed from its "
-                "texts. Give opponent=function, called as function(observation, rng) -> move."
-            )
+            count = f"{self._num_players} player(s), counted from 0"
+            raise ConfigError(f"{game} has no seat {self.seat!r}: it has {count}.")
+        has_random = self._num_players == 1 or self._facts.moves != []
+        if not callable(self.opponent) and not (self.opponent == "random" and has_random):
+            kinds = "'random' or a function" if has_random else "a function"
+            expected = f"{kinds} (observation, rng) -> move"
+            raise ConfigError(f"opponent of {game} got {self.opponent!r}, expected {expected}")
 
     def reset(self) -> str:
         self._done = False
         self.step_count = 0
-        self._history: dict[int, list[Message]] = {}
+        # What each player has read: messages of a sender (-1 is the game), a text and a kind.
+        self._history: dict[int, list[tuple[int, str, Any]]] = {0: [], 1: []}
         self._opponent_rng = random.Random(self.rng.getrandbits(32))
         seed = self.rng.getrandbits(32)
         self._randomness = Randomness(seed)
@@ -139,22 +119,36 @@ class TextArenaEnvironment(BaseEnvironment):
             raise EnvironmentFault(f"{self.game} has not begun. Call reset() before step().")
         info: dict[str, Any] = {}
         if not self._play.state.done:
-            if not self._move(action):
-                info["invalid_action"] = True
+            with self._randomness.installed():
+                if not self._move(self._play, action):
+                    info["invalid_action"] = True
             self._let_opponent_move()
         self._last_read = self._read_new(self.seat)
         if not self._play.state.done:
             return self._last_read, 0.0, False, info
         self._done = True
-        reward, ending = self._result()
-        self._last_read = f"{self._last_read}\nGame over: {ending['reason']}".lstrip("\n")
-        return self._last_read, reward, True, info | ending
+        rewards, game_info = self._play.close()
+        reward, reason = rewards[self.seat], str(game_info[self.seat].get("reason", ""))
+        if isinstance(reward, str):
+            # Four puzzles swap the reward of a last invalid move and its reason.
+            reward, reason = float(reason.rpartition(" ")[2]), f"Invalid move: {reward}"
+        others = [value for player, value in rewards.items() if player != self.seat]
+        info["success"] = reward >= 1
+        if others:
+            outcome = "draw" if reward == max(others) else "win" if reward > max(others) else "loss"
+            info |= {"success": outcome == "win", "outcome": outcome}
+        info["reason"] = reason
+        is_limit = re.search(r"\b(turn|move) limit", reason, re.IGNORECASE) is not None
+        if is_limit and info.get("outcome") == "draw":
+            info["truncated"] = True
+        self._last_read = f"{self._last_read}\nGame over: {reason}".lstrip("\n")
+        return self._last_read, float(reward), True, info
 
     def get_state_description(self) -> str:
         """Returns the last board if it is the whole state; else the last text and a hash."""
         if self._play is None:
             return ""
-        seen = self._history.get(self.seat, [])
+        seen = self._history[self.seat]
         if self._facts.board_is_state:
             kind = _arena().ObservationType.GAME_BOARD
             text = next(message[1] for message in reversed(seen) if message[2] is kind)
@@ -171,7 +165,7 @@ class TextArenaEnvironment(BaseEnvironment):
         )
 
     def sample_action(self, rng: random.Random) -> str | None:
-        return self._random_move(self.seat, rng)
+        return None if self._play is None else self._random_move(self.seat, rng)
 
     def spawn(self) -> Self:
         twin = copy.copy(self)  # with the same game as made, which is never played itself
@@ -187,39 +181,26 @@ class TextArenaEnvironment(BaseEnvironment):
 
     def _let_opponent_move(self) -> None:
         state = self._play.state
-        for _ in range(MAX_OPPONENT_MOVES):
+        while not state.done and state.current_player_id != self.seat:
             player = state.current_player_id
-            if state.done or player == self.seat:
-                return
             observation = self._read_new(player)
             if callable(self.opponent):
                 move: Any = self.opponent(observation, self._opponent_rng)
             else:
                 move = self._random_move(player, self._opponent_rng)
             if not isinstance(move, str):
-                raise EnvironmentFault(
-                    f"the opponent in {self.game} returned {type(move).__name__}, expected a str. "
-                    "Give opponent=function, called as function(observation, rng) -> move."
-                )
-            self._move(move)
-        raise EnvironmentFault(
-            f"the opponent in {self.game} moved {MAX_OPPONENT_MOVES} times in a row "
-            "and the turn did not pass. Give an opponent that continues the game."
-        )
+                raise EnvironmentFault(f"the opponent returned {move!r:.80}, expected a str.")
+            with self._randomness.installed():
+                self._move(self._play, move)
 
-    def _move(self, action: str) -> bool:
+    def _move(self, play: Any, action: str) -> bool:
         """Makes a move for the current player; returns whether it was valid."""
-        with self._randomness.installed():
-            valid = self._take_move(self._play, action)
-        self._play.state.logs.clear()  # only TextArena's own displays read them
-        return valid
-
-    def _take_move(self, play: Any, action: str) -> bool:
         if self._adds_brackets and "[" not in action and "]" not in action:
             action = f"[{action.strip()}]"
         state = play.state
         player, errors = state.current_player_id, state.error_count
         play.step(action)
+        state.logs.clear()  # only TextArena's own displays read them
         return not state.game_info[player]["invalid_move"] and state.error_count <= errors
 
     def _random_move(self, player: int, rng: random.Random) -> str | None:
@@ -227,15 +208,13 @@ class TextArenaEnvironment(BaseEnvironment):
 
         If no move that was tried is valid, it is the last one; the game has a rule for that.
         """
-        if self._play is None:
-            return None
         if self._play.state.done:
             return ""  # the opponent ended the game before the agent's first turn
         move = None
         for move in self._candidates(player, rng):
             # Tried on a copy and with other random numbers, without effect on the game.
             with Randomness(seed=0).installed():
-                if self._take_move(copy.deepcopy(self._play), move):
+                if self._move(copy.deepcopy(self._play), move):
                     break
         return move
 
@@ -246,7 +225,7 @@ class TextArenaEnvironment(BaseEnvironment):
                 yield re.sub(r"<([^<>]+)>", lambda hole: _choose(hole[1], rng), rng.choice(formats))
             return
         kinds = _arena().ObservationType
-        seen = self._history.get(player, [])
+        seen = self._history[player]
         texts = [text for _, text, kind in seen[-10:] if kind is not kinds.PLAYER_ACTION]
         texts += [text for _, text, kind in seen if kind is kinds.PROMPT]
         moves = dict.fromkeys(move for text in texts for move in re.findall(r"\[[^\[\]]+\]", text))
@@ -262,7 +241,7 @@ class TextArenaEnvironment(BaseEnvironment):
                 messages, state.observations[player] = state.observations[player], []
         # A few puzzles add a malformed echo of the move, which is dropped.
         messages = [message for message in messages if isinstance(message[2], kinds)]
-        self._history.setdefault(player, []).extend(messages)
+        self._history[player] += messages
         boards = [index for index, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
         lines: list[str] = []
         for index, (sender, text, kind) in enumerate(messages):
@@ -273,30 +252,14 @@ class TextArenaEnvironment(BaseEnvironment):
                 lines.append(text.strip("\n"))
         return "\n".join(lines)
 
-    def _result(self) -> tuple[float, dict[str, Any]]:
-        """Returns the agent's reward in a game that is over, and the info."""
-        rewards, game_info = self._play.close()
-        reward, reason = rewards[self.seat], str(game_info[self.seat].get("reason", ""))
-        if isinstance(reward, str):
-            # Four puzzles swap the reward of a last invalid move and its reason.
-            reward, reason = float(reason.rpartition(" ")[2]), f"Invalid move: {reward}"
-        others = [value for player, value in rewards.items() if player != self.seat]
-        if not others:
-            return float(reward), {"success": reward >= 1, "reason": reason}
-        outcome = "draw" if reward == max(others) else "win" if reward > max(others) else "loss"
-        info = {"success": outcome == "win", "outcome": outcome, "reason": reason}
-        if outcome == "draw" and re.search(r"\b(turn|move) limit", reason, re.IGNORECASE):
-            info["truncated"] = True
-        return float(reward), info
-
 
 def _choose(options: str, rng: random.Random) -> str:
     """Chooses from `0-13` (numbers), `a-h` (letters) or `up|down` (words)."""
-    if re.fullmatch(r"\d+-\d+", options):
-        low, high = map(int, options.split("-"))
-        return str(rng.randint(low, high))
-    if re.fullmatch(r"[A-Za-z]-[A-Za-z]", options):
-        return chr(rng.randint(ord(options[0]), ord(options[2])))
+    low, dash, high = options.partition("-")
+    if dash and low.isdigit():
+        return str(rng.randint(int(low), int(high)))
+    if dash and low.isalpha():
+        return chr(rng.randint(ord(low), ord(high)))
     return rng.choice(options.split("|"))
 
 
@@ -308,10 +271,9 @@ def _make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
         raise ConfigError(f"TextArena has no game {name!r}. {did_you_mean(name, names)}")
     try:
         game = _arena().make(name, **options)
-    except TypeError as error:
-        raise ConfigError(f"{name} does not take the options {dict(options)}: {error}") from None
-    except Exception as error:  # word lists, files or a network that it needs
-        raise ConfigError(f"{name} does not run here: {describe_error(error)}") from error
+    except Exception as error:  # options that it does not take, word lists or a network
+        message = f"{name} does not run here with {dict(options)}: {describe_error(error)}"
+        raise ConfigError(message) from error
     adds_brackets = False
     while isinstance(game, _arena().Wrapper):
         adds_brackets |= type(game).__name__ == "ActionFormattingWrapper"
@@ -321,14 +283,14 @@ def _make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
 
 def _count_players(name: str, game: Any) -> int:
     """Starts a copy of a game that is not in the table; refuses one for three players."""
-    game = copy.deepcopy(game)
+    problem = "it is for three players or more"
     for count in (1, 2):
+        trial = copy.deepcopy(game)
         try:
-            game.reset(num_players=count, seed=0)
-            if game.state.num_players == count:  # a few ignore the argument
-                return count
-        except (AssertionError, ValueError):
-            continue  # it is for another number of players
+            trial.reset(num_players=count, seed=0)
         except Exception as error:
-            raise ConfigError(f"{name} does not run here: {describe_error(error)}") from error
-    raise ConfigError(f"{name} is for three players or more; games for one or two can be played")
+            problem = describe_error(error)
+        else:
+            if trial.state.num_players == count:  # a few ignore the argument
+                return count
+    raise ConfigError(f"{name} cannot be played here by one or two: {problem}")

@@ -39,26 +39,40 @@ def batch_shape(segment: Segment) -> tuple[int, int]:
     return 1, -(-length // unit) * unit
 
 
-def packing_order(segment: Segment) -> tuple[int, int, int]:
-    """Return a sort key that puts segments of one shape and neighbouring regions together."""
-    return (*batch_shape(segment), segment.region)
-
-
-@dataclass(frozen=True)
 class AttentionBatch:
-    """Segments of one shape whose regions lie evenly spaced: a batch without copying."""
+    """Segments of one shape whose regions lie evenly spaced: a batch without copying.
 
-    num_rows: int
-    num_new: int
-    keys: Sequence[torch.Tensor]
-    values: Sequence[torch.Tensor]
-    """Their keys and values in each layer, views of the KV cache [rows, K, L, D]."""
-    mask: torch.Tensor
-    """0 on visible tokens, −∞ on others: [rows, 1, 1, L] for single tokens, else [G T, L]."""
+    `group` heads share a key.
+    """
 
-    @property
-    def num_tokens(self) -> int:
-        return self.num_rows * self.num_new
+    def __init__(
+        self, members: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
+    ) -> None:
+        first = members[0]
+        self.num_rows = len(members)
+        self.num_new, length = batch_shape(first)
+        self.num_tokens = self.num_rows * self.num_new
+        spacing = members[1].region - first.region if len(members) > 1 else 0
+        two, num_layers, _, num_kv, size = kv_cache.storage.shape
+        token = num_kv * size
+        keys, values = kv_cache.storage.as_strided(
+            (two, num_layers, self.num_rows, num_kv, length, size),
+            (*kv_cache.storage.stride()[:2], spacing * token, size, token, 1),
+            first.region * token,
+        )
+        self.keys, self.values = keys.unbind(), values.unbind()
+        """Their keys and values in each layer, views of the KV cache [rows, K, L, D]."""
+        if self.num_new == 1:
+            last = torch.tensor([member.past for member in members])[:, None]
+        else:
+            last = torch.arange(first.past, length)[:, None]
+        at = torch.arange(length)[None]
+        is_seen = at <= last
+        if window is not None:
+            is_seen &= at > last - window
+        mask = torch.where(is_seen, 0.0, -torch.inf).to(kv_cache.storage.dtype)
+        self.mask = mask[:, None, None] if self.num_new == 1 else mask.repeat(group, 1)
+        """0 on visible tokens, −∞ on others: [rows, 1, 1, L] for single tokens, else [G T, L]."""
 
     def attend(self, query: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
         """Return the attention of query [rows · T, H, D], in the same shape."""
@@ -86,7 +100,7 @@ class Packed:
     """The tokens of one forward, as attention needs them."""
 
     segments: Sequence[Segment]
-    """In the order of their rows, as `packing_order` sorts them."""
+    """In the order of their rows: those of one `batch_shape` together, by region."""
     kv_cache: KVCache
     slots: torch.Tensor
     """Where in the KV cache each new token's key and value go [N]."""
@@ -119,7 +133,10 @@ class Packed:
             return output
         if window not in self.batches:
             group = query.shape[1] // self.kv_cache.keys[layer].shape[1]
-            self.batches[window] = make_batches(self.segments, window, group, self.kv_cache)
+            self.batches[window] = [
+                AttentionBatch(members, window, group, self.kv_cache)
+                for members in _alike(self.segments)
+            ]
         batches = self.batches[window]
         if len(batches) == 1:
             return batches[0].attend(query, layer, scale)
@@ -144,21 +161,18 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D].
 
-    `windows` come from `probe_layers`, which refuses models that need other attention. Keys and
+    `windows` come from `Runner`, which refuses models that need other attention. Keys and
     values may differ in width: the cache has the larger of the two.
     """
     layer, width = module.layer_idx, packed.kv_cache.keys[0].shape[-1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query, key, wide_value = (_widened(x[0], width).transpose(0, 1) for x in (query, key, value))
-    packed.store(layer, key, wide_value)
-    output = packed.attend(layer, query, scale, windows[layer])
+    wide = []
+    for heads in (query[0], key[0], value[0]):
+        missing = width - heads.shape[-1]  # zeros do not change the products
+        wide.append((F.pad(heads, (0, missing)) if missing else heads).transpose(0, 1))
+    packed.store(layer, wide[1], wide[2])
+    output = packed.attend(layer, wide[0], scale, windows[layer])
     return output[None, :, :, : value.shape[-1]], None
-
-
-def _widened(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """Pad each head [H, N, D] with zeros, which do not change the products."""
-    missing = width - heads.shape[-1]
-    return F.pad(heads, (0, missing)) if missing else heads
 
 
 def _tables(segments: Sequence[Segment], device: torch.device) -> list[Table]:
@@ -175,10 +189,8 @@ def _tables(segments: Sequence[Segment], device: torch.device) -> list[Table]:
     return tables
 
 
-def make_batches(
-    segments: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
-) -> list[AttentionBatch]:
-    """Return all segments, in order, in as few batches as possible; `group` heads share a key."""
+def _alike(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Return all segments, in order, in as few batches as possible."""
     groups: list[list[Segment]] = []
     for segment in segments:
         last = groups[-1] if groups else []
@@ -189,30 +201,4 @@ def make_batches(
             last.append(segment)
         else:
             groups.append([segment])
-    return [_make_batch(members, window, group, kv_cache) for members in groups]
-
-
-def _make_batch(
-    members: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
-) -> AttentionBatch:
-    first = members[0]
-    num_new, width = batch_shape(first)
-    spacing = members[1].region - first.region if len(members) > 1 else 0
-    two, num_layers, _, num_kv, size = kv_cache.storage.shape
-    token = num_kv * size
-    keys, values = kv_cache.storage.as_strided(
-        (two, num_layers, len(members), num_kv, width, size),
-        (*kv_cache.storage.stride()[:2], spacing * token, size, token, 1),
-        first.region * token,
-    )
-    if num_new == 1:
-        last = torch.tensor([member.past for member in members])[:, None]
-    else:
-        last = torch.arange(first.past, width)[:, None]
-    at = torch.arange(width)[None]
-    is_seen = at <= last
-    if window is not None:
-        is_seen &= at > last - window
-    mask = torch.where(is_seen, 0.0, -torch.inf).to(kv_cache.storage.dtype)
-    mask = mask[:, None, None] if num_new == 1 else mask.repeat(group, 1)
-    return AttentionBatch(len(members), num_new, keys.unbind(), values.unbind(), mask)
+    return groups

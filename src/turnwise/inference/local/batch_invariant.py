@@ -11,6 +11,7 @@ differently. A tensor that several threads compute has a remainder in each threa
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ _LITTLE_WORK = 10**9
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
-_measured: dict[Hashable, frozenset[int]] = {}
+_measured: dict[Hashable, set[int]] = {}
 """Measured once per process, which may have several engines."""
 
 
@@ -40,9 +41,7 @@ def has_remainder(num_elements: int) -> bool:
 
 
 @torch.no_grad()
-def batch_invariant_sizes(
-    layers: Iterable[tuple[Layer, torch.Tensor, int]],
-) -> list[int]:
+def batch_invariant_sizes(layers: Iterable[tuple[Layer, torch.Tensor, int]]) -> list[int]:
     """Return numbers of rows at which a row has the same bits in any batch; at least one.
 
     Of each layer: what computes it, its weight, and the width of its input.
@@ -50,44 +49,24 @@ def batch_invariant_sizes(
     # One layer of each shape: what a matrix product does follows from its shape.
     distinct = {(*weight.shape, width): (layer, weight, width) for layer, weight, width in layers}
     largest = max((weight.numel() for _, weight, _ in distinct.values()), default=0)
-    on_cpu = all(weight.device.type == "cpu" for _, weight, _ in distinct.values())
     sizes = [*_SIZES]
-    if on_cpu:
+    if all(weight.device.type == "cpu" for _, weight, _ in distinct.values()):
         sizes += [size for size in _LARGE_SIZES if 2 * size * largest <= _LITTLE_WORK]
     invariant = set(sizes)
     for layer, weight, width in distinct.values():
-        key = _kernel(layer, weight, width)
-        measured = None if key is None else _measured.get((key, *sizes))
-        if measured is None:
-            measured = frozenset(_invariant_for(layer, weight, width, sizes))
-            if key is not None:
-                _measured[key, *sizes] = measured
+        module: Any = layer.func if isinstance(layer, partial) else layer
+        options = layer.keywords.items() if isinstance(layer, partial) else ()
+        key: Hashable = None
+        if type(module) in (FusedLinear, nn.Linear):  # it is known what chooses the kernel
+            layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
+            kind = (type(module), *options, module.bias is None, width, *layout)
+            key = (*kind, torch.get_num_threads(), *sizes)
+        measured = _measured.get(key) or _invariant_for(layer, weight, width, sizes)
+        if key is not None:
+            _measured[key] = measured
         invariant &= measured
     # One row alone has no neighbours.
     return sorted(invariant) if _REFERENCE in invariant else [1]
-
-
-def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
-    """Return everything that determines the choice of a kernel; None if that is unknown."""
-    module: object = layer
-    options: dict[str, object] = {}
-    if isinstance(layer, partial):
-        module, options = layer.func, layer.keywords
-    if type(module) not in (FusedLinear, nn.Linear):
-        return None
-    assert isinstance(module, FusedLinear | nn.Linear)
-    return (
-        type(module),
-        *sorted(options.items()),
-        module.bias is None,
-        width,
-        weight.shape,
-        weight.stride(),
-        weight.dtype,
-        weight.device,
-        torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
-    )
 
 
 def _invariant_for(

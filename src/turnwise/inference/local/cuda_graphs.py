@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.kernels import sample_and_advance
 from turnwise.inference.local.runner import Runner
-from turnwise.inference.local.schedule import MAX_GRAPH_STEPS, DecodeRow, kernel_seed
+from turnwise.inference.local.schedule import MAX_GRAPH_STEPS, Session, kernel_seed
 from turnwise.inference.worker import EngineTurn
 
 
@@ -45,8 +44,7 @@ class DecodeGraphs:
 
     def __init__(self, runner: Runner, sizes: Sequence[int]) -> None:
         self._runner = runner
-        self._sizes = sorted(sizes)
-        self.most_rows = self._sizes[-1]
+        self.sizes = sorted(sizes)
         self._captured: dict[int, tuple[Any, _State]] = {}
         self._pool: Any = None
         self._num_moves = runner.kv_cache.num_moves
@@ -55,59 +53,64 @@ class DecodeGraphs:
 
     @torch.no_grad()
     def decode(
-        self, rows: Sequence[DecodeRow], num_steps: int
+        self, sessions: Sequence[Session], num_steps: int
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Run several steps; return tokens and log-probs, [row][step]."""
+        """Run several steps of sessions whose last token is pending.
+
+        Returns tokens and log-probs, [session][step].
+        """
+        rows = [
+            (s.turn, s.region, s.num_cached)
+            for s in sessions
+            if s.turn is not None and s.region is not None
+        ]
         num_rows = len(rows)
         if self._num_moves != self._runner.kv_cache.num_moves:  # graphs read where it was
             self._captured.clear()
             self._pool, self._last = None, []
             self._num_moves = self._runner.kv_cache.num_moves
-        size = next(size for size in self._sizes if size >= num_rows)
-        graph, state = self._captured.get(size) or self._capture(size)
-        if self._last != [(row.turn, row.region, row.past) for row in rows]:
-            self._load(state, rows, size)  # otherwise the buffers are up to date
+        size = next(size for size in self.sizes if size >= num_rows)
+        graph, state = self._captured.get(size) or self.capture(size)
+        if self._last != rows:
+            self._load(state, rows, [s.ids[-1] for s in sessions])  # else they are up to date
         state.step.zero_()
         for _ in range(num_steps):
             graph.replay()
-        self._last = [(row.turn, row.region, row.past + num_steps) for row in rows]
+        self._last = [(turn, region, past + num_steps) for turn, region, past in rows]
         tokens: list[list[int]] = state.tokens[:num_steps, :num_rows].T.tolist()
         log_probs: list[list[float]] = state.log_probs[:num_steps, :num_rows].T.tolist()
         return tokens, log_probs
 
-    def _load(self, state: _State, rows: Sequence[DecodeRow], size: int) -> None:
+    def _load(
+        self, state: _State, rows: Sequence[tuple[EngineTurn, int, int]], tokens: Sequence[int]
+    ) -> None:
         spare = self._runner.kv_cache.scratch
-        fill = size - len(rows)
-        longs = [
-            [row.token for row in rows] + [0] * fill,
-            [row.past for row in rows] + [0] * fill,
-            [row.region + row.past for row in rows] + [spare] * fill,
-        ]
-        ints = [
-            [row.region for row in rows] + [spare] * fill,
-            [row.past for row in rows] + [0] * fill,
-        ]
-        state.longs.copy_(torch.tensor(longs), non_blocking=True)
-        state.table[2:].copy_(torch.tensor(ints, dtype=torch.int32), non_blocking=True)
+        fill = len(state.temperatures) - len(rows)
+        regions = [region for _, region, _ in rows] + [spare] * fill
+        pasts = [past for _, _, past in rows] + [0] * fill
+        slots = [region + past for region, past in zip(regions, pasts, strict=True)]
+        longs = torch.tensor([[*tokens, *[0] * fill], pasts, slots])
+        state.longs.copy_(longs, non_blocking=True)
+        ints = torch.tensor([regions, pasts], dtype=torch.int32)
+        state.table[2:].copy_(ints, non_blocking=True)
         state.num_on.fill_(len(rows))
-        if rows:
-            temperatures = torch.tensor([row.turn.request.sampling.temperature for row in rows])
-            state.temperatures[: len(rows)].copy_(temperatures, non_blocking=True)
-            state.seeds[: len(rows)].copy_(torch.tensor([kernel_seed(row.turn) for row in rows]))
-            state.counts[: len(rows)].copy_(torch.tensor([len(row.turn.ids) for row in rows]))
+        turns = [turn for turn, _, _ in rows]
+        temperatures = torch.tensor([turn.request.sampling.temperature for turn in turns])
+        state.temperatures[: len(rows)].copy_(temperatures, non_blocking=True)
+        state.seeds[: len(rows)].copy_(torch.tensor([kernel_seed(turn) for turn in turns]))
+        state.counts[: len(rows)].copy_(torch.tensor([len(turn.ids) for turn in turns]))
 
     @torch.no_grad()
-    def try_capture(self) -> None:
-        """Capture the smallest size. Raises RuntimeError if the model cannot be captured.
+    def capture(self, size: int, *, is_first: bool = False) -> tuple[Any, _State]:
+        """Capture the step of so many rows. The first raises RuntimeError if it is impossible.
 
         For instance, a step of a mixture of experts may synchronize to count tokens per expert.
         """
-        self._capture(self._sizes[0], is_first=True)
+        from turnwise.inference.local.kernels import sample_and_advance
 
-    def _capture(self, size: int, *, is_first: bool = False) -> tuple[Any, _State]:
         runner = self._runner
         state = _State(size, runner.device)
-        self._load(state, [], size)
+        self._load(state, [], [])
         packed = Packed([], runner.kv_cache, state.slots, [(state.table, 1)])
 
         def step() -> None:

@@ -4,38 +4,23 @@ Each step packs the new tokens of all running conversations into one forward, pr
 sampled tokens one by one. `schedule.py` has the rules: what runs, what waits, who holds memory.
 """
 
-from __future__ import annotations
-
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from turnwise.inference.base import FinishReason, GenerationResult, Overflow
+from turnwise.inference.base import FinishReason, Overflow
+from turnwise.inference.local.cuda_graphs import DecodeGraphs
 from turnwise.inference.local.runner import Chunk, Runner
-from turnwise.inference.local.schedule import (
-    MAX_GRAPH_STEPS,
-    DecodeRow,
-    Schedule,
-    Session,
-    Work,
-    kernel_seed,
-)
+from turnwise.inference.local.schedule import MAX_GRAPH_STEPS, Schedule, Session, Work, kernel_seed
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.transformers import ModelEngine
 from turnwise.inference.worker import EngineTurn
 from turnwise.models.probing import is_out_of_memory
 
 _log = logging.getLogger(__name__)
-
-_FREE_SECONDS = 60.0
-"""For the step under way to end."""
-
-if TYPE_CHECKING:
-    from turnwise.inference.local.cuda_graphs import DecodeGraphs
 
 
 class LocalEngine(ModelEngine):
@@ -74,57 +59,33 @@ class LocalEngine(ModelEngine):
                 context_length=self.context_length,
                 deterministic=on_cpu if deterministic is None else deterministic,
             )
-            self.merges_adapters = self._runner.merges_adapters
+            self.merges_adapters = self._runner.is_fused
+            self._max_batch_size = max_batch_size
+            self._graphs = None if on_cpu else self._make_graphs()
+        if not prefill_tokens:  # of one step: a large batch that decoding turns can wait for
+            num_parameters = sum(parameter.numel() for parameter in model.parameters())
+            prefill_tokens = max(1024, min(4096, 2_000_000_000 // num_parameters))
+            prefill_tokens = prefill_tokens if on_cpu else 16384
         self._schedule = Schedule(
             self._runner.kv_cache,
             max_batch_size=max_batch_size,
-            prefill_tokens=prefill_tokens or _prefill_tokens(model),
+            prefill_tokens=prefill_tokens,
             tile=self._runner.max_forward_tokens,
             block=self._runner.block,
-            on_finished=self._on_finished,
         )
-        self._max_batch_size = max_batch_size
-        with self._on_stream():
-            self._graphs = None if on_cpu else self._make_graphs()
-        self._can_capture = self._graphs is not None
-        self._is_freed = False
-        """Whether the copies of weights with adapters must be made again."""
-        self._ended_sessions: deque[Hashable] = deque()
-        self._finished: list[tuple[EngineTurn, GenerationResult | Exception]] = []
-
-    @property
-    def deterministic(self) -> bool:
+        self.deterministic = self._schedule.is_deterministic
         """Whether results are batch-invariant."""
-        return self._schedule.is_deterministic
+        self._ended_sessions: deque[Hashable] = deque()
 
     @property
     def options(self) -> dict[str, Any]:
-        return {
-            **super().options,
-            "deterministic": self.deterministic,
-            "max_batch_size": self._max_batch_size,
-        }
+        own = {"deterministic": self.deterministic, "max_batch_size": self._max_batch_size}
+        return super().options | own
 
     def _on_new_weights(self) -> None:
-        if self.in_flight is None:
-            self._schedule.forget_all()
-        else:
-            self._schedule.renew(keeps_cache=self.in_flight == "keep")
-        self._take_weights()
-
-    def _take_weights(self) -> None:
-        self._is_freed = False
-        if self._runner.take_new_weights() and self._can_capture:
+        self._schedule.renew(keeps_cache=self.in_flight == "keep")
+        if self._runner.take_new_weights() and self._graphs is not None:
             self._graphs = self._make_graphs()
-
-    def free_memory(self) -> None:
-        def free() -> None:
-            is_free = self.in_flight is None and not self._active_turns()
-            if is_free and self._runner.free_merged():
-                self._is_freed, self._graphs = True, None
-
-        with contextlib.suppress(TimeoutError):  # a busy engine frees nothing
-            self._in_thread(free, wait_for_idle=False).result(_FREE_SECONDS)
 
     def end_session(self, session: Hashable) -> None:
         self._ended_sessions.append(session)  # the engine's thread ends it at its next step
@@ -133,15 +94,8 @@ class LocalEngine(ModelEngine):
         sessions = (*self._schedule.running, *self._schedule.preempted)
         return [session.turn for session in sessions if session.turn is not None]
 
-    def _on_finished(self, turn: EngineTurn, error: Exception | None) -> None:
-        reason = turn.finish_reason() or FinishReason.ABORTED
-        self._finished.append((turn, error or turn.result(reason, self.weight_version)))
-
     @torch.inference_mode()
     def _advance(self, *, may_admit: bool) -> None:
-        if self._is_freed and may_admit and self._waiting:
-            with torch.inference_mode(False):  # merged weights are written to outside of it too
-                self._take_weights()
         schedule = self._schedule
         try:
             schedule.tick(self._waiting)
@@ -153,8 +107,8 @@ class LocalEngine(ModelEngine):
             ready = schedule.admit(self._waiting) if may_admit else []
             try:
                 if ready:
-                    logits = schedule.prompts.logits([row for _, row in ready])
-                    self._sample([session for session, _ in ready], logits)
+                    sessions, logits = zip(*ready, strict=True)
+                    self._sample(sessions, torch.stack(logits))
                 if self._graphs is None or not self._decode_by_graph(self._graphs):
                     for work in schedule.next_forwards():
                         self._compute(work)
@@ -163,9 +117,10 @@ class LocalEngine(ModelEngine):
                     schedule.end(session, error)
         finally:
             # The results of a step together, so that the next turns arrive together.
-            finished, self._finished = self._finished, []
-            for turn, outcome in finished:
-                turn.deliver(outcome)
+            finished, schedule.finished = schedule.finished, []
+            for turn, failure in finished:
+                reason = turn.finish_reason() or FinishReason.ABORTED
+                turn.deliver(failure or turn.result(reason, self.weight_version))
 
     def _compute(self, work: Work) -> None:
         """Compute one forward, and sample the next token of turns whose last one is in it."""
@@ -205,8 +160,8 @@ class LocalEngine(ModelEngine):
         schedule = self._schedule
         if not schedule.running or not schedule.is_decoding:
             return False
-        turns = self._active_turns()
-        if len(turns) > graphs.most_rows or any(t.request.sampling.is_filtered for t in turns):
+        turns = [session.turn for session in schedule.running if session.turn is not None]
+        if len(turns) > graphs.sizes[-1] or any(t.request.sampling.is_filtered for t in turns):
             return False
         # Long enough to keep the device busy, and short enough to free rows soon.
         left = [min(turn.request.max_tokens, turn.context_left) - len(turn.ids) for turn in turns]
@@ -214,33 +169,27 @@ class LocalEngine(ModelEngine):
         num_steps = max(min(MAX_GRAPH_STEPS, max(left), max(min(left), 8), context), 1)
         if not schedule.has_room(num_steps):
             return False
-        rows = [
-            DecodeRow(session, session.turn, session.ids[-1], session.num_cached, session.region)
-            for session in schedule.running
-            if session.turn is not None and session.region is not None
-        ]
-        tokens, log_probs = graphs.decode(rows, num_steps)
-        for row, ids, values in zip(rows, tokens, log_probs, strict=True):
+        sessions = list(schedule.running)
+        tokens, log_probs = graphs.decode(sessions, num_steps)
+        for session, turn, ids, values in zip(sessions, turns, tokens, log_probs, strict=True):
             # Each step put the token before into the cache. Tokens after the end are dropped.
             num_taken, is_over = 0, False
             while num_taken < len(ids) and not is_over:
-                num_taken += row.turn.append_tokens(ids[num_taken:], values[num_taken:])
-                is_over = row.turn.finish_reason() is not None
-            row.session.ids += ids[:num_taken]
+                num_taken += turn.append_tokens(ids[num_taken:], values[num_taken:])
+                is_over = turn.finish_reason() is not None
+            session.ids += ids[:num_taken]
             for num_tokens in [1] * num_taken if self.deterministic else [num_taken]:
-                schedule.computed(row.session, num_tokens)
+                schedule.computed(session, num_tokens)
             if is_over:
-                schedule.end(row.session)
+                schedule.end(session)
         return True
 
     def _make_graphs(self) -> DecodeGraphs | None:
         """Capture decode graphs; None if the model cannot be captured."""
-        from turnwise.inference.local.cuda_graphs import DecodeGraphs
-
         powers = [2**i for i in range(12) if 2**i < self._max_batch_size]
         graphs = DecodeGraphs(self._runner, self._runner.sizes or [*powers, self._max_batch_size])
         try:
-            graphs.try_capture()
+            graphs.capture(graphs.sizes[0], is_first=True)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -251,14 +200,6 @@ class LocalEngine(ModelEngine):
             )
             return None
         return graphs
-
-
-def _prefill_tokens(model: Any) -> int:
-    """Return the prefill tokens of one step: a large batch that decoding turns can wait for."""
-    if model.device.type == "cuda":
-        return 16384
-    num_parameters = int(sum(parameter.numel() for parameter in model.parameters()))
-    return max(1024, min(4096, 2_000_000_000 // num_parameters))
 
 
 def _draw_tokens(
@@ -281,16 +222,11 @@ def _draw_tokens(
     # Log-probs after temperature and filters are logits at temperature 1.
     temperatures = [1.0 if p.is_filtered else p.temperature for p in params]
     scales = torch.tensor(temperatures).to(logits.device, non_blocking=True)
+    ids, log_probs = sample_rows(logits, scales, seeds, counts)
     # The kernel sums float32 and bfloat16 in different orders. So only filtered rows, whose filters
-    # need float32, are converted; the bits of the others must not depend on them.
-    filtered = [i for i, p in enumerate(params) if p.is_filtered]
-    if not filtered:
-        return sample_rows(logits, scales, seeds, counts)
-    plain = [i for i, p in enumerate(params) if not p.is_filtered]
-    chosen = sampling_log_probs(logits[filtered], [params[i] for i in filtered])
-    drawn = [sample_rows(chosen, scales[filtered], seeds[filtered], counts[filtered])]
-    if plain:
-        drawn.append(sample_rows(logits[plain], scales[plain], seeds[plain], counts[plain]))
-    order = torch.tensor([*filtered, *plain]).argsort().to(logits.device)
-    ids, log_probs = (torch.cat(parts)[order] for parts in zip(*drawn, strict=True))
+    # need float32, are drawn anew; the bits of the others must not depend on them.
+    if rows := [i for i, p in enumerate(params) if p.is_filtered]:
+        chosen = sampling_log_probs(logits[rows], [params[i] for i in rows])
+        drawn = sample_rows(chosen, scales[rows], seeds[rows], counts[rows])
+        ids[rows], log_probs[rows] = drawn
     return ids, log_probs

@@ -3,14 +3,12 @@
 At decode sizes a model spends more time launching operations than computing them. For Llama, Qwen2,
 Qwen3 and Mistral, norms, rotation, cache writes and gates are one operation each here, and
 projections of the same input one product. LoRA adapters are merged into a copy of the projections,
-anew for each version of the weights. `Runner` compares it with a plain forward before it is
-used; other models run on their own modules.
+anew for each version of the weights. Other models run on their own modules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,12 +56,8 @@ class FusedLinear:
 
     def __init__(self, layers_by_name: Mapping[str, Any]) -> None:
         layers = list(layers_by_name.values())
-        has_adapters = [is_adapted(layer) for layer in layers]
-        bases = [
-            layer.get_base_layer() if adapted else layer
-            for layer, adapted in zip(layers, has_adapters, strict=True)
-        ]
-        self.merged = layers_by_name if any(has_adapters) else {}
+        bases = [layer.get_base_layer() if is_adapted(layer) else layer for layer in layers]
+        self.merged = layers_by_name if any(map(is_adapted, layers)) else {}
         """The layers whose adapters are merged into a copy of their weights."""
         weights = [base.weight for base in bases]
         self.weight = torch.cat([w.data for w in weights]) if self.merged else _block(weights)
@@ -89,16 +83,6 @@ class FusedLinear:
             return torch.mm(self.weight, tokens).t()
         return torch.addmm(self.bias[:, None], self.weight, tokens).t()
 
-    def into(self, buffer: torch.Tensor, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Compute the same into a flat buffer that is large enough."""
-        if self.bias is not None:
-            return self(hidden, transposed)
-        num_tokens, width = len(hidden), len(self.weight)
-        flat = buffer[: num_tokens * width]
-        if transposed:
-            return torch.mm(self.weight, hidden.t(), out=flat.view(width, num_tokens)).t()
-        return torch.mm(hidden, self.weight.t(), out=flat.view(num_tokens, width))
-
 
 def _block(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(parameters) == 1:
@@ -111,40 +95,25 @@ def _block(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     return block
 
 
-@dataclass(frozen=True)
 class _Layer:
     """A layer's weights, read from its modules once: attribute lookups cost more than a norm."""
 
-    attention_norm: torch.Tensor
-    attention_inputs: FusedLinear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    attention_output: FusedLinear
-    mlp_norm: torch.Tensor
-    mlp_inputs: FusedLinear
-    mlp_output: FusedLinear
-    window: int | None
-
-    @classmethod
-    def read(cls, layer: Any, window: int | None, names: Mapping[Any, str]) -> _Layer:
-        query, key, value, output, gate, up, down = _linears(layer)
-        attention = layer.self_attn
-
+    def __init__(self, layer: Any, window: int | None, names: Mapping[Any, str]) -> None:
         def fused(*layers: Any) -> FusedLinear:
             return FusedLinear({names[layer]: layer for layer in layers})
 
+        query, key, value, output, gate, up, down = _linears(layer)
+        attention = layer.self_attn
         has_norms = hasattr(attention, "q_norm")  # Qwen3
-        return cls(
-            layer.input_layernorm.weight,
-            fused(query, key, value),
-            attention.q_norm.weight if has_norms else None,
-            attention.k_norm.weight if has_norms else None,
-            fused(output),
-            layer.post_attention_layernorm.weight,
-            fused(gate, up),
-            fused(down),
-            window,
-        )
+        self.attention_norm: torch.Tensor = layer.input_layernorm.weight
+        self.attention_inputs = fused(query, key, value)
+        self.query_norm: torch.Tensor | None = attention.q_norm.weight if has_norms else None
+        self.key_norm: torch.Tensor | None = attention.k_norm.weight if has_norms else None
+        self.attention_output = fused(output)
+        self.mlp_norm: torch.Tensor = layer.post_attention_layernorm.weight
+        self.mlp_inputs = fused(gate, up)
+        self.mlp_output = fused(down)
+        self.window = window
 
 
 class FusedForward:
@@ -159,41 +128,42 @@ class FusedForward:
         self._is_deterministic = deterministic
         layers = zip(model.model.layers, windows, strict=True)
         names = {module: name for name, module in model.named_modules()}
-        self.layers = [_Layer.read(layer, window, names) for layer, window in layers]
+        self.layers = [_Layer(layer, window, names) for layer, window in layers]
         attention = model.model.layers[0].self_attn
         self._width, self._scale = attention.head_dim, attention.scaling
         self._num_kv = attention.k_proj.out_features // attention.head_dim
+        norm = model.model.norm
         self._ops: Any = _TorchOps
+        self._epsilon: Any = norm.weight.detach().new_full((1,), norm.variance_epsilon)
         if model.device.type == "cuda":
             from turnwise.inference.local.kernels import KernelOps
 
-            self._ops = KernelOps
-        norm = model.model.norm
-        self._epsilon = self._ops.constant(norm.variance_epsilon, norm.weight.detach())
+            self._ops, self._epsilon = KernelOps, norm.variance_epsilon
         self._rotations: tuple[torch.Tensor, torch.Tensor] | None = None
         """Cosines and sines of every position, if there are not too many."""
         length = rotary_limit(model.config) or model.config.max_position_embeddings
         if length <= 2**17:
             self._rotations = self._rotate(norm.weight, torch.arange(length, device=model.device))
         self._scratch = torch.empty(0)
+        weight = self._head.weight
+        self.can_be_transposed = weight.device.type == "cpu" and weight.shape[1] >= 256
+        """Whether products may be transposed; in a small model the other operations prefer rows."""
 
     def _rotate(
         self, stream: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of these positions."""
+        """Return cosines and sines of these positions, for the rotation of `rotate_and_store`."""
         if self._rotations is not None:
             cos, sin = self._rotations
             return cos.index_select(0, positions), sin.index_select(0, positions)
-        cos, sin = self._body.rotary_emb(stream, position_ids=positions[None])
-        cos, sin = self._ops.signed(cos[0], sin[0])
+        cos, sin = (x[0] for x in self._body.rotary_emb(stream, position_ids=positions[None]))
+        if not cos.is_cuda:  # (a cos − b sin, b cos + a sin), with an axis for the heads
+            half = sin.shape[-1] // 2
+            cos, sin = cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
         return cos, sin
 
     def __call__(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        packed: Packed,
-        rows: torch.Tensor | None,
+        self, ids: torch.Tensor, positions: torch.Tensor, packed: Packed, rows: torch.Tensor | None
     ) -> torch.Tensor:
         ops, epsilon = self._ops, self._epsilon
         is_few = 8 <= len(ids) <= 64
@@ -217,12 +187,6 @@ class FusedForward:
         last = ops.add_and_norm(stream, change, self._body.norm.weight, epsilon)
         return self._head(last, transposed).contiguous()
 
-    @property
-    def can_be_transposed(self) -> bool:
-        """Whether products may be transposed; in a small model the other operations prefer rows."""
-        weight = self._head.weight
-        return weight.device.type == "cpu" and weight.shape[1] >= 256
-
     def is_invariant_at(self, num_tokens: int) -> bool:
         """Whether the operations between the products give a token the same bits in any batch.
 
@@ -239,22 +203,15 @@ class FusedForward:
 
         On a GPU the allocator reuses memory itself.
         """
-        if hidden.is_cuda:
+        if hidden.is_cuda or product.bias is not None:
             return product(hidden, transposed)
-        size = len(hidden) * len(product.weight)
-        if len(self._scratch) < size:
-            self._scratch = hidden.new_empty(size)
-        return product.into(self._scratch, hidden, transposed)
-
-    def merge(self) -> None:
-        """Merge the adapters as they are now, if there are any."""
-        for product in self.products:
-            product.merge()
-
-    @property
-    def has_merged(self) -> bool:
-        """Whether there are copies of weights with adapters."""
-        return any(product.merged for product in self.products)
+        num_tokens, width = len(hidden), len(product.weight)
+        if len(self._scratch) < num_tokens * width:
+            self._scratch = hidden.new_empty(num_tokens * width)
+        buffer = self._scratch[: num_tokens * width]
+        if transposed:
+            return torch.mm(product.weight, hidden.t(), out=buffer.view(width, num_tokens)).t()
+        return torch.mm(hidden, product.weight.t(), out=buffer.view(num_tokens, width))
 
     @property
     def products(self) -> list[FusedLinear]:
@@ -306,10 +263,6 @@ class _TorchOps:
     """The operations between the products, in torch."""
 
     @staticmethod
-    def constant(value: float, like: torch.Tensor) -> torch.Tensor:
-        return like.new_full((1,), value)
-
-    @staticmethod
     def add_and_norm(
         stream: torch.Tensor,
         change: torch.Tensor | None,
@@ -331,15 +284,6 @@ class _TorchOps:
         for piece in _unsplit(gate):
             F.silu(piece, inplace=True)
         return gate.mul_(up)
-
-    @staticmethod
-    def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin with an axis for the heads, and the rotation's sign in the sine.
-
-        The rotation is (a cos − b sin, b cos + a sin).
-        """
-        half = sin.shape[-1] // 2
-        return cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
 
     @staticmethod
     def rotate_and_store(

@@ -254,14 +254,6 @@ class KernelOps:
     """The operations of `FusedForward`, each as one kernel."""
 
     @staticmethod
-    def constant(value: float, like: torch.Tensor) -> float:
-        return value
-
-    @staticmethod
-    def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return cos, sin
-
-    @staticmethod
     def add_and_norm(
         stream: torch.Tensor, change: torch.Tensor | None, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:

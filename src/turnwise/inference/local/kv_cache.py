@@ -81,11 +81,11 @@ class KVCache:
     @property
     def largest(self) -> int:
         """Tokens of the largest possible region."""
-        sizes, num_units = [max(self._roots.values())], self.num_tokens // self.UNIT
+        largest, num_units = max(self._roots.values()), self.num_tokens // self.UNIT
         while size := self._next_root(num_units):
-            sizes.append(size)
+            largest = max(largest, size)
             num_units += size
-        return max(sizes) * self.UNIT
+        return largest * self.UNIT
 
     @property
     def num_allocated(self) -> int:

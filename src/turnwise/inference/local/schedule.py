@@ -18,8 +18,8 @@ The engine's thread calls this before each step. The rules:
 """
 
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,19 +65,6 @@ class Session:
         return len(self.ids) - self.num_cached
 
 
-@dataclass(frozen=True)
-class DecodeRow:
-    """A turn that samples one token a step, as captured graphs take it."""
-
-    session: Session
-    turn: EngineTurn
-    token: int
-    """Its last token, not yet in the cache."""
-    past: int
-    """Tokens before it, all in the cache."""
-    region: int
-
-
 def kernel_seed(turn: EngineTurn) -> int:
     """Return a request's seed in the range of the kernels that sample."""
     return turn.request.seed & (2**62 - 1)
@@ -86,17 +73,15 @@ def kernel_seed(turn: EngineTurn) -> int:
 class PromptIndex:
     """What sessions have computed of their prompts, for others that begin alike.
 
-    A whole prompt is known with the logits after its last token, which lie in one block that is
-    allocated once. Prompts of one task differ late: all have the system message and the tools in
-    common. So beginnings are known too, by an entry for the first `BLOCK`, 2 · `BLOCK`, ... tokens:
-    the longest common one is found without comparing prompts with each other.
+    A whole prompt is known with the logits after its last token. Prompts of one task differ late:
+    all have the system message and the tools in common. So beginnings are known too, by an entry
+    for the first `BLOCK`, 2 · `BLOCK`, ... tokens: the longest common one is found without
+    comparing prompts with each other.
     """
 
     def __init__(self) -> None:
-        self._whole: OrderedDict[bytes, tuple[Session, int]] = OrderedDict()
-        """By prompt: the session that holds its KV cache, and its row of logits."""
-        self._free_rows = list(range(_MAX_PROMPTS))
-        self._logits: torch.Tensor | None = None
+        self.whole: dict[bytes, tuple[Session, torch.Tensor]] = {}
+        """By prompt: the session that holds its KV cache, and the logits [V]."""
         self._owners: dict[int, dict[Session, None]] = {}
         """By the hash of a beginning; a dictionary keeps the order, which a set does not."""
         self._entries: dict[Session, list[int]] = {}
@@ -112,26 +97,13 @@ class PromptIndex:
     def remember(self, session: Session, logits: torch.Tensor) -> None:
         """Keep the logits [V] after a session's whole prompt, if that is where it stands."""
         key = session.prompt_key
-        if key is None or len(key) != _TOKEN_BYTES * session.num_cached or key in self._whole:
+        if key is None or len(key) != _TOKEN_BYTES * session.num_cached or key in self.whole:
             return
-        if self._logits is None:
-            self._logits = logits.new_empty(_MAX_PROMPTS, len(logits))
-        if not self._free_rows:
-            _, (_, row) = self._whole.popitem(last=False)
-            self._free_rows.append(row)
-        row = self._free_rows.pop()
-        self._logits[row] = logits
-        self._whole[key] = (session, row)
+        if len(self.whole) == _MAX_PROMPTS:
+            del self.whole[next(iter(self.whole))]
+        self.whole[key] = (session, logits.clone())
 
-    def find_whole(self, key: bytes) -> tuple[Session, int] | None:
-        """Return the session and the row of `logits`; None if the prompt is not known."""
-        return self._whole.get(key)
-
-    def logits(self, rows: Sequence[int]) -> torch.Tensor:
-        assert self._logits is not None
-        return self._logits[list(rows)]
-
-    def find_beginning(self, session: Session) -> tuple[Session, int] | None:
+    def find_beginning(self, session: Session) -> tuple[Session, int]:
         """Return the session that has most of this one's prompt, and how many tokens it has.
 
         The last token of a prompt is never counted: its logits are needed.
@@ -143,7 +115,7 @@ class PromptIndex:
                 break
             owners = self._owners[entry]
         if not owners:
-            return None
+            return session, 0
         source = max(owners, key=lambda owner: owner.num_cached)
         assert source.prompt_key is not None
         keys = (source.prompt_key, session.prompt_key)
@@ -160,16 +132,9 @@ class PromptIndex:
             del owners[session]
             if not owners:
                 del self._owners[entry]
-        owner, row = self._whole.get(session.prompt_key or b"", (None, 0))
-        if owner is session:
-            del self._whole[session.prompt_key or b""]
-            self._free_rows.append(row)
-
-    def clear(self) -> None:
-        """Drop all prompts."""
-        self._free_rows += [row for _, row in self._whole.values()]
-        for index in (self._whole, self._owners, self._entries):
-            index.clear()
+        key = session.prompt_key
+        if key in self.whole and self.whole[key][0] is session:
+            del self.whole[key]
 
 
 def _hashes(key: bytes) -> list[int]:
@@ -187,10 +152,7 @@ Work = list[tuple[Session, int]]
 
 
 class Schedule:
-    """Decides what the engine computes next; owns the sessions and their regions.
-
-    `on_finished` is called with each turn that has finished, and with the error if it failed.
-    """
+    """Decides what the engine computes next; owns the sessions and their regions."""
 
     def __init__(
         self,
@@ -200,7 +162,6 @@ class Schedule:
         prefill_tokens: int,
         tile: int | None,
         block: int | None = None,
-        on_finished: Callable[[EngineTurn, Exception | None], None],
     ) -> None:
         self.running: list[Session] = []
         """In the order in which they were admitted: the first is never preempted."""
@@ -214,46 +175,42 @@ class Schedule:
         """Most tokens of one forward in batch-invariant mode; None: any number."""
         self._block = block or tile or 1
         """Common beginnings are copied in multiples of so many tokens."""
-        self._on_finished = on_finished
+        self.finished: list[tuple[EngineTurn, Exception | None]] = []
+        """Turns that have finished, each with its error if it failed; the engine takes them."""
         self._sessions: dict[Hashable, Session] = {}
         self._time = 0
-
-    @property
-    def is_deterministic(self) -> bool:
-        return self._tile is not None
+        self.is_deterministic = tile is not None
 
     def tick(self, waiting: deque[EngineTurn]) -> None:
         """Start a step; every few steps, finish waiting turns that are overdue or cancelled."""
         self._time += 1
         if self._time % _STEPS_BETWEEN_SWEEPS:
             return
-        for session in [s for s in self.preempted if s.turn is not None and _is_over(s.turn)]:
+        for session in [s for s in self.preempted if s.turn is not None and s.turn.finish_reason()]:
             self.end(session)
-        for turn in [turn for turn in waiting if _is_over(turn)]:
+        for turn in [turn for turn in waiting if turn.finish_reason()]:
             waiting.remove(turn)
-            self._on_finished(turn, None)
+            self.finished.append((turn, None))
 
     # -- starting and finishing -----------------------------------------------------------------
 
-    def admit(self, waiting: deque[EngineTurn]) -> list[tuple[Session, int]]:
+    def admit(self, waiting: deque[EngineTurn]) -> list[tuple[Session, torch.Tensor]]:
         """Start as many waiting turns as the batch has room for.
 
-        Returns those that can be sampled at once, since their prompt is known, each
-        with its row of the cached logits.
+        Returns those that can be sampled at once, since their prompt is known, each with the
+        logits [V] after it.
         """
-        ready: list[tuple[Session, int]] = []
+        ready: list[tuple[Session, torch.Tensor]] = []
         computing = {s.prompt_key for s in self.running if s.turn is not None and not s.turn.ids}
+        most = self._max_batch_size
         # Of the next turn to look at; those before it are postponed. Thousands may wait for a
         # prompt: looking at all of them would take too long.
         index = 0
-        while (
-            index < min(len(waiting), self._max_batch_size)
-            and len(self.running) < self._max_batch_size
-        ):
+        while index < min(len(waiting), most) and len(self.running) < most:
             turn = waiting[index]
-            if _is_over(turn):
+            if turn.finish_reason():
                 del waiting[index]
-                self._on_finished(turn, None)
+                self.finished.append((turn, None))
                 continue
             session = self._find_session(turn)
             if session.chunk_ends and session.num_cached == 0:
@@ -263,7 +220,7 @@ class Schedule:
             elif session.num_cached == 0:
                 # Bytes cache their hash, where a tuple would be hashed at every lookup.
                 session.prompt_key = array("q", session.ids).tobytes()
-                known = self.prompts.find_whole(session.prompt_key)
+                known = self.prompts.whole.get(session.prompt_key)
                 if known is not None and self._copy_cache(known[0], session, len(session.ids)):
                     ends = known[0].chunk_ends
                     session.chunk_ends = [cut for cut in ends if cut <= session.num_cached]
@@ -313,12 +270,10 @@ class Schedule:
         In batch-invariant mode the new session computes them in the same chunks as the other one
         did, whether or not they can be copied.
         """
-        source = self._sessions.get(key)
-        if source is None:
-            return
+        source = self._sessions.get(key, session)
         # The last token of a turn is computed with what follows it.
         num_tokens = min(num_tokens, len(session.ids), len(source.ids)) - 1
-        if session.ids[:num_tokens] != source.ids[:num_tokens]:
+        if source is session or session.ids[:num_tokens] != source.ids[:num_tokens]:
             return
         num_cached = min(num_tokens, source.num_cached)
         if self.is_deterministic:
@@ -334,22 +289,16 @@ class Schedule:
         batch-invariant mode whole blocks are copied, which have the bits that the session would
         compute itself.
         """
-        match = self.prompts.find_beginning(session)
-        if match is None:
-            return True
-        source, num_tokens = match
-        cuts: list[int] = []
-        if self._tile is not None:
-            num_tokens -= num_tokens % self._block
-            cuts = [*range(self._tile, num_tokens, self._tile), num_tokens]
+        source, num_tokens = self.prompts.find_beginning(session)
+        num_tokens -= num_tokens % self._block
         if not num_tokens:
             return True
         if source.num_cached < num_tokens:
             is_computing = source.turn is not None and source not in self.preempted
             return not is_computing or 2 * num_tokens < len(session.ids)
         in_blocks = all(cut % self._block == 0 for cut in source.chunk_ends if cut < num_tokens)
-        if in_blocks and self._copy_cache(source, session, num_tokens):
-            session.chunk_ends = cuts
+        if in_blocks and self._copy_cache(source, session, num_tokens) and self._tile is not None:
+            session.chunk_ends = [*range(self._tile, num_tokens, self._tile), num_tokens]
         return True
 
     def _copy_cache(self, source: Session, session: Session, num_tokens: int) -> bool:
@@ -378,7 +327,7 @@ class Schedule:
         if session.key is None or error is not None:
             self._evict(session)
         if turn is not None:
-            self._on_finished(turn, error)
+            self.finished.append((turn, error))
 
     def end_session(self, key: Hashable) -> None:
         """Forget a session; if a turn of it is running, after that turn."""
@@ -388,18 +337,13 @@ class Schedule:
             if session.turn is None:
                 self._evict(session)
 
-    def forget_all(self) -> None:
-        """Drop all KV caches, after a weight update; no turn is running."""
-        for session in self._sessions.values():
-            self._forget(session)
-
     def renew(self, *, keeps_cache: bool) -> None:
-        """Prepare for new weights while turns are running.
+        """Prepare for new weights; turns may be running.
 
         Prompts are always computed by one version. A conversation after its prompt keeps its KV
         cache, or computes it again.
         """
-        self.prompts.clear()
+        self.prompts = PromptIndex()
         for session in {*self._sessions.values(), *self.running, *self.preempted}:
             in_prompt = session.turn is not None and not session.turn.ids
             if in_prompt or not keeps_cache:
@@ -474,7 +418,7 @@ class Schedule:
         for session in list(self.running):
             if session in self.preempted or (session.num_pending > 1 and budget <= 0):
                 continue
-            if session.num_pending > 1 and session.turn and _is_over(session.turn):
+            if session.num_pending > 1 and session.turn and session.turn.finish_reason():
                 self.end(session)
             elif self._make_room(session, len(session.ids) + 1, preempt=True):
                 # Few tokens more are computed at once: a forward of a few takes nearly as long as
@@ -488,27 +432,21 @@ class Schedule:
                     num_new = next(ends) - session.num_cached
                 budget -= num_new if num_new > 1 else 0
                 work.append((session, num_new))
-            elif len(session.ids) + 1 > self._kv_cache.largest:
+            elif len(session.ids) + 1 > (largest := self._kv_cache.largest):
                 error = ConfigError(
                     f"a conversation of {len(session.ids)} tokens does not fit into the KV cache, "
-                    f"whose largest region holds {self._kv_cache.largest}. Raise cache_tokens."
+                    f"which holds {largest}. Raise cache_tokens."
                 )
                 self.end(session, error)
             else:
                 self._preempt(session)
         work = [item for item in work if item[0].region is not None]  # others were preempted since
-        if self._tile is None:
-            return [work] if work else []
         tiles: list[Work] = []
         room = 0
         for item in work:
             if item[1] > room:
                 tiles.append([])
-                room = self._tile
+                room = self._tile or sum(num_new for _, num_new in work)
             tiles[-1].append(item)
             room -= item[1]
         return tiles
-
-
-def _is_over(turn: EngineTurn) -> bool:
-    return turn.finish_reason() is not None

@@ -4,8 +4,7 @@ import asyncio
 import logging
 import os
 import random
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from turnwise.deadlines import result_within
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import (
     FinishReason,
@@ -30,20 +28,13 @@ from turnwise.inference.base import (
 from turnwise.inference.served import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.vllm.receiver import RECEIVER
 from turnwise.inference.vllm.server import VLLMServerEngine, sampling_arguments, scoring_arguments
-from turnwise.inference.weights import (
-    NewWeights,
-    Skeleton,
-    existing_folder,
-    export_tensors,
-)
+from turnwise.inference.weights import NewWeights, Skeleton, existing_folder, export_tensors
 from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
 
 _LOG = logging.getLogger("turnwise")
 CPU_CACHE_BYTES = 2 * 2**30
 """KV cache on a CPU; by default vLLM would take nearly all memory of the machine."""
-_ONE_PER_PROCESS = threading.Lock()
-"""Held by the engine of this process: closing one shuts down what all of them would share."""
 
 
 class VLLMInferenceEngine(WorkerEngine):
@@ -76,16 +67,21 @@ class VLLMInferenceEngine(WorkerEngine):
         **engine_options: Any,
     ) -> None:
         self._folder, self._trust_remote_code = model_folder(model_path), trust_remote_code
-        options = {
+        self._is_cpu, self.settings = _import_vllm()
+        """The settings of vLLM's engine."""
+        self.settings |= {
             "model": self._folder,
-            "dtype": dtype,
             "tensor_parallel_size": tensor_parallel_size,
             "max_model_len": max_model_len,
             "trust_remote_code": trust_remote_code,
+            **({} if dtype == "auto" else {"dtype": dtype}),
             **engine_options,
         }
-        self._is_cpu, self.settings = _import_vllm(options)
-        """The settings of vLLM's engine."""
+        if (mode := self.settings["logprobs_mode"]) != "processed_logprobs":
+            raise ConfigError(
+                f"logprobs_mode got {mode!r}, expected 'processed_logprobs' or nothing: training "
+                "needs the log-probs of the distribution that was sampled from"
+            )
         if sleep and not self._is_cpu:  # the CPU build refuses the setting, and takes the calls
             self.settings["enable_sleep_mode"] = True
         has_files = not Path(self._folder).is_dir() or any(Path(self._folder).glob("tokenizer*"))
@@ -95,7 +91,6 @@ class VLLMInferenceEngine(WorkerEngine):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         super().__init__(tokenizer, overflow)
         self._vllm: Any = None
-        self._holds_lock = False
         self._turns: dict[str, EngineTurn] = {}
         self._names = count()
         self._failure: str | None = None
@@ -141,12 +136,7 @@ class VLLMInferenceEngine(WorkerEngine):
             self._is_asleep = True
 
         if self._may_sleep and not self._is_asleep:
-            result_within(
-                self._in_thread(fall_asleep, wait_for_idle=True),
-                self.update_timeout,
-                "putting vLLM to sleep",
-                "A turn under way does not end, or vLLM hangs.",
-            )
+            self._in_thread(fall_asleep, wait_for_idle=True).result(self.update_timeout)
 
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights in place, from tensors by their Hugging Face names or from a folder.
@@ -164,36 +154,26 @@ class VLLMInferenceEngine(WorkerEngine):
                 "vLLM's CPU build does not take new weights of experts: it goes on with the old "
                 "ones without a word. Use a GPU, or another engine."
             )
-        take: Callable[[], int]
+        take: partial[int]
         if isinstance(weights, Mapping):
             self._skeleton.check(weights)
             if torch.cuda.is_available():  # the kernels that compute them must finish first
                 torch.cuda.synchronize()
             take = partial(self._take_tensors, weights)
         else:
-            folder = existing_folder(weights)
-            self._skeleton.check_folder(folder)
-            take = partial(self._take, "through the disk", weights_path=str(folder))
+            path = existing_folder(weights)
+            self._skeleton.check_folder(path)
+            take = partial(self._take, "through the disk", weights_path=path)
         return self._updated(self._in_thread(take, wait_for_idle=self.in_flight is None))
 
     def _start(self) -> None:
-        if not _ONE_PER_PROCESS.acquire(blocking=False):
-            raise ConfigError(
-                "this process has a vLLM engine already, and can have one at a time. Close it, or "
-                "start vLLM as a server and use VLLMServerEngine."
-            )
-        self._holds_lock = True
         self._vllm = _make_engine(self.settings)
-        params = import_extra("vllm.sampling_params", "vllm")
-        self._params_kind, self._delta = params.SamplingParams, params.RequestOutputKind.DELTA
         self._vocabulary_size = int(self._vllm.model_config.get_vocab_size())
 
     def _work(self) -> None:
         super()._work()
         if self._vllm is not None:  # in the thread that made it
             self._vllm.engine_core.shutdown()
-        if self._holds_lock:
-            _ONE_PER_PROCESS.release()
 
     def _active_turns(self) -> Collection[EngineTurn]:
         return self._turns.values()
@@ -224,33 +204,35 @@ class VLLMInferenceEngine(WorkerEngine):
             self._turns.clear()
 
     def _begin(self, turn: EngineTurn) -> None:
-        reason = turn.finish_reason()
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
         if self._failure is not None:
             turn.deliver(RuntimeError(self._failure))
-        elif reason is not None:  # no context left, or its deadline has passed
+            return
+        reason = turn.finish_reason()
+        if reason is not None:  # no context left, or its deadline has passed
             turn.deliver(turn.result(reason, self.weight_version))
-        else:
-            name = str(next(self._names))
-            try:
-                prompt = list(turn.request.prompt_ids)
-                if isinstance(turn, _Scored):
-                    prompt, arguments = scoring_arguments(prompt)
-                else:
-                    arguments = sampling_arguments(turn.request, turn.context_left)
-                params = self._params_kind(**arguments, detokenize=False, output_kind=self._delta)
-                self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
-            except Exception as error:  # vLLM validates requests
-                turn.deliver(ConfigError(f"vLLM refused a request: {error}"))
+            return
+        name, prompt = str(next(self._names)), list(turn.request.prompt_ids)
+        try:
+            if isinstance(turn, _Scored):
+                prompt, arguments = scoring_arguments(prompt)
             else:
-                self._turns[name] = turn
+                arguments = sampling_arguments(turn.request, turn.context_left)
+            delta = RequestOutputKind.DELTA
+            params = SamplingParams(**arguments, detokenize=False, output_kind=delta)
+            self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
+        except Exception as error:  # vLLM validates requests
+            turn.deliver(ConfigError(f"vLLM refused a request: {error}"))
+        else:
+            self._turns[name] = turn
 
     def _take_tensors(self, weights: Mapping[str, torch.Tensor]) -> int:
         named = self._skeleton.as_files_have_them(weights)
         if self._vllm.vllm_config.parallel_config.world_size == 1:
             pairs = ((name, tensor.detach()) for name, tensor in named.items())
             return self._take("in this process", weights_iterator=pairs)
-        has_receiver = self.settings["worker_extension_cls"] == RECEIVER
-        if has_receiver and all(tensor.is_cuda for tensor in named.values()):
+        if all(tensor.is_cuda for tensor in named.values()):
             return self._take("by CUDA IPC", "turnwise_open", handles=export_tensors(named))
         with self._skeleton.written(weights) as folder:
             return self._take("through the disk", weights_path=str(folder))
@@ -317,10 +299,10 @@ def _append_output(turn: EngineTurn, output: Any) -> FinishReason | None:
     return turn.finish_reason() if not completion.token_ids else None
 
 
-def _import_vllm(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Import vLLM with the environment that it needs.
+def _import_vllm() -> tuple[bool, dict[str, Any]]:
+    """Import vLLM with the environment that it needs; return whether it is the CPU build.
 
-    Returns whether it runs on a CPU, and the settings of its engine: ours, and the user's options.
+    And the settings of its engine that differ from its own.
     """
     # Its scheduler runs in our engine's thread: weights reach it without a copy to another
     # process, and a script needs no `if __name__ == "__main__"`.
@@ -328,7 +310,6 @@ def _import_vllm(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     platform = import_extra("vllm.platforms", "vllm").current_platform
-    is_cpu: bool = platform.is_cpu()
     settings: dict[str, Any] = {
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
@@ -339,26 +320,19 @@ def _import_vllm(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
         # Log-probs under the distribution that is sampled from: after temperature and filters.
         "logprobs_mode": "processed_logprobs",
     }
-    if is_cpu:
+    if platform.is_cpu():
         # Otherwise its sampler is compiled at first use, which takes half a minute.
         platform.simple_compile_backend = "eager"
         # Threads bound to cores would keep ours off those cores.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         settings |= {
+            "dtype": "float32",  # as all else on a CPU; some have no bfloat16
             "enforce_eager": True,
             "kv_cache_memory_bytes": CPU_CACHE_BYTES,
             # On a CPU a request with a seed fails as soon as its prompt is cut into chunks.
             "enable_chunked_prefill": False,
         }
-    settings |= options
-    if is_cpu and settings["dtype"] == "auto":
-        settings["dtype"] = "float32"  # as all else on a CPU; some have no bfloat16
-    if (mode := settings["logprobs_mode"]) != "processed_logprobs":
-        raise ConfigError(
-            f"logprobs_mode got {mode!r}, expected 'processed_logprobs' or nothing: training "
-            "needs the log-probs of the distribution that was sampled from"
-        )
-    return is_cpu, settings
+    return platform.is_cpu(), settings
 
 
 def _make_engine(settings: Mapping[str, Any]) -> Any:
@@ -366,18 +340,19 @@ def _make_engine(settings: Mapping[str, Any]) -> Any:
     shared = cast(Any, torch.distributed)
     if shared.is_available() and shared.is_initialized():
         raise ConfigError(
-            "torch.distributed is already set up in this process, and vLLM sets it up for itself. "
-            "Start vLLM as a server, and use VLLMServerEngine."
+            "torch.distributed is already set up in this process, perhaps by another vLLM engine, "
+            "and vLLM sets it up for itself. Close the other one, or start vLLM as a server."
         )
-    engine_kind = import_extra("vllm.v1.engine.llm_engine", "vllm").LLMEngine
-    arguments_kind = import_extra("vllm.engine.arg_utils", "vllm").EngineArgs
-    check_engine_options("vLLM", settings, arguments_kind)
-    arguments = arguments_kind(**settings)
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    check_engine_options("vLLM", settings, EngineArgs)
+    arguments = EngineArgs(**settings)
     try:
-        return engine_kind.from_engine_args(arguments)
+        return LLMEngine.from_engine_args(arguments)
     except Exception as error:  # a setting that cannot work, a model that it does not know, ...
-        # What it has set up would break another attempt.
-        import_extra("vllm.distributed.parallel_state", "vllm").cleanup_dist_env_and_memory()
+        cleanup_dist_env_and_memory()  # what it has set up would break another attempt
         raise ConfigError(f"vLLM could not start with {settings['model']!r}: {error}") from error
 
 

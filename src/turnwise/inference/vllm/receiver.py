@@ -5,14 +5,7 @@ from typing import Any
 
 import torch
 
-from turnwise.inference.weights import (
-    GroupAddress,
-    TensorSpec,
-    gpu_ids,
-    join_group,
-    machine_id,
-    open_tensors,
-)
+from turnwise.inference.weights import GroupAddress, gpu_ids, join_group, machine_id, open_tensors
 
 RECEIVER = "turnwise.inference.vllm.receiver.WeightReceiver"
 """The value of vLLM's option `worker_extension_cls`."""
@@ -35,7 +28,7 @@ class WeightReceiver:
         self._turnwise_group = join_group(GroupAddress(**address), 1 + self.rank)
         self._turnwise_device = "cuda" if address["backend"] == "nccl" else "cpu"
 
-    def turnwise_receive(self, specs: list[TensorSpec]) -> None:
+    def turnwise_receive(self, specs: list[tuple[str, str, list[int]]]) -> None:
         """Load weights that the learner broadcasts; only one is held at a time."""
 
         def receive() -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,19 +3,18 @@
 import asyncio
 import dataclasses
 import json
-import os
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from turnwise.errors import ConfigError, EngineError, did_you_mean
-from turnwise.inference.base import FinishReason, GenerationRequest, Overflow
+from turnwise.errors import ConfigError, EngineError
+from turnwise.inference.base import FinishReason, GenerationRequest
 from turnwise.inference.sampling import SamplingParams
-from turnwise.inference.served import START_SECONDS, JsonClient, ServedEngine, WeightsRefused
+from turnwise.inference.served import JsonClient, ServedEngine, ServedOptions, WeightsRefused
 from turnwise.inference.vllm.receiver import RECEIVER
 from turnwise.inference.weights import (
     GroupAddress,
@@ -88,77 +87,54 @@ class VLLMServerEngine(ServedEngine):
     The mode makes log-probs those of the distribution that was sampled from; the variable enables
     weight updates. With the extension, which needs turnwise on the server, tensors go by CUDA IPC
     if the server sees the learner's GPU, and otherwise by NCCL (gloo without GPUs). Without it they
-    are written into a folder in `weights_dir`, which must be on a disk that the server can read.
-    `transfer` chooses one of "ipc", "broadcast" and "disk" itself. `model_path` is the model's
-    folder on this machine, if it differs from the server's: weights and token ids are checked
-    against its configuration. Only one engine should update a server's weights: it does not see
-    the updates of others.
+    are written into a folder in `weights_dir`. `transfer` chooses one of "ipc", "broadcast" and
+    "disk" itself. Only one engine should update a server's weights: it does not see the updates of
+    others.
     """
 
     name = "vLLM"
 
     def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        *,
-        tokenizer: Any = None,
-        model_path: str | None = None,
-        api_key: str | None = None,
-        weights_dir: str | os.PathLike[str] | None = None,
-        transfer: Transfer = "auto",
-        update_timeout: float = 600.0,
-        trust_remote_code: bool = False,
-        overflow: Overflow = "truncate",
-        start_timeout: float | None = START_SECONDS,
+        self, url: str, *, api_key: str | None = None, **options: Unpack[ServedOptions]
     ) -> None:
         # URLs for other clients often end in /v1.
         self._client = JsonClient(url.rstrip("/").removesuffix("/v1"), api_key)
-        self._asked_model = model
-        self.update_timeout = update_timeout
         self._cuts: set[asyncio.Timeout] = set()
         """End the requests that are being sampled, when they expire."""
-        self._mode_lock = asyncio.Lock()
-        self._has_processed_log_probs: bool | None = None
-        super().__init__(
-            tokenizer,
-            overflow,
-            model_path=model_path,
-            weights_dir=weights_dir,
-            transfer=transfer,
-            trust_remote_code=trust_remote_code,
-            start_timeout=start_timeout,
-        )
+        super().__init__(**options)
 
-    def _connect(self) -> list[str]:
+    def _connect(self) -> str:
         try:
             reply = self._loop.run_until_complete(self._client.request("GET", "/v1/models"))
         except EngineError as error:
             raise EngineError(f"{error} Start a server with: {_START}") from error
-        cards: dict[str, dict[str, Any]] = {card["id"]: card for card in reply["data"]}
-        self.model: str = next(iter(cards)) if self._asked_model is None else self._asked_model
+        card = reply["data"][0]
+        self.model = str(card["id"])
         """The server's name of the model."""
-        if self.model not in cards:
-            raise ConfigError(
-                f"the server at {self._client.url} has no model {self.model!r}. "
-                f"{did_you_mean(self.model, cards)}"
-            )
-        self._context_length = int(cards[self.model]["max_model_len"])
-        return [cards[self.model].get("root") or self.model]
-
-    def _disconnect(self) -> None:
-        self._loop.run_until_complete(self._client.close())
+        self._context_length = int(card["max_model_len"])
+        # Whether log-probs include temperature and filters is the server's setting: with top_k=1
+        # that of the sampled token is 0 if they do.
+        probe = EngineTurn(GenerationRequest([0], 1, SamplingParams(top_k=1)), 1)
+        self._loop.run_until_complete(self._stream(probe))
+        self._has_processed_log_probs = probe.log_probs[0] == 0.0
+        return str(card.get("root") or self.model)
 
     @property
     def context_length(self) -> int:
         return self._context_length
 
     async def _continue(self, turn: EngineTurn) -> FinishReason | None:
+        sampling = turn.request.sampling
+        is_plain = sampling.is_greedy or sampling == SamplingParams()  # equal in both modes
+        if not (is_plain or self._has_processed_log_probs):
+            raise ConfigError(
+                "the server gives log-probs before temperature and filters are applied, and "
+                "training needs those after. Start it with --logprobs-mode processed_logprobs"
+            )
         cut = asyncio.timeout_at(turn.deadline)
         try:
             async with cut:
                 self._cuts.add(cut)
-                await self._check_mode(turn.request)
                 return await self._stream(turn)
         except TimeoutError:
             if not cut.expired():
@@ -232,26 +208,6 @@ class VLLMServerEngine(ServedEngine):
         scores.append(choice["logprobs"]["top_logprobs"][0][f"token_id:{ids[-1]}"])
         return scores[start - 1 :]
 
-    async def _check_mode(self, request: GenerationRequest) -> None:
-        """Check that the server's log-probs include temperature and filters; that is its setting.
-
-        With top_k=1 the log-prob of the sampled token is 0 if they do.
-        """
-        sampling = request.sampling
-        if sampling.is_greedy or sampling == SamplingParams():
-            return  # equal in both modes
-        async with self._mode_lock:
-            if self._has_processed_log_probs is None:
-                probe = GenerationRequest(request.prompt_ids[:1], 1, SamplingParams(top_k=1))
-                turn = EngineTurn(probe, 1)
-                await self._stream(turn)
-                self._has_processed_log_probs = turn.log_probs[0] == 0.0
-        if not self._has_processed_log_probs:
-            raise ConfigError(
-                "the server gives log-probs before temperature and filters are applied, and "
-                "training needs those after. Start it with --logprobs-mode processed_logprobs"
-            )
-
     @asynccontextmanager
     async def _updating(self) -> AsyncIterator[None]:
         """Pause the server after all running turns, also those of other clients.
@@ -261,20 +217,14 @@ class VLLMServerEngine(ServedEngine):
         try:
             await self._client.request("POST", "/pause?mode=wait")
         except EngineError as error:
-            raise WeightsRefused(
-                f"{error}. Only a server that was started with VLLM_SERVER_DEV_MODE=1 in its "
-                "environment takes new weights."
-            ) from error
+            raise WeightsRefused(f"{error}. To take new weights it needs {_START}") from error
         try:
             yield
             reply = await self._client.request("POST", "/reset_prefix_cache")
             if isinstance(reply, dict) and not reply.get("success", True):
                 raise EngineError(f"{self._client.url} keeps keys and values of the old weights")
-        except BaseException:
-            with suppress(EngineError):  # the first error is the one to raise
-                await self._client.request("POST", "/resume")
-            raise
-        await self._client.request("POST", "/resume")
+        finally:
+            await self._client.request("POST", "/resume")
 
     async def _rpc(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method of every worker; return what each returns."""
@@ -284,13 +234,7 @@ class VLLMServerEngine(ServedEngine):
 
     async def _load(self, folder: str) -> None:
         async with self._updating():
-            try:
-                await self._rpc("reload_weights", weights_path=folder)
-            except EngineError as error:
-                raise EngineError(
-                    f"{self._client.url} did not take the weights in {folder}: {error}. They must "
-                    "lie on a disk that it sees: weights_dir= says where tensors are written."
-                ) from error
+            await self._rpc("reload_weights", weights_path=folder)
 
     async def _send(self, weights: Mapping[str, torch.Tensor]) -> None:
         async with self._updating():
@@ -304,16 +248,13 @@ class VLLMServerEngine(ServedEngine):
         try:
             workers = await self._rpc("turnwise_describe")
         except EngineError:
-            return "disk", (
-                "its workers cannot receive tensors. For CUDA IPC or NCCL start it with "
-                f"--worker-extension-cls {RECEIVER}"
-            )
+            return "disk", f"for CUDA IPC or NCCL it needs --worker-extension-cls {RECEIVER}"
         gpu = gpu_ids()[sample.device.index] if sample.is_cuda else None
         shares_gpu = all(w["machine"] == machine_id() and gpu in w["gpus"] for w in workers)
         if self._asked_transfer == "ipc" or (self._asked_transfer == "auto" and shares_gpu):
             return "ipc", "its workers see the GPU with the learner's weights"
         backend = "nccl" if sample.is_cuda and all(w["gpus"] for w in workers) else "gloo"
-        return await self._make_group(self._client.url, len(workers), backend)
+        return await self._make_group(len(workers), backend)
 
     async def _join(self, address: GroupAddress) -> None:
         await self._rpc("turnwise_join", address=dataclasses.asdict(address))

@@ -11,12 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch.optim import AdamW
 
-from turnwise.models.rounding import round_weight
+from turnwise.learner.sharding import first_element
 from turnwise.models.rounding_kernels import rounded
 
 _SIZE = 4096
@@ -24,25 +26,6 @@ _SIZE = 4096
 _COLUMNS = 7
 """Of the table of a parameter: the addresses of its tensors, its key, its first index."""
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-
-
-@dataclass(frozen=True)
-class Step:
-    """Step `number`, from 1, of one parameter. The tensors are contiguous and of one shape."""
-
-    weight: torch.Tensor
-    """Where the new master is rounded to."""
-    master: torch.Tensor
-    """In float32, like the moments."""
-    gradient: torch.Tensor
-    mean: torch.Tensor
-    mean_square: torch.Tensor
-    number: int
-    weight_decay: float
-    key: int
-    """Of the thresholds that the master is rounded by."""
-    first: int = 0
-    """The index of the first element in the whole parameter, of which this may be a shard."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -127,98 +110,99 @@ def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[torch.Tenso
 
 
 @dataclass(frozen=True)
-class PreparedSteps:
-    """The steps of parameters of one precision, as the kernel reads them."""
+class _Launch:
+    """Parameters of one precision and one group of settings, as the kernel reads them."""
 
-    steps: Sequence[Step]
-    """Keeps the tensors alive, of which the kernel gets the addresses."""
-    pointers: torch.Tensor
+    tensors: list[tuple[torch.Tensor, ...]]
+    """Weight, master, gradient and moments of each; kept alive, since the table has addresses."""
+    table: torch.Tensor
     rates: torch.Tensor
     is_aligned: bool
+    betas: tuple[float, float]
+    epsilon: float
 
 
-def prepare(
-    steps: Sequence[Step], *, learning_rate: float, betas: tuple[float, float]
-) -> list[PreparedSteps]:
-    """Return what `step_` takes, without waiting for the device."""
-    kinds: dict[tuple[torch.dtype, torch.dtype], list[Step]] = {}
-    for step in steps:
-        kinds.setdefault((step.weight.dtype, step.gradient.dtype), []).append(step)
-    found = []
-    for of_one_kind in kinds.values():
-        device = of_one_kind[0].master.device
-        tensors = [(s.weight, s.master, s.gradient, s.mean, s.mean_square) for s in of_one_kind]
-        addresses = [[x.data_ptr() for x in row] for row in tensors]
-        pairs = zip(addresses, of_one_kind, strict=True)
-        pointers = torch.tensor([[*row, s.key, s.first] for row, s in pairs])
-        rates = [
-            (
-                1.0 - learning_rate * s.weight_decay,
-                learning_rate / (1.0 - betas[0] ** s.number),
-                math.sqrt(1.0 - betas[1] ** s.number),
-            )
-            for s in of_one_kind
-        ]
-        found.append(
-            PreparedSteps(
-                of_one_kind,
-                pointers.to(device, non_blocking=True),
-                torch.tensor(rates, dtype=torch.float32).to(device, non_blocking=True),
-                bool((pointers[:, :5] % 16 == 0).all()),
-            )
-        )
-    return found
+class KernelAdamW:
+    """The steps of torch's AdamW, and their rounding, for weights in half precision.
 
-
-def step_(
-    prepared: Sequence[PreparedSteps], *, scale: float, betas: tuple[float, float], epsilon: float
-) -> torch.Tensor:
-    """Make the steps of some parameters, with gradients multiplied by `scale`.
-
-    Returns how many weights moved.
+    Their gradients may be narrow too. The state is torch's: the moments, and the number of a step,
+    which is on the CPU for it.
     """
-    counts = [torch.zeros((), dtype=torch.int64)]
-    for kind in prepared:
-        first = kind.steps[0]
-        numbers = tuple(step.master.numel() for step in kind.steps)
-        sizes, starts, owners = _programs(numbers, first.master.device)
-        if not len(owners):  # shards of nothing
-            continue
-        moved = torch.empty(len(owners), dtype=torch.int32, device=owners.device)
-        _step_kernel[(len(owners),)](
-            kind.pointers, kind.rates, sizes, starts, owners, moved, scale, *betas, epsilon,
-            _TYPES[first.weight.dtype], _TYPES[first.gradient.dtype], kind.is_aligned, _SIZE,
-            _COLUMNS, num_warps=8,
-        )  # fmt: skip
-        counts.append(moved.sum())
-    return torch.stack([count.to(counts[-1].device) for count in counts]).sum()
 
+    def __init__(self, steps: Sequence[tuple[Any, AdamW, dict[str, Any]]]) -> None:
+        self._steps = steps
+        """The `MasterWeight`s, each with its optimiser and group."""
+        self.prepared: tuple[float, list[_Launch]] | None = None
+        """The learning rate, and what the kernel computes, once all gradients are there."""
+        for weight, _, _ in steps:
+            weight.keeps_narrow = True
 
-def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether three steps of two parameters are those of torch, up to rounding of the
-    masters, and whether the weights are the rounded masters."""
-    generator = torch.Generator().manual_seed(0)
-    sizes, first = (_SIZE + 7, 5), 3
-    plain = [torch.nn.Parameter(torch.randn(n, generator=generator).to(device)) for n in sizes]
-    masters = [p.detach().clone() for p in plain]
-    weights = [master.to(dtype) for master in masters]
-    moments = [torch.zeros(2, n, device=device) for n in sizes]
-    adam = torch.optim.AdamW(plain, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95))
-    for number in (1, 2, 3):
-        slopes = [torch.randn(n, generator=generator).to(device, dtype) for n in sizes]
-        for parameter, slope in zip(plain, slopes, strict=True):
-            parameter.grad = slope.float() * 0.5
-        adam.step()
-        rows = enumerate(zip(weights, masters, slopes, moments, strict=True))
-        steps = [
-            Step(w, master, slope, m, v, number, 0.1, key, first)
-            for key, (w, master, slope, (m, v)) in rows
-        ]
-        prepared = prepare(steps, learning_rate=1e-2, betas=(0.9, 0.95))
-        step_(prepared, scale=0.5, betas=(0.9, 0.95), epsilon=1e-8)
-    results = enumerate(zip(plain, masters, weights, strict=True))
-    return all(
-        torch.allclose(master, p.detach(), rtol=1e-5, atol=1e-6)
-        and torch.equal(weight, round_weight(master, dtype, key, first=first))
-        for key, (p, master, weight) in results
-    )
+    def prepare(self, learning_rate: float) -> None:
+        """Collect what the kernel reads, without waiting for the device."""
+        kinds: dict[Any, list[tuple[Any, ...]]] = {}
+        for weight, optimizer, group in self._steps:
+            if weight.gradient is None:
+                continue
+            master, state = weight.master, optimizer.state[weight.master]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(master)
+                state["exp_avg_sq"] = torch.zeros_like(master)
+            gradient = weight.gradient.contiguous()
+            tensors = (weight.weight, master, gradient, state["exp_avg"], state["exp_avg_sq"])
+            number, rate = int(state["step"]) + 1, learning_rate * group.get("lr_scale", 1.0)
+            rates = (
+                1.0 - rate * group["weight_decay"],
+                rate / (1.0 - group["betas"][0] ** number),
+                math.sqrt(1.0 - group["betas"][1] ** number),
+            )
+            row = [*(x.data_ptr() for x in tensors), weight.key, first_element(weight.parameter)]
+            kind = (tensors[0].dtype, gradient.dtype, tuple(group["betas"]), group["eps"])
+            kinds.setdefault(kind, []).append((tensors, row, rates))
+        launches = []
+        for (*_, betas, epsilon), items in kinds.items():
+            kept, rows, numbers = (list(column) for column in zip(*items, strict=True))
+            table, device = torch.tensor(rows), kept[0][0].device
+            launches.append(
+                _Launch(
+                    kept,
+                    table.to(device, non_blocking=True),
+                    torch.tensor(numbers, dtype=torch.float32).to(device, non_blocking=True),
+                    is_aligned=bool((table[:, :5] % 16 == 0).all()),
+                    betas=betas,
+                    epsilon=epsilon,
+                )
+            )
+        self.prepared = learning_rate, launches
+
+    def step(self, learning_rate: float, gradient_scale: float) -> torch.Tensor:
+        """Make the steps; return how many weights moved. Frees their gradients."""
+        if self.prepared is None or self.prepared[0] != learning_rate:
+            self.prepare(learning_rate)
+        assert self.prepared is not None
+        counts = [torch.zeros((), dtype=torch.int64)]
+        for launch in self.prepared[1]:
+            weight, _, gradient, *_ = launch.tensors[0]
+            lengths = tuple(tensors[0].numel() for tensors in launch.tensors)
+            sizes, starts, owners = _programs(lengths, weight.device)
+            if not len(owners):  # shards of nothing
+                continue
+            moved = torch.empty(len(owners), dtype=torch.int32, device=owners.device)
+            _step_kernel[(len(owners),)](
+                launch.table, launch.rates, sizes, starts, owners, moved, gradient_scale,
+                *launch.betas, launch.epsilon, _TYPES[weight.dtype], _TYPES[gradient.dtype],
+                launch.is_aligned, _SIZE, _COLUMNS, num_warps=8,
+            )  # fmt: skip
+            counts.append(moved.sum())
+        self.prepared = None
+        for weight, optimizer, _ in self._steps:
+            if weight.gradient is not None:
+                optimizer.state[weight.master]["step"] += 1
+                weight.gradient = None
+        return torch.stack([count.to(counts[-1].device) for count in counts]).sum()
+
+    def after_loading(self) -> None:
+        for weight, optimizer, _ in self._steps:
+            state = optimizer.state.get(weight.master)
+            if state:
+                state["step"] = state["step"].cpu()

@@ -6,7 +6,6 @@ GPU only, by `load_kernels`. Triton interprets annotations, so the kernels' argu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from turnwise.models.probing import relative_gap
 
 # -- gated MLPs: silu(gate) * up -------------------------------------------------------------------
 
@@ -350,68 +347,3 @@ def sum_copies(
         width, triton.next_power_of_2(width), num_warps=1 if width <= 512 else 4,
     )  # fmt: skip
     return key_sums, value_sums
-
-
-def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the kernels compute what torch does in float32, up to rounding."""
-    generator = torch.Generator().manual_seed(0)
-    near = 1e-4 if dtype == torch.float32 else 2e-2
-
-    def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return (scale * torch.randn(*shape, generator=generator)).to(device, dtype)
-
-    def is_near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        return relative_gap(ours, theirs) <= near
-
-    def agree(
-        ours: Any, plain: Callable[..., Any], inputs: list[torch.Tensor], *constants: Any
-    ) -> bool:
-        """Whether two functions give the same, and the same gradients of their inputs."""
-        results: list[list[torch.Tensor]] = []
-        for function, kind in ((ours, dtype), (plain, torch.float32)):
-            given = [x.detach().to(kind).requires_grad_() for x in inputs]
-            with torch.enable_grad():
-                output = function(*given, *constants)
-            slope = torch.linspace(-1, 1, output.numel()).to(device, dtype).view(output.shape)
-            gradients = torch.autograd.grad(output, given, slope.to(output.dtype))
-            results.append([output.detach(), *gradients])
-        return all(map(is_near, *results))
-
-    def gated(gate: torch.Tensor, up: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(F.silu(gate) * up, weight)
-
-    def normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, epsilon)
-
-    def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        turned = torch.cat([-x[..., 12:], x[..., :12]], -1)
-        return x * cos[:, None].float() + turned * sin[:, None].float()
-
-    # Two blocks of numbers and a bit.
-    mlp = [draw(33, 131, scale=3.0), draw(33, 131), draw(16, 131, scale=0.1)]
-    heads = [draw(1, 5, 3, 24).transpose(1, 2)]
-    logits = draw(5, 2 * _LOGIT_SIZE + 7, scale=4.0)
-    targets = torch.randint(0, logits.shape[1], (5,), generator=generator).to(device)
-    plain = logits.float().requires_grad_()
-    with torch.enable_grad():
-        log_p = (plain * 0.7).log_softmax(1)
-        chosen = log_p.gather(1, targets[:, None]).squeeze(1)
-        both = torch.stack([chosen, -(log_p.exp() * log_p).sum(1)])
-    slope = torch.linspace(-1, 1, 10, device=device).view(2, 5)
-    (to_logits,) = torch.autograd.grad(both, plain, slope)
-    got_chosen, totals, entropy = log_probs(logits, targets, 0.7)
-    log_probs_backward_(logits, targets, totals, entropy, slope[0], slope[1], 0.7)
-
-    at = torch.tensor([0, 1, 2, 0, 1, 4, 5, 0]).to(device)
-    copies = draw(len(at), 3, 8)
-    order = at.argsort(stable=True)
-    offsets = torch.searchsorted(at[order], torch.arange(7, device=device))
-    sums = torch.zeros(6, 3, 8, device=device).index_add(0, at, copies.float())
-    return (
-        agree(Gated.apply, gated, mlp)
-        and agree(RMSNorm.apply, normed, [draw(11, 72), draw(72)], 1e-5)
-        and agree(Rotate.apply, rotated, heads, draw(1, 5, 24), draw(1, 5, 24))
-        and is_near(torch.stack([got_chosen, entropy]), both.detach())
-        and torch.allclose(logits.float(), to_logits, rtol=near, atol=1e-6)
-        and all(is_near(got, sums) for got in sum_copies(copies, copies, order, offsets))
-    )

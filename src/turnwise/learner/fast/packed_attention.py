@@ -4,6 +4,7 @@ The engine's own attention reads a cache and has no gradient; this one has neith
 padding: each episode attends to itself.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import pad_sequence
 
 from turnwise.learner.fast import load_kernels
 from turnwise.learner.workers import Context
@@ -87,31 +89,26 @@ class Episodes:
     def buckets(self, device: torch.device) -> tuple[list[Bucket], torch.Tensor]:
         """Return the segments in buckets, and the index of each of the N tokens in them [N]."""
         if self._buckets is None:
-            starts = torch.tensor([0, *accumulate(self.lengths)])[:-1]
-            lengths = torch.tensor(list(self.lengths))
-            num_before = torch.tensor([len(p) for p in self.prefixes] or [0] * len(lengths))
-            unit = torch.where(lengths <= 128, 16, 64)
-            sizes = -(-lengths // unit) * unit
-            prefix_sizes = -(-num_before // 64) * 64
+            segments = torch.split(torch.arange(sum(self.lengths)), list(self.lengths))
+            prefixes = self.prefixes or [torch.arange(0)] * len(segments)
+            similar: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+            for number, (segment, prefix) in enumerate(zip(segments, prefixes, strict=True)):
+                unit = 16 if len(segment) <= 128 else 64
+                size = -(-len(segment) // unit) * unit
+                similar[size, -(-len(prefix) // 64)].append(number)
             buckets, owners = [], []
-            for size, prefix_size in torch.unique(torch.stack([sizes, prefix_sizes], 1), dim=0):
-                chosen = ((sizes == size) & (prefix_sizes == prefix_size)).nonzero().squeeze(1)
-                at = torch.arange(int(lengths[chosen].max()))
-                is_real = at < lengths[chosen, None]
-                tokens = torch.where(is_real, starts[chosen, None] + at, 0)
-                context, is_prefix = tokens, None
-                if prefix_size:
-                    number = int(num_before[chosen].max())
-                    before = [
-                        F.pad(x, (number - len(x), 0))
-                        for x in map(self.prefixes.__getitem__, chosen.tolist())
-                    ]
-                    context = torch.cat([torch.stack(before), tokens], 1)
-                    if int(num_before[chosen].min()) < number:
-                        is_prefix = torch.arange(number) >= number - num_before[chosen, None]
-                        is_prefix = is_prefix.to(device)
-                buckets.append(Bucket(tokens.to(device), context.to(device), is_prefix))
-                owners.append(torch.where(is_real, tokens, -1).flatten())
+            for _, numbers in sorted(similar.items()):
+                tokens = pad_sequence([segments[n] for n in numbers], True, -1)
+                before = pad_sequence([prefixes[n] for n in numbers], True, -1, "left")
+                context, is_prefix = torch.cat([before, tokens], 1), before >= 0
+                buckets.append(
+                    Bucket(
+                        tokens.clamp(min=0).to(device),
+                        context.clamp(min=0).to(device),
+                        None if bool(is_prefix.all()) else is_prefix.to(device),
+                    )
+                )
+                owners.append(tokens.flatten())
             owner = torch.cat(owners)
             num_padding = int((owner < 0).sum())
             self._buckets = buckets, owner.argsort(stable=True)[num_padding:].to(device)
@@ -137,20 +134,22 @@ def episode_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # By token, [N, H, D]; not by `[0]`, whose backward fills a tensor and copies to it.
     queries, keys, values = (
-        episodes.context.to_heads(x).squeeze(0).transpose(0, 1) for x in (query, key, value)
+        episodes.context.to_heads(x.squeeze(0)).transpose(0, 1) for x in (query, key, value)
     )
-    if not _has_kernel(query):
+    width = query.shape[-1]
+    if not (query.is_cuda and query.dtype in HALF and width % 8 == 0 and width <= 256):
         output = _by_torch(queries, keys, values, episodes, scale, sliding_window)
-        return episodes.context.to_tokens(output[None]), None
+        return episodes.context.to_tokens(output)[None], None
     spans = episodes.spans(query.device)
     # The kernel counts the tokens before a token, a sliding window counts the token itself too.
-    is_short = sliding_window is not None and sliding_window < spans.longest_key
-    left = sliding_window - 1 if sliding_window is not None and is_short else -1
+    left = -1
+    if sliding_window is not None and sliding_window < spans.longest_key:
+        left = sliding_window - 1
     if any(len(prefix) for prefix in episodes.prefixes):
         output = _PrefixAttention.apply(queries, keys, values, spans, scale, left)  # type: ignore[no-untyped-call]
     else:
         output = _flash(queries, keys, values, spans, scale, left)[0]
-    return episodes.context.to_tokens(output[None]), None
+    return episodes.context.to_tokens(output)[None], None
 
 
 def _by_torch(
@@ -194,11 +193,6 @@ def _by_torch(
     return torch.cat(pieces).index_select(0, order)
 
 
-def _has_kernel(query: torch.Tensor) -> bool:
-    width = query.shape[-1]
-    return query.is_cuda and query.dtype in HALF and width % 8 == 0 and width <= 256
-
-
 class _PrefixAttention(torch.autograd.Function):
     """Gathers the keys of each segment for the kernel, in the forward and again in the backward.
 
@@ -226,14 +220,27 @@ class _PrefixAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, *computed = ctx.saved_tensors
-        spans: Spans = ctx.settings[0]
+        query, key, value, output, log_sums, seed, unused = ctx.saved_tensors
+        spans, scale, left = ctx.settings
         at = spans.keys
-        to_query, keys, values = _flash_backward(
-            gradient, query, key[at], value[at], *computed, *ctx.settings
+        to_query, keys, values = torch.ops.aten._flash_attention_backward(
+            gradient,
+            query,
+            key[at],
+            value[at],
+            output,
+            log_sums,
+            *spans[:4],
+            0.0,  # dropout
+            left < 0,  # causal, unless a window is given
+            seed,
+            unused,
+            scale=scale,
+            window_size_left=left,
+            window_size_right=0,
         )
         # Several segments add to the keys of a prefix: in bfloat16 every sum would be rounded.
-        kernels = load_kernels("kernels", keys.dtype, keys.device) if keys.is_cuda else None
+        kernels = load_kernels("kernels") if keys.is_cuda else None
         if kernels is not None:
             sums = kernels.sum_copies(keys, values, spans.copies, spans.copy_offsets)
         else:
@@ -268,36 +275,3 @@ def _flash(
         window_size_right=0,
     )
     return outputs
-
-
-def _flash_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    log_sums: torch.Tensor,
-    seed: torch.Tensor,
-    unused: torch.Tensor,
-    spans: Spans,
-    scale: float,
-    left: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    gradients = torch.ops.aten._flash_attention_backward(
-        gradient,
-        query,
-        key,
-        value,
-        output,
-        log_sums,
-        *spans[:4],
-        0.0,
-        left < 0,
-        seed,
-        unused,
-        scale=scale,
-        window_size_left=left,
-        window_size_right=0,
-    )
-    return gradients

@@ -12,7 +12,6 @@ steps and report nothing while the reward rises.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
@@ -20,26 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.config import ConfigStore
-from turnwise.errors import ConfigError
-from turnwise.runs.doctor.checks import CHECKS, Check
+from turnwise.runs.doctor.checks import CHECKS
 from turnwise.runs.doctor.history import History
-from turnwise.runs.episode_store import EpisodeStore
-from turnwise.runs.episode_table import StoredAgent, StoredEpisode
 from turnwise.runs.run_folder import RunFolder
-
-__all__ = [
-    "CHECKS",
-    "STOPPED",
-    "Check",
-    "Doctor",
-    "Finding",
-    "diagnose",
-    "findings",
-    "present",
-    "settings_if_readable",
-    "shared_rows",
-]
 
 STOPPED = "stopped"
 """The finding about a run that an error ended."""
@@ -61,8 +43,6 @@ class Finding:
     """What to try."""
     consequences: tuple[Finding, ...] = ()
     """Other findings that this one explains."""
-    example: str | None = None
-    """The id of an episode that shows it: `train-5-0`."""
 
     @property
     def because(self) -> str:
@@ -77,9 +57,7 @@ class Finding:
 class Doctor:
     """Examines the metrics of each step, in order, and reports new findings."""
 
-    def __init__(self, config: ConfigStore | None = None) -> None:
-        """`config` has the settings of the run: the doctor advises nothing that they have."""
-        self._config = config
+    def __init__(self) -> None:
         self._history = History()
         self._seen: dict[str, int] = {}
         self._said: dict[str, int] = {}
@@ -112,20 +90,16 @@ class Doctor:
             check.code: next((c.code for c in seen if c.explains_here(check.code, history)), None)
             for check in seen
         }
-        consequences: dict[str, list[Finding]] = {check.code: [] for check in seen}
-        firsts = {}
+        groups: dict[str, list[Finding]] = {check.code: [] for check in seen}
         for check, text in seen.items():
-            finding = Finding(check.code, text, check.advise(self._config))
             first, passed = check.code, {check.code}
             while (cause := causes[first]) is not None and cause not in passed:
                 passed.add(first := cause)
-            if first == check.code:
-                firsts[first] = finding
-            else:
-                consequences[first].append(finding)
+            finding = Finding(check.code, text, check.fix)
+            groups[first].insert(0 if first == check.code else len(groups[first]), finding)
         return [
-            dataclasses.replace(finding, consequences=tuple(consequences[code]))
-            for code, finding in firsts.items()
+            dataclasses.replace(first, consequences=tuple(others))
+            for first, *others in filter(None, groups.values())
         ]
 
     def _is_news(self, code: str, now: int) -> bool:
@@ -136,11 +110,9 @@ class Doctor:
         return now - self._seen[code] > NUM_GONE or now - self._said[code] >= NUM_REPEAT
 
 
-def diagnose(
-    history: Iterable[Mapping[str, float]], config: ConfigStore | None = None
-) -> list[tuple[int, Finding]]:
+def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]]:
     """Return all findings of a run as (step, finding)."""
-    doctor = Doctor(config)
+    doctor = Doctor()
     return [
         (int(step) if math.isfinite(step := metrics.get("step", number)) else number, finding)
         for number, metrics in enumerate(history, 1)
@@ -148,40 +120,27 @@ def diagnose(
     ]
 
 
-def present(
-    history: Iterable[Mapping[str, float]], config: ConfigStore | None = None
-) -> list[Finding]:
+def present(history: Iterable[Mapping[str, float]]) -> list[Finding]:
     """Return the findings as of the last of these steps, causes first."""
-    doctor = Doctor(config)
+    doctor = Doctor()
     for metrics in history:
         doctor.add(metrics)
     return doctor.present()
 
 
-def settings_if_readable(folder: RunFolder) -> ConfigStore | None:
-    """Return the settings of a run; None if there are none, or they cannot be read."""
-    with contextlib.suppress(ConfigError):
-        return folder.settings()
-    return None
-
-
 def findings(run_folder: str | Path) -> list[Finding]:
-    """Return the findings of a run as of its last step, causes first, each with an example episode.
+    """Return the findings of a run as of its last step, causes first.
 
     Empty if there are no metrics, and no error stopped the run.
     """
     folder = RunFolder(Path(run_folder))
     facts = folder.facts
-    reported = []
+    reported = present(folder.read_metrics())
     status = str(facts.get("status", ""))
     if status.startswith("stopped: "):
-        step, reason = int(facts.get("step", 0)), status.removeprefix("stopped: ")
-        text = f"After step {step} the run stopped: {reason}"
+        text = f"After step {facts.get('step', 0)} the run {status}"
         fix = "Fix that and run the same command again: it resumes from the last checkpoint."
-        reported.append(Finding(STOPPED, text, fix))
-    for finding in present(folder.read_metrics(), settings_if_readable(folder)):
-        example = _example_episode(folder, finding.code)
-        reported.append(dataclasses.replace(finding, example=example))
+        reported.insert(0, Finding(STOPPED, text, fix))
     if (shared := shared_rows(facts)) is not None:
         reported.append(shared)
     return reported
@@ -192,13 +151,12 @@ def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
 
     `facts` is the content of `run.json`.
     """
-    datasets = facts.get("datasets")
-    texts = []
-    for name, rows in datasets.items() if isinstance(datasets, dict) else ():
-        counts = rows if isinstance(rows, dict) else {}
-        shared, total = counts.get("rows_trained_on"), counts.get("rows_compared")
-        if isinstance(shared, int) and isinstance(total, int):
-            texts.append(f"{shared:,} of {total:,} rows of {name} are also in the training dataset")
+    texts = [
+        f"{rows['rows_trained_on']:,} of {rows['rows_compared']:,} rows of {name} are also in the "
+        "training dataset"
+        for name, rows in facts.get("datasets", {}).items()
+        if "rows_trained_on" in rows
+    ]
     if not texts:
         return None
     return Finding(
@@ -208,42 +166,3 @@ def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
         "Remove these rows from one of the two datasets, or leave out eval_dataset: then a share "
         "of the training rows is held out by their content (training.eval_fraction).",
     )
-
-
-def _example_episode(folder: RunFolder, code: str) -> str | None:
-    """Return the id of an episode of the last step that shows the finding."""
-    store = EpisodeStore(folder.episodes, 0)
-    try:
-        step = store.steps()[-1]
-        episodes = store.read(step)
-    except (IndexError, ConfigError, OSError):
-        return None
-    for index, episode in enumerate(episodes):
-        if any(_shows(code, episode, agent) for agent in episode.agents):
-            return f"train-{step}-{index}"
-    return None
-
-
-def _shows(code: str, episode: StoredEpisode, agent: StoredAgent) -> bool:
-    turns = agent.turns
-    match code:
-        case "errors":
-            return episode.status.is_error
-        case "out-of-turns" | "out-of-tokens" | "out-of-time" | "out-of-tool-calls":
-            return episode.status.endswith(code.removeprefix("out-of-").replace("-", "_"))
-        case "cut-turns":
-            return any(turn.finish_reason == "length" for turn in turns)
-        case "malformed-calls":
-            return any(turn.malformed for turn in turns)
-        case "unread-calls":
-            return any(not turn.calls for turn in turns)
-        case "invalid-actions":
-            return any(turn.info.get("invalid_action") for turn in turns)
-        case "misplaced-reward":
-            rewards = (agent.reward.per_turn if agent.reward is not None else None) or [0.0]
-            return rewards[-1] <= 0 < max(rewards)
-        case "success-unpaid" | "answer-shown":
-            return bool(turns and turns[-1].info.get("success"))
-        case "constant-reward" | "alike-groups" | "too-hard":
-            return True
-    return False

@@ -4,15 +4,12 @@ Causes come before their consequences. A new check is a function here, a row in 
 and a test with a run that has it.
 """
 
-import functools
 import math
-import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from turnwise.config import ConfigStore
 from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History
 
 See: TypeAlias = Callable[[History], str | None]
@@ -31,22 +28,11 @@ class Check:
     code: str
     see: See
     fix: str
-    """What to try, in parts between semicolons: `set training.gamma` is left out for a run that has
-    such a setting, `take model.dtype=float32` for one that has this value."""
+    """What to try."""
     explains: Sequence[str] = ()
     """The checks whose findings are consequences of this one."""
     is_of_updates: bool = False
     """Whether updates cause it: then it explains nothing that was so in the first step."""
-
-    def advise(self, config: ConfigStore | None = None) -> str:
-        """Return what to try in a run with these settings; without any, all of it."""
-        parts = self.fix.split("; ")
-        if config is not None:
-            parts = [part for part in parts if not _is_done(part, config)]
-        text = "; ".join(parts).removesuffix(".")
-        if config is not None and config.agent is not None:  # an agent has no environment
-            text = re.sub(r" \([^()]*environment\.[^()]*\)", "", text)
-        return f"{text[0].upper()}{text[1:]}."
 
     def explains_here(self, code: str, history: History) -> bool:
         """Return whether another finding is a consequence of this one, in this run."""
@@ -66,14 +52,6 @@ class Check:
         return not (self.is_of_updates and was_so_at_first)
 
 
-def _is_done(part: str, config: ConfigStore) -> bool:
-    match = re.search(r"\b(set|take) (\w+)\.(\w+)(?:=(\w+))?", part)
-    if match is None:
-        return False
-    value = getattr(getattr(config, match[2]), match[3])
-    return bool(value) if match[1] == "set" else value == match[4]
-
-
 CHECKS: list[Check] = []
 
 
@@ -84,10 +62,25 @@ def check(
 
     def add(see: See) -> See:
         code = see.__name__.replace("_", "-")
-        CHECKS.append(Check(code, see, fix, explains, is_of_updates))
+        sentence = f"{fix[0].upper()}{fix.removesuffix('.')[1:]}."
+        CHECKS.append(Check(code, see, sentence, explains, is_of_updates))
         return see
 
     return add
+
+
+def check_share(metric: str, words: str, fix: str, explains: Sequence[str] = ()) -> None:
+    """Add a check for a fraction that stays high; `cut_turns` makes the finding `cut-turns`."""
+
+    def see(history: History) -> str | None:
+        share = history.stays_high(metric)
+        # In some environments, lasting until the limit is the success.
+        if share is None or history.success() >= 0.5 or history.is_solved():
+            return None
+        return words.format(f"{share:.0%}")
+
+    see.__name__ = metric.replace("truncated/", "out_of_")
+    check(fix, explains)(see)
 
 
 _NOTHING_LEARNED = ("too-hard", "alike-groups", "value-useless", "steps-too-small", "not-rising")
@@ -129,10 +122,7 @@ def errors(history: History) -> str | None:
     return f"{share:.0%} of the episodes failed{kind}: they are not learned from."
 
 
-@check(
-    "Read the failures in the run's log.txt. If training has none, they come from what only "
-    "evaluations play: held-out seeds, or the rows of eval_dataset.",
-)
+@check("Read the failures in log.txt, of what only evaluations play: held-out seeds, eval_dataset.")
 def failed_evaluation(history: History) -> str | None:
     shares = {
         name: share
@@ -150,10 +140,9 @@ def failed_evaluation(history: History) -> str | None:
 
 
 @check(
-    "See that the engine gets the weights after each update: a server must accept them "
-    "(log.txt has its answers), and an engine of your own must take them in update_weights. "
-    "With inference.backend=local, which samples from the trained modules, it cannot happen. "
-    "training.max_log_prob_gap=auto stops such a run at once.",
+    "See that the engine gets the weights after each update: a server must accept them (log.txt "
+    "has its answers), an engine of your own take them in update_weights; with "
+    "inference.backend=local it cannot happen. training.max_log_prob_gap=auto stops such a run.",
     explains=("sampler-gap", *_LOST_POLICY),
 )
 def stale_engine(history: History) -> str | None:
@@ -164,9 +153,8 @@ def stale_engine(history: History) -> str | None:
     if first > 0.01 or min(gaps) < max(100 * first, 0.01):
         return None
     return (
-        f"In the first step sampler and learner agreed on the log-probs of the tokens (at most "
-        f"{first:.1g} apart); now they do not (up to {max(gaps):.2g} apart). The engine does not "
-        "get the weights that are trained, and samples from old ones."
+        f"In the first step sampler and learner agreed on the log-probs (at most {first:.1g} "
+        f"apart); now not (up to {max(gaps):.2g} apart): the engine samples from old weights."
     )
 
 
@@ -189,9 +177,8 @@ def sampler_gap(history: History) -> str | None:
 
 
 @check(
-    "Halve training.max_staleness, or lower training.learning_rate: the older the samples are, "
-    "the smaller the updates must be. Keep training.importance_level on. If the divergence "
-    "stays with training.max_staleness=0, it is the engine's.",
+    "Halve training.max_staleness, or lower training.learning_rate; keep training.importance_level "
+    "on. If the divergence stays with training.max_staleness=0, it is the engine's.",
     explains=_LOST_POLICY,
 )
 def policy_lag(history: History) -> str | None:
@@ -217,17 +204,19 @@ def _explodes(history: History) -> bool:
     if peak is None or peak.after < max(50 * peak.before, 10.0):
         return False
     norms = [step["grad_norm"] for step in history.steps if "grad_norm" in step]
-    extremes = ("reward_min", "reward_max")
-    first = [abs(history.first.get(name, 0.0)) for name in extremes]
-    rewards = [abs(step.get(name, 0.0)) for step in history.steps for name in extremes]
-    is_of_rewards = max(rewards) >= 10 * max(*first, 1.0)  # rewards of another size explain it
+
+    def size(step: Mapping[str, float]) -> float:
+        return max(abs(step.get(name, 0.0)) for name in ("reward_min", "reward_max"))
+
+    # Rewards of another size explain it.
+    is_of_rewards = max(map(size, history.steps)) >= 10 * max(size(history.first), 1.0)
     return sum(norm >= 10 * peak.before for norm in norms) >= 2 and not is_of_rewards
 
 
 @check(
     "Lower training.learning_rate to a tenth, then to a hundredth, and begin anew or from a "
-    "checkpoint of before. training.max_grad_norm does not help: the optimiser's step has the "
-    "size of the learning rate, however short the gradient is cut.",
+    "checkpoint of before. training.max_grad_norm does not help: the optimiser's step has the size "
+    "of the learning rate.",
     explains=_LOST_POLICY,
     is_of_updates=True,
 )
@@ -240,16 +229,13 @@ def learning_rate_too_high(history: History) -> str | None:
         history.gradient_peak if _explodes(history) else None,
         history.first_jump if has_fallen else None,
     ]
-    seen = []
-    for jump in filter(None, jumps):
-        before, after = (
-            f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-            for value in (jump.before, jump.after)
-        )
-        seen.append(f"the {jump.name} went from {before} to {after} (step {jump.step})")
-    if not seen:
+    text = " and ".join(
+        f"the {jump.name} went from {jump.before:.3g} to {jump.after:.3g} (step {jump.step})"
+        for jump in jumps
+        if jump is not None
+    )
+    if not text:
         return None
-    text = " and ".join(seen)
     text = text[0].upper() + text[1:]
     if (rate := history.steps[-1].get("learning_rate")) is not None:
         text += f" at a learning rate of {rate:.3g}"
@@ -271,18 +257,13 @@ def skipped_steps(history: History) -> str | None:
     return f"{num_skipped:.0f} steps were skipped: a loss or gradient was not a finite number."
 
 
-@check(
+check_share(
+    "cut_turns",
+    "{} of the model's turns were cut by the limit of tokens in a turn.",
     "Raise inference.max_tokens; ask for short answers in the prompt; set training.warm_start: a "
     "model that never learned to end its turn does not end it",
     explains=("malformed-calls", "unread-calls", "invalid-actions", *_POINTLESS_TURNS),
 )
-def cut_turns(history: History) -> str | None:
-    share = history.stays_high("cut_turns")
-    if share is None or history.is_solved():
-        return None
-    length = history.mean("tokens_per_turn")
-    at = "" if length is None else f" ({length:.3g} tokens a turn on average)"
-    return f"{share:.0%} of the model's turns were cut by the limit of tokens in a turn{at}."
 
 
 @check(
@@ -303,28 +284,20 @@ def unread_calls(history: History) -> str | None:
     )
 
 
-@check(
+check_share(
+    "malformed_calls",
+    "{} of the turns hold a tool call that cannot be read.",
     "Check that the prompt shows one whole call and that the parser is the one of that format; "
     "set training.warm_start; raise inference.max_tokens if turns are cut",
     explains=("invalid-actions", "tools-unused", *_POINTLESS_TURNS),
 )
-def malformed_calls(history: History) -> str | None:
-    share = history.stays_high("malformed_calls")
-    if share is None:
-        return None
-    return f"{share:.0%} of the turns hold a tool call that cannot be read."
-
-
-@check(
+check_share(
+    "invalid_actions",
+    "The environment did not understand {} of the actions.",
     "Show an action in get_prompt_prefix; let the environment accept it with words around it; set "
     "training.warm_start (random needs no expert); raise inference.max_tokens if turns are cut",
     explains=_POINTLESS_TURNS,
 )
-def invalid_actions(history: History) -> str | None:
-    share = history.stays_high("invalid_actions")
-    if share is None:
-        return None
-    return f"The environment did not understand {share:.0%} of the actions."
 
 
 @check(
@@ -347,9 +320,8 @@ def success_unpaid(history: History) -> str | None:
 
 
 @check(
-    "A reward function that returns one number a turn puts each on its own turn: the reward of "
-    "success belongs to the last one. Return one number to pay for the episode as a whole; the "
-    "advantages in turnwise view show which tokens are paid.",
+    "Of a reward function's numbers for the turns, that of success belongs to the last one; or "
+    "return one number for the episode. turnwise view shows which tokens are paid.",
     explains=(*_NOTHING_LEARNED, "entropy-collapse", "forgetting"),
 )
 def misplaced_reward(history: History) -> str | None:
@@ -358,15 +330,13 @@ def misplaced_reward(history: History) -> str | None:
         return None
     return (
         f"In {statistics.fmean(shares):.0%} of the successful episodes the reward is on an earlier "
-        "turn and the last turn, in which they succeed, has none; failed episodes have no reward "
-        "on those turns. The turns that decide are not paid for."
+        "turn, and the last one, in which they succeed, has none: what decides is not paid for."
     )
 
 
 @check(
-    "Read what the agent is shown: reset(), get_prompt_prefix() and the columns of the dataset "
-    "may hold what it is to find out. If choosing from what is shown is the task, it is "
-    "solved: make it harder (environment.params).",
+    "Read what reset(), get_prompt_prefix() and the dataset show of the answer. If choosing from "
+    "what is shown is the task, it is solved: make it harder (environment.params).",
     explains=("too-easy", "not-rising", "steps-too-small", "value-useless"),
 )
 def answer_shown(history: History) -> str | None:
@@ -391,22 +361,13 @@ def constant_reward(history: History) -> str | None:
         return None
     reward, success = history.mean("reward") or 0.0, history.success()
     num_episodes = sum(history.last("num_episodes"))
-    number = f"All {num_episodes:.0f} episodes" if num_episodes else "All episodes"
-    outcome = ""
-    if history.reports_success:
-        outcome = f"; {f'{success:.0%}' if success else 'none'} of them succeeded"
+    number = f"{num_episodes:.0f} episodes" if num_episodes else "episodes"
+    who = f"{success:.0%}" if success else "none"
+    outcome = f"; {who} of them succeeded" if history.reports_success else ""
     return (
-        f"{number} of the last {NUM_RECENT} steps earned exactly {reward:.4g}, whatever happened "
-        f"in them{outcome}."
+        f"All {number} of the last {NUM_RECENT} steps earned exactly {reward:.4g}, whatever "
+        f"happened in them{outcome}."
     )
-
-
-def _truncated(history: History, limit: str, words: str) -> str | None:
-    share = history.stays_high(f"truncated/{limit}")
-    # In some environments, lasting until the limit is the success.
-    if share is None or history.success() >= 0.5:
-        return None
-    return f"{share:.0%} of the episodes {words}."
 
 
 for _limit, _words, _fix in (
@@ -435,20 +396,15 @@ for _limit, _words, _fix in (
         "progress on the way.",
     ),
 ):
-    CHECKS.append(
-        Check(
-            f"out-of-{_limit.replace('_', '-')}",
-            functools.partial(_truncated, limit=_limit, words=_words),
-            _fix,
-            explains=("constant-reward", *_NOTHING_LEARNED),
-        )
+    check_share(
+        f"truncated/{_limit}",
+        f"{{}} of the episodes {_words}.",
+        _fix,
+        explains=("constant-reward", *_NOTHING_LEARNED),
     )
 
 
-@check(
-    _EASIER,
-    explains=("alike-groups", "value-useless", "steps-too-small", "not-rising"),
-)
+@check(_EASIER, explains=("alike-groups", "value-useless", "steps-too-small", "not-rising"))
 def too_hard(history: History) -> str | None:
     share = history.mean("zero_variance")
     if share is None or share < 0.8 or history.success() > 0.05 or history.has_no_spread():
@@ -525,9 +481,8 @@ def entropy_explosion(history: History) -> str | None:
 
 
 @check(
-    "Raise training.group_size or inference.temperature, mix in tasks of middling "
-    "difficulty, or replace such groups (training.resample): a group teaches by the "
-    "difference of its members.",
+    "Raise training.group_size or inference.temperature, mix in tasks of middling difficulty, or "
+    "replace such groups (training.resample): a group teaches by the difference of its members.",
     explains=("value-useless", "steps-too-small", "not-rising"),
 )
 def alike_groups(history: History) -> str | None:
@@ -537,10 +492,7 @@ def alike_groups(history: History) -> str | None:
         return None
     if history.is_solved() or history.is_rising():
         return None
-    text = f"In {share:.0%} of the groups all members earned the same: they teach nothing."
-    if share < 1.0:
-        return text
-    return f"{text} Groups differ from each other, so the task decides the reward, not the agent."
+    return f"In {share:.0%} of the groups all members earned the same: they teach nothing."
 
 
 @check(
@@ -562,7 +514,7 @@ def steps_too_large(history: History) -> str | None:
 
 @check(
     "Once is harmless with training.max_grad_norm set. Else lower training.learning_rate, or "
-    "look for an extreme reward in this step's episodes.",
+    "look for an extreme reward in this step's episodes."
 )
 def gradient_jump(history: History) -> str | None:
     norms = [step["grad_norm"] for step in history.steps if "grad_norm" in step]
@@ -576,7 +528,7 @@ def gradient_jump(history: History) -> str | None:
 
 @check(
     "Look at the episodes: do calls fail, or does guessing earn as much? Then reward a useful "
-    f"call; let tool errors say how to call rightly; {_HOLD_THE_MODEL}",
+    f"call; let tool errors say how to call rightly; {_HOLD_THE_MODEL}"
 )
 def tools_unused(history: History) -> str | None:
     now, (best, _) = history.mean("tool_calls"), history.best("tool_calls")
@@ -605,7 +557,7 @@ def forgetting(history: History) -> str | None:
 
 @check(
     "Read the episodes of highest reward. Give parts that can be had without success a "
-    "smaller weight, or pay them only with success.",
+    "smaller weight, or pay them only with success."
 )
 def reward_hacking(history: History) -> str | None:
     ago = 2 * NUM_STEADY
@@ -623,7 +575,7 @@ def reward_hacking(history: History) -> str | None:
 
 @check(
     "Raise training.value_coef or training.update_epochs; take training.critic=separate; try a "
-    "larger training.batch_size; take training.adv_estimator=grpo, which needs no values",
+    "larger training.batch_size; take training.adv_estimator=grpo, which needs no values"
 )
 def value_useless(history: History) -> str | None:
     num = 2 * NUM_STEADY
@@ -653,10 +605,7 @@ def updates_lost(history: History) -> str | None:
     )
 
 
-@check(
-    "Raise training.learning_rate (three to ten times).",
-    explains=("not-rising",),
-)
+@check("Raise training.learning_rate (three to ten times).", explains=("not-rising",))
 def steps_too_small(history: History) -> str | None:
     moved, clipped = history.median("kl", 20), history.median("clip_fraction", 20)
     # With a single step of the optimiser nothing has moved yet when it is measured.
@@ -672,7 +621,7 @@ def steps_too_small(history: History) -> str | None:
 @check(
     "If it is the best that can be had, the run is done. Else try a higher "
     "training.learning_rate; a larger training.batch_size; reward for partial progress; set "
-    "training.warm_start",
+    "training.warm_start"
 )
 def not_rising(history: History) -> str | None:
     half = NUM_FLAT // 2
@@ -687,10 +636,8 @@ def not_rising(history: History) -> str | None:
 
 
 @check(
-    "Raise training.max_staleness: more episodes are under way at once, and samples become "
-    "older (staleness/mean). A larger training.batch_size has the same effect. time/environment"
-    ", time/tools and time/reward in the metrics, and the timeline of turnwise view, show what "
-    "is slow.",
+    "Raise training.max_staleness or training.batch_size: more episodes are under way at once. "
+    "time/environment, time/tools, time/reward and turnwise view show what is slow."
 )
 def slow_episodes(history: History) -> str | None:
     """Detect a learner and an engine that both wait for environments, tools or rewards."""
@@ -698,10 +645,8 @@ def slow_episodes(history: History) -> str | None:
     engine = history.median("idle/engine", NUM_STEADY)
     if learner is None or engine is None or min(learner, engine) < 0.6:
         return None
-    slots = history.median("idle/episodes", NUM_STEADY) or 0.0
-    empty = f" {slots:.0%} of the slots for episodes were empty: no more may start." * (slots > 0.3)
     return (
         f"For {NUM_STEADY} steps the learner waited for episodes {learner:.0%} of the time, and "
         f"the engine had nothing to sample {engine:.0%} of it: environments, tools or rewards are "
-        f"slow.{empty}"
+        "slow."
     )

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -57,7 +57,7 @@ class History:
         """From the first nonzero norm of the gradient to the largest."""
         self.highest_reward, self.lowest_reward = -math.inf, math.inf
         """Of any episode."""
-        self._first: dict[str, list[float]] = {}
+        self._early: list[Mapping[str, float]] = []
         self._best: dict[str, tuple[float, int]] = {}
 
     def add(self, metrics: Mapping[str, float]) -> None:
@@ -70,10 +70,8 @@ class History:
         self.evaluation = evaluation or self.evaluation
         self.highest_reward = max(self.highest_reward, finite.get("reward_max", -math.inf))
         self.lowest_reward = min(self.lowest_reward, finite.get("reward_min", math.inf))
-        for name in ("entropy", "reward", "answers_shown"):
-            first = self._first.setdefault(name, [])
-            if len(first) < NUM_RECENT and (name in finite or name in COUNTED):
-                first.append(finite.get(name, 0.0))
+        if len(self._early) < NUM_RECENT:
+            self._early.append(finite)
         for name in ("reward", "tool_calls"):
             level = self.mean(name, NUM_STEADY)
             if level is not None and level > self._best.get(name, (-math.inf, 0))[0]:
@@ -105,11 +103,7 @@ class History:
     def last(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> list[float]:
         """Return the values of `num` steps that end `ago` steps ago; [] if one is missing."""
         end = max(len(self.steps) - ago, 0)
-        steps = list(islice(self.steps, max(end - num, 0), end))
-        if name.startswith(COUNTED):
-            values = [step.get(name, 0.0) for step in steps]
-        else:
-            values = [step[name] for step in steps if name in step]
+        values = _values(islice(self.steps, max(end - num, 0), end), name)
         return values if len(values) == num else []
 
     def mean(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> float | None:
@@ -122,12 +116,11 @@ class History:
 
     def known(self, name: str, num: int = NUM_STEADY) -> list[float]:
         """Return the values of the last `num` steps, of a metric that many steps do not have."""
-        recent = islice(self.steps, max(len(self.steps) - num, 0), None)
-        return [step[name] for step in recent if name in step]
+        return _values(islice(self.steps, max(len(self.steps) - num, 0), None), name)
 
     def start(self, name: str, num: int = NUM_RECENT) -> float | None:
         """Return the mean of the first `num` steps, at most five."""
-        first = self._first.get(name, [])[:num]
+        first = _values(self._early[:num], name)
         return statistics.fmean(first) if len(first) == num else None
 
     def best(self, name: str) -> tuple[float, int]:
@@ -198,3 +191,9 @@ class History:
         if before is None or now is None or min(before, now) < 0.5:
             return None
         return None if now < before - 0.02 or self.is_rising() else now
+
+
+def _values(steps: Iterable[Mapping[str, float]], name: str) -> list[float]:
+    if name.startswith(COUNTED):
+        return [step.get(name, 0.0) for step in steps]
+    return [step[name] for step in steps if name in step]

@@ -44,18 +44,17 @@ def assemble(
     origin = user.episode_source(config, closing)
     options = user.episode_options(config)
     kinds = user.mix_kinds(options)
-    if config.ray.num_learners % config.ray.context_parallel_size:
+    ray, gpus, num_split = config.ray, config.ray.gpus_per_worker, config.model.tensor_parallel_size
+    if ray.num_learners % ray.context_parallel_size:
         raise ConfigError(
-            f"ray.context_parallel_size got {config.ray.context_parallel_size}, expected a divisor "
-            f"of ray.num_learners, which is {config.ray.num_learners}"
+            f"ray.context_parallel_size got {ray.context_parallel_size}, expected a divisor of "
+            f"ray.num_learners, which is {ray.num_learners}"
         )
-    if (config.ray.min_actors or 0) > config.ray.num_actors:
+    if (ray.min_actors or 0) > ray.num_actors:
         raise ConfigError(
-            f"ray.min_actors got {config.ray.min_actors}, expected at most ray.num_actors, which "
-            f"is {config.ray.num_actors}"
+            f"ray.min_actors got {ray.min_actors}, expected at most ray.num_actors, which is "
+            f"{ray.num_actors}"
         )
-    gpus = config.ray.gpus_per_worker
-    num_split = config.model.tensor_parallel_size
     if num_split > max(1, gpus):
         raise ConfigError(
             f"model.tensor_parallel_size got {num_split}, and each worker has {gpus:g} GPUs. Its "
@@ -103,7 +102,6 @@ def assemble(
             shares_weights=True,
             collector=collector,
             closing=closing,
-            watch=cluster.watch,
         )
 
 

@@ -8,10 +8,8 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from turnwise.config import RayConfig
@@ -24,8 +22,6 @@ _LOG = logging.getLogger("turnwise")
 
 SECONDS_TO_ANSWER = 300.0
 """A worker that does not answer for so long counts as lost; starting may take minutes."""
-SECONDS_UNTIL_SILENT = 30.0
-"""Others play the episodes of a worker that has not answered for so long."""
 SECONDS_BETWEEN_CALLS = 10.0
 """The interval between two liveness checks of a worker."""
 _PLACEMENT_SECONDS = 120.0
@@ -40,21 +36,11 @@ def put_for_workers(value: Any) -> Any:
     try:
         return ray.put(value)
     except TypeError as error:  # its message is the log of Ray's search
-        names = []
-        for module in (*imported_files(), sys.modules["__main__"]):
-            for name, member in vars(module).items():
-                if name.startswith("__") or callable(member):
-                    continue
-                try:
-                    ray.cloudpickle.dumps(member)
-                except Exception:  # any error of a user's __reduce__ means that it cannot be sent
-                    names.append(f"{name} of {Path(module.__file__ or module.__name__).name}")
-        blamed = f" ({', '.join(names)})" if names else ""
         raise ConfigError(
-            f"your code cannot be sent to the workers of Ray: {error.__cause__ or 'see above'}"
-            f"{blamed}. Create locks, clients, open files and the like in the environment's "
-            "__init__ or in the function that uses them, not as global variables."
-        ) from None
+            f"your code cannot be sent to the workers of Ray: {error.__cause__ or error}. Create "
+            "locks, clients, open files and the like in the environment's __init__ or in the "
+            "function that uses them, not as global variables."
+        ) from error
 
 
 class Cluster:
@@ -72,8 +58,6 @@ class Cluster:
         """Ray's sockets and logs, on a cluster that was started here."""
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
-        self._process = os.getpid()
-        self._is_closed = threading.Event()
         for module in imported_files():  # workers receive the code: they import no user file
             ray.cloudpickle.register_pickle_by_value(module)
         # For a program that does not call the trainer's `cleanup`.
@@ -102,33 +86,7 @@ class Cluster:
             "scheduling_strategy": strategy,
         }
 
-    def watch(self, on_lost: Callable[[str], object]) -> None:
-        """Call `on_lost` with the reason if Ray's raylet on this machine no longer answers.
-
-        Ray itself waits for a frozen one without end, and calls it alive.
-        """
-
-        def probe(has_answered: threading.Event) -> None:
-            with contextlib.suppress(Exception):  # an error is an answer
-                ray.put(None)
-            has_answered.set()
-
-        def watch() -> None:
-            while not self._is_closed.wait(SECONDS_BETWEEN_CALLS):
-                has_answered = threading.Event()
-                threading.Thread(target=probe, args=(has_answered,), daemon=True).start()
-                # Seconds are counted, not read from a clock: after Ctrl-Z and fg none has passed.
-                if not any(has_answered.wait(1.0) for _ in range(round(SECONDS_TO_ANSWER))):
-                    if not self._is_closed.is_set():
-                        on_lost(f"Ray's raylet has not answered for {SECONDS_TO_ANSWER:g} s")
-                    return
-
-        threading.Thread(target=watch, name="turnwise: watch the raylet", daemon=True).start()
-
     def close(self) -> None:
-        if os.getpid() != self._process:  # a forked child, at its exit
-            return
-        self._is_closed.set()
         atexit.unregister(self.close)
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
@@ -148,23 +106,19 @@ class Cluster:
     def _start(self, weight_bytes: int) -> None:
         address = self._settings.address or os.environ.get("RAY_ADDRESS")
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if address is not None and address.startswith("ray://"):
-            raise ConfigError(
-                f"ray.address got {address!r}: Ray's client cannot stream episodes one by one. "
-                "Run the script on the cluster (`ray job submit -- python train.py`) with auto."
-            )
         if address is not None:
+            if address.startswith("ray://"):
+                raise ConfigError(
+                    f"ray.address got {address!r}: Ray's client cannot stream episodes one by one. "
+                    "Run the script on the cluster (`ray job submit -- python train.py`) with auto."
+                )
             try:
                 ray.init(address=address, **quiet)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                fix = (
-                    "It asks for a token: RAY_AUTH_TOKEN or ~/.ray/auth_token must be the one of "
-                    "the machine that started it."
-                    if "auth" in str(error).lower()
-                    else "Start one with `ray start --head`, or set ray.address to null."
-                )
                 raise ConfigError(
-                    f"ray.address got {address!r}, and that cluster cannot be used: {error}. {fix}"
+                    f"ray.address got {address!r}, and that cluster cannot be used: {error}. Start "
+                    "one with `ray start --head`, or set ray.address to null. If it asks for a "
+                    "token: RAY_AUTH_TOKEN must be that of the machine that started it."
                 ) from error
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -198,8 +152,7 @@ class Cluster:
                 f"the cluster has too few free resources: {number} workers need {number} CPUs and "
                 f"{number * gpus:g} GPUs, and it has {there.get('CPU', 0):g} CPUs and "
                 f"{there.get('GPU', 0):g} GPUs, some of which may be taken. Lower ray.num_actors, "
-                "ray.num_learners or ray.gpus_per_worker; or set ray.min_actors, to start with "
-                "fewer."
+                "ray.num_learners or ray.gpus_per_worker, or set ray.min_actors."
             ) from None
         return group
 
@@ -231,8 +184,6 @@ class Failures:
     def __init__(self, most: int) -> None:
         self._max_in_a_row = most
         self._num_in_a_row, self._last = 0, -math.inf
-        self.num_lost = 0
-        """Workers lost in the whole run."""
 
     def record(self, who: str, why: BaseException, requested: float = math.inf) -> None:
         """Count a lost worker; raises `TrainingStopped` after too many.
@@ -240,7 +191,6 @@ class Failures:
         `requested` is when it was requested. Those that were there before the last one was lost do
         not count: a machine that leaves takes several with it.
         """
-        self.num_lost += 1
         reason = brief(why)
         _LOG.warning("%s was lost and is replaced: %s", who, reason)
         if requested < self._last:
@@ -254,7 +204,6 @@ class Failures:
             )
 
     def reset(self) -> None:
-        """Restart the count: work was completed."""
         self._num_in_a_row, self._last = 0, -math.inf
 
 

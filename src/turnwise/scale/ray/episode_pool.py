@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, as_completed
 from typing import Any, TypeVar
 
@@ -24,7 +23,6 @@ from turnwise.inference import BaseInferenceEngine, GenerationRequest, Generatio
 from turnwise.scale.ray.cluster import (
     SECONDS_BETWEEN_CALLS,
     SECONDS_TO_ANSWER,
-    SECONDS_UNTIL_SILENT,
     Cluster,
     Failures,
     brief,
@@ -33,7 +31,7 @@ from turnwise.scale.ray.cluster import (
     put_for_workers,
 )
 from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Sampling
-from turnwise.scale.ray.transfer import Weights, log_for, split_evenly, to_arrays
+from turnwise.scale.ray.transfer import Weights, log_for, to_arrays
 
 ray = import_extra("ray", "ray")
 
@@ -57,31 +55,6 @@ class _Worker:
         """The liveness check that it has not answered, and when it was sent."""
         self.taking: Future[None] | None = None
         """The last weights that were sent to it."""
-        self.limits: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
-        """Of calls that end when it is silent, since another worker takes over."""
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether it has not answered for long. It may hang, or user code may block it."""
-        if self.called is None or self.called[1].done():
-            return False
-        return time.monotonic() - self.called[0] > SECONDS_UNTIL_SILENT
-
-    def leave(self) -> None:
-        """End the calls of a silent worker, each in its own event loop."""
-        _LOG.warning(
-            "episode worker %d has not answered for %g s: others play its episodes",
-            self.number,
-            SECONDS_UNTIL_SILENT,
-        )
-
-        def end(limit: asyncio.Timeout) -> None:
-            if self.limits.pop(limit, None) is not None:
-                limit.reschedule(asyncio.get_running_loop().time())
-
-        for limit, loop in list(self.limits.items()):
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the call has ended
-                loop.call_soon_threadsafe(end, limit)
 
 
 class EpisodePool:
@@ -96,13 +69,13 @@ class EpisodePool:
         self._cluster = cluster
         self._spec = put_for_workers(spec)
         self.failures = failures
-        self._lock = threading.Lock()
+        self._runs = itertools.count()
         self._workers = [self._request(number) for number in range(num_workers)]
 
     def _request(self, number: int) -> _Worker:
         """Request a worker. Ray starts it as soon as the cluster has room for it."""
         options = self._cluster.actor_options(self._cluster.num_learners + number)
-        make = ray.remote(EpisodeWorker).options(**options)
+        make = ray.remote(EpisodeWorker).options(**options, max_concurrency=10_000)
         return _Worker(number, make.remote(number), self._spec)
 
     def context_length(self) -> int:
@@ -119,54 +92,13 @@ class EpisodePool:
             raise EngineError(f"an episode worker did not start: {brief(error)}") from error
 
     def pids(self) -> list[int]:
-        """Return the process ids of all workers."""
         pings = [worker.actor.ping.remote() for worker in self._workers]
         pids: list[int] = ray.get(pings, timeout=SECONDS_TO_ANSWER)
         return pids
 
     @property
     def num_workers(self) -> int:
-        """The number of workers that are ready."""
         return len(self._ready())
-
-    async def play(
-        self,
-        tasks: Sequence[EpisodeTask],
-        sampling: Sampling,
-        on_result: Callable[[EpisodeResult], None] | None = None,
-    ) -> list[EpisodeResult]:
-        """Play all tasks, in their order. Calls are serialized: another may have other weights."""
-        results: dict[int, EpisodeResult] = {}
-
-        async def play_share(share: range) -> None:
-            """Play a share on one worker; if that is lost, another one plays what is missing."""
-            may_leave = True
-            while missing := [position for position in share if position not in results]:
-                async with self._picked(len(missing), may_leave=may_leave) as worker:
-                    may_leave = False
-                    wanted = [tasks[position] for position in missing]
-                    try:
-                        async for reference in worker.actor.play.remote(missing, wanted, sampling):
-                            played, lines = await reference
-                            log_for(f"episode worker {worker.number}", lines)
-                            for position, result in played:
-                                if position not in results:
-                                    results[position] = result
-                                    if on_result is not None:
-                                        on_result(result)
-                    except asyncio.CancelledError:
-                        worker.actor.stop.remote()
-                        raise
-
-        while not self._lock.acquire(blocking=False):  # each caller has its own event loop
-            await asyncio.sleep(0.01)
-        try:
-            async with self._watched():
-                shares = split_evenly(len(tasks), max(self.num_workers, 1))
-                await together(play_share(share) for share in shares)
-        finally:
-            self._lock.release()
-        return [results[position] for position in range(len(tasks))]
 
     def push(self, weights: Weights) -> None:
         """Send newer weights to all workers, without waiting for them.
@@ -184,19 +116,21 @@ class EpisodePool:
         on_result: Callable[[T, EpisodeResult], None],
         num_slots: int,
         newest: Callable[[], Sampling],
+        *,
+        in_shares: bool,
     ) -> None:
         """Play tasks as they come, `num_slots` at once on all workers, until there are no more.
 
-        Each episode starts with the newest weights of that moment, on the worker with the fewest.
+        Each episode starts with the newest weights of that moment. If its worker is lost, another
+        one plays it again. With `in_shares` there are as many tasks as slots, and each worker plays
+        a share of them that follow each other: the members of a group share a prompt cache.
         """
+        run = next(self._runs)
 
-        async def play_one(task: EpisodeTask) -> EpisodeResult:
-            """Play one episode; if its worker is lost, another one plays it again."""
-            may_leave = True
+        async def play(task: EpisodeTask) -> EpisodeResult:
             while True:
-                async with self._picked(1, may_leave=may_leave) as worker:
-                    may_leave = False
-                    result, lines = await worker.actor.play_one.remote(task, newest())
+                async with self._picked(num_slots if in_shares else 1) as worker:
+                    result, lines = await worker.actor.play.remote(run, task, newest())
                     log_for(f"episode worker {worker.number}", lines)
                     played: EpisodeResult = result
                     return played
@@ -204,21 +138,22 @@ class EpisodePool:
         async def work() -> None:
             while (next_one := await next_task()) is not None:
                 key, task = next_one
-                on_result(key, await play_one(task))
+                on_result(key, await play(task))
 
+        watching = asyncio.create_task(self._watch())
         try:
-            async with self._watched():
-                await together(work() for _ in range(num_slots))
+            await together(work() for _ in range(num_slots))
         finally:
+            watching.cancel()
             for worker in self._workers:
                 if worker.is_ready:
-                    worker.actor.stop.remote()
+                    worker.actor.stop.remote(run)
 
-    async def call_any(self, method: str, *arguments: Any) -> Any:
-        """Call a method of one of the workers."""
+    async def sample(self, request: GenerationRequest, weights: Weights) -> GenerationResult:
         while True:
-            async with self._picked(1) as worker:
-                return await getattr(worker.actor, method).remote(*arguments)
+            async with self._picked() as worker:
+                result: GenerationResult = await worker.actor.sample.remote(request, weights)
+                return result
 
     def close(self) -> None:
         for worker in self._workers:
@@ -227,13 +162,10 @@ class EpisodePool:
         self._workers.clear()
 
     @contextlib.asynccontextmanager
-    async def _picked(
-        self, num_episodes: int, *, may_leave: bool = False
-    ) -> AsyncIterator[_Worker]:
-        """Pick the worker with the fewest episodes for some more; if it is lost, the block ends.
+    async def _picked(self, num_slots: int = 1) -> AsyncIterator[_Worker]:
+        """Pick the first worker with less than its share, or else the one with the fewest episodes.
 
-        It also ends if the worker is silent and the block may leave it. It may do so once: if the
-        episodes themselves block each worker that plays them, the second one has the time it needs.
+        If it is lost, the block ends.
         """
         deadline = time.monotonic() + SECONDS_TO_ANSWER
         while not (ready := self._ready()):
@@ -244,26 +176,17 @@ class EpisodePool:
                     "from its last checkpoint."
                 )
             await asyncio.sleep(0.05)
-        worker = min(ready, key=lambda worker: (worker.is_silent, worker.num_playing))
-        worker.num_playing += num_episodes
+        share = -(-num_slots // len(ready))
+        worker = min(ready, key=lambda worker: max(worker.num_playing, share - 1))
+        worker.num_playing += 1
         try:
-            async with asyncio.timeout(None) as limit:
-                if may_leave:
-                    worker.limits[limit] = asyncio.get_running_loop()
-                try:
-                    yield worker
-                finally:
-                    worker.limits.pop(limit, None)
-        except asyncio.CancelledError:
-            raise
+            yield worker
         except Exception as error:
-            if limit.expired():
-                return  # the worker is silent
             if not is_loss(error):
                 raise own_error(error) from None
             self._replace(worker, error)
         finally:
-            worker.num_playing -= num_episodes
+            worker.num_playing -= 1
 
     def _ready(self) -> list[_Worker]:
         """Return the workers that can play; those that were requested join when they can."""
@@ -285,30 +208,17 @@ class EpisodePool:
         ray.kill(worker.actor)
         self._workers[worker.number] = self._request(worker.number)
 
-    @contextlib.asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """Let others play for workers that do not answer; kill those that never do."""
-
-        async def watch() -> None:
-            while True:
-                now = time.monotonic()
-                ready = [worker for worker in self._workers if worker.is_ready]
-                for worker in ready:
-                    if worker.called is None or worker.called[1].done():
-                        worker.called = now, worker.actor.ping.remote().future()
-                    elif now - worker.called[0] > SECONDS_TO_ANSWER:
-                        ray.kill(worker.actor)
-                if not all(worker.is_silent for worker in ready):
-                    for worker in ready:
-                        if worker.is_silent and worker.limits:
-                            worker.leave()
-                await asyncio.sleep(SECONDS_BETWEEN_CALLS)
-
-        watching = asyncio.create_task(watch())
-        try:
-            yield
-        finally:
-            watching.cancel()
+    async def _watch(self) -> None:
+        """Kill workers that do not answer."""
+        while True:
+            for worker in self._workers:
+                if not worker.is_ready:
+                    continue
+                if worker.called is None or worker.called[1].done():
+                    worker.called = time.monotonic(), worker.actor.ping.remote().future()
+                elif time.monotonic() - worker.called[0] > SECONDS_TO_ANSWER:
+                    ray.kill(worker.actor)
+            await asyncio.sleep(SECONDS_BETWEEN_CALLS)
 
 
 class RemoteEngine(BaseInferenceEngine):
@@ -335,7 +245,6 @@ class RemoteEngine(BaseInferenceEngine):
 
     @property
     def weights(self) -> Weights:
-        """The weights to sample from."""
         return Weights(self.weight_version, self._objects, self._num_updates)
 
     @property
@@ -343,12 +252,7 @@ class RemoteEngine(BaseInferenceEngine):
         return self._context_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        result: GenerationResult = await self.pool.call_any("sample", request, self.weights)
-        return result
-
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        scores: list[float] = await self.pool.call_any("score", list(ids), start, self.weights)
-        return scores
+        return await self.pool.sample(request, self.weights)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """Sample from these weights; None: from the learners' newest, which skip this process."""
@@ -370,24 +274,23 @@ class RemoteCollector(EpisodeCollector):
         super().__init__(engine, *args, **options)
         self._remote = engine
 
-    async def play(
-        self,
-        tasks: Iterable[EpisodeTask],
-        on_result: Callable[[EpisodeResult], None] | None = None,
-    ) -> Collection:
-        played = await self._remote.pool.play(list(tasks), self._sampling(), on_result)
-        return await self.finish(played)
-
     async def play_from(
         self,
         next_task: Callable[[], Awaitable[tuple[T, EpisodeTask] | None]],
         on_result: Callable[[T, EpisodeResult], None],
         num_tasks: int,
     ) -> None:
-        await self._remote.pool.play_from(next_task, on_result, num_tasks, self._sampling)
+        def newest() -> Sampling:
+            return Sampling(self.setup.sampling, self.setup.seed, self._remote.weights)
 
-    def _sampling(self) -> Sampling:
-        return Sampling(self.setup.sampling, self.setup.seed, self._remote.weights)
+        await self._remote.pool.play_from(
+            next_task,
+            on_result,
+            num_tasks,
+            newest,
+            # In asynchronous training tasks come one by one.
+            in_shares=self._remote.in_flight is None,
+        )
 
     async def finish(self, played: list[EpisodeResult]) -> Collection:
         self._remote.pool.failures.reset()

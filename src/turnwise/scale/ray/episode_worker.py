@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import CollectorOptions, EpisodeCollector, EpisodeResult
@@ -23,9 +23,6 @@ from turnwise.scale.ray.transfer import LogLines, ModelSource, Weights, WorkerLo
 from turnwise.trainer.assembly import make_collector, make_engine
 from turnwise.trainer.components import EpisodeKind
 from turnwise.trainer.state import seed_generators
-
-Played: TypeAlias = tuple[list[tuple[int, EpisodeResult]], LogLines]
-"""Episodes with their positions among the requested ones, and the log lines of that time."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,8 @@ class EpisodeWorker:
     def __init__(self, number: int) -> None:
         self._number = number
         self._objects: tuple[Any, ...] = ()
-        self._playing: set[asyncio.Task[Any]] = set()
-        self._stream: asyncio.Task[None] | None = None
-        """Plays the episodes of `play_one` as they come."""
-        self._waiting = asyncio.Queue[tuple[asyncio.Future[EpisodeResult], EpisodeTask]]()
+        self._runs: dict[int, tuple[asyncio.Queue[Any], asyncio.Task[None]]] = {}
+        """By the driver's runs: their waiting tasks, and what plays them."""
         self._loading = asyncio.Lock()
         self._newest = 0
 
@@ -87,39 +82,9 @@ class EpisodeWorker:
         return await asyncio.to_thread(build)
 
     async def play(
-        self, positions: Sequence[int], tasks: Sequence[EpisodeTask], sampling: Sampling
-    ) -> AsyncIterator[Played]:
-        """Play these episodes with these weights; yields each soon after it ends."""
-        await self._fetch(sampling.weights)
-        collector = self._collector_for(sampling)
-        ended = asyncio.Queue[EpisodeResult | None]()
-        positions_by_task: dict[tuple[int, int, int], list[int]] = {}
-        for position, task in zip(positions, tasks, strict=True):
-            key = (task.seed, task.group, task.member)
-            positions_by_task.setdefault(key, []).append(position)
-        playing = asyncio.create_task(collector.play(tasks, on_result=ended.put_nowait))
-        playing.add_done_callback(lambda _: ended.put_nowait(None))
-        self._playing.add(playing)
-        try:
-            is_over = False
-            while not is_over:
-                batch = [await ended.get()]
-                while not ended.empty():  # those that ended at the same time
-                    batch.append(ended.get_nowait())
-                is_over = batch[-1] is None
-                results = [result for result in batch if result is not None]
-                placed = [(positions_by_task[r.seed, r.group, r.member].pop(), r) for r in results]
-                if (lines := self._log.take()) or placed:
-                    yield placed, lines
-            await playing
-        finally:
-            self._playing.discard(playing)
-            playing.cancel()
-
-    async def play_one(
-        self, task: EpisodeTask, sampling: Sampling
+        self, run: int, task: EpisodeTask, sampling: Sampling
     ) -> tuple[EpisodeResult, LogLines]:
-        """Play one episode with these weights or newer ones, alongside others.
+        """Play an episode with these weights or newer ones, alongside others of the same run.
 
         Raises the error that ended them all, if one of them fails so that the run ends.
         """
@@ -128,48 +93,38 @@ class EpisodeWorker:
             if not future.done():
                 future.set_result(result)
 
+        if run not in self._runs:
+            collector = self._collector.sampling_with(sampling.params)
+            collector.setup.seed = sampling.seed
+            tasks = asyncio.Queue[tuple[asyncio.Future[EpisodeResult], EpisodeTask]]()
+            most = collector.options.max_concurrency
+            playing = asyncio.create_task(collector.play_from(tasks.get, set_result, most))
+            self._runs[run] = tasks, playing
+        tasks, playing = self._runs[run]
         await self._fetch(sampling.weights)
-        if self._stream is None or self._stream.done():
-            collector = self._collector_for(sampling)
-            self._waiting = asyncio.Queue()
-            self._stream = asyncio.create_task(
-                collector.play_from(
-                    self._waiting.get, set_result, num_tasks=collector.options.max_concurrency
-                )
-            )
-        stream = self._stream
         result: asyncio.Future[EpisodeResult] = asyncio.get_running_loop().create_future()
-        self._waiting.put_nowait((result, task))
-        awaited: list[asyncio.Future[Any]] = [result, stream]
+        tasks.put_nowait((result, task))
+        awaited: list[asyncio.Future[Any]] = [result, playing]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
-            await stream
+            await playing
         return await result, self._log.take()
 
     async def take(self, weights: Weights) -> None:
         """Load newer weights, also in the middle of episodes."""
         await self._fetch(weights)
 
-    async def stop(self) -> None:
-        """Cancel the running episodes."""
-        stream, self._stream = self._stream, None
-        for playing in [*self._playing, *([] if stream is None else [stream])]:
+    async def stop(self, run: int) -> None:
+        """Cancel the running episodes of a run."""
+        _, playing = self._runs.pop(run, (None, None))
+        if playing is not None:
             playing.cancel()
-            with contextlib.suppress(BaseException):
+            with contextlib.suppress(Exception, asyncio.CancelledError):
                 await playing
 
     async def sample(self, request: GenerationRequest, weights: Weights) -> GenerationResult:
         await self._fetch(weights)
         return await self._engine.sample(request)
-
-    async def score(self, ids: Sequence[int], start: int, weights: Weights) -> list[float]:
-        await self._fetch(weights)
-        return await self._engine.score(ids, start)
-
-    def _collector_for(self, sampling: Sampling) -> EpisodeCollector:
-        collector = self._collector.sampling_with(sampling.params)
-        collector.setup.seed = sampling.seed
-        return collector
 
     async def _fetch(self, weights: Weights) -> None:
         async with self._loading:

@@ -14,12 +14,10 @@ from turnwise.learner.base import (
     BaseLearner,
     LearnerState,
     ReadShard,
-    StateLayout,
     placed_weights,
     trained_parameters,
 )
-from turnwise.learner.sharding import split_shards
-from turnwise.learner.tensor_file import Layout
+from turnwise.learner.sharding import join_shards, split_shards
 from turnwise.models.empty import is_empty
 from turnwise.scale.ray.cluster import (
     SECONDS_BETWEEN_CALLS,
@@ -31,7 +29,7 @@ from turnwise.scale.ray.cluster import (
     own_error,
 )
 from turnwise.scale.ray.learner_worker import LearnerWorker, state_arrays
-from turnwise.scale.ray.transfer import ModelSource, lazy_tensors, log_for, split_evenly, to_arrays
+from turnwise.scale.ray.transfer import ModelSource, lazy_tensors, log_for, to_arrays
 from turnwise.trainer.learning import policy_weights
 
 ray = import_extra("ray", "ray")
@@ -78,7 +76,6 @@ class LearnerGroup:
         self._actors: list[Any] = []
 
     def pids(self) -> list[int]:
-        """Return the process ids of the workers."""
         pids: list[int] = ray.get(self._pings(), timeout=SECONDS_TO_ANSWER)
         return pids
 
@@ -200,7 +197,6 @@ class RemoteLearner(BaseLearner):
         return self._model
 
     def policy_objects(self) -> tuple[Any, ...]:
-        """Return the object references of the shards of the policy's weights."""
         if self._policy is None and self._must_send and not is_empty(self._model):
             self._policy = (ray.put(to_arrays(policy_weights(self))),)  # an evaluation ends so
         if self._policy is None:
@@ -235,12 +231,12 @@ class RemoteLearner(BaseLearner):
         self._send_weights()
         self.group.learn(lambda actor, rank: actor.restart.remote())
 
-    def state_layout(self) -> StateLayout:
+    def state_layout(self) -> LearnerState:
         self._send_weights()
         shards = ray.get(self.group.call_all(lambda actor, rank: actor.layout.remote()))
-        return StateLayout(
-            _joined_layout([shard.weights for shard in shards]),
-            _joined_layout([shard.rest for shard in shards]),
+        return LearnerState(
+            join_shards([shard.weights for shard in shards]),
+            join_shards([shard.rest for shard in shards]),
         )
 
     def state_shards(self) -> Iterator[LearnerState]:
@@ -276,8 +272,8 @@ class RemoteLearner(BaseLearner):
         """Call a method of every worker with its share of the episodes."""
         self._send_weights()
         size = self.group.context_size
-        shares = split_evenly(len(batch), self.group.num_workers // size)
-        batches = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
+        shares = torch.arange(len(batch)).tensor_split(self.group.num_workers // size)
+        batches = [ray.put(batch.select(rows)) for rows in shares]
         references = self.group.call_all(
             lambda actor, rank: getattr(actor, method).remote(batches[rank // size])
         )
@@ -307,11 +303,3 @@ class RemoteLearner(BaseLearner):
         parameters = trained_parameters(self._model)
         for name, rows, tensor in placed_weights(self):
             (parameters[name][rows] if tensor.dim() else parameters[name]).copy_(tensor)
-
-
-def _joined_layout(shards: list[Layout]) -> Layout:
-    """Return the layout of whole tensors, given those of their shards."""
-    return {
-        name: (dtype, (sum(s[name][1][0] for s in shards), *shape[1:]) if shape else shape)
-        for name, (dtype, shape) in shards[0].items()
-    }

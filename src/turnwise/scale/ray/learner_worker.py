@@ -14,7 +14,7 @@ from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import import_extra
 from turnwise.learner import Learner, LearnerOptions, PPOBatch, make_learner
-from turnwise.learner.base import LearnerState, StateLayout
+from turnwise.learner.base import LearnerState
 from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shards
 from turnwise.models.empty import device_of
@@ -82,7 +82,6 @@ class LearnerWorker:
         self._learner = make_learner(config, model, algorithm=algorithm, make=make)
 
     def load(self, state: ArrayState) -> None:
-        """Load this worker's shard of a state."""
         self._learner.load_state(LearnerState(*map(lazy_tensors, state)))
 
     def learn(self, call: tuple[Any, ...], options: LearnerOptions) -> Any:
@@ -102,12 +101,10 @@ class LearnerWorker:
         """Return a shard of the policy's weights, with merged adapters."""
         return to_arrays(local_shards(policy_weights(self._learner)))
 
-    def layout(self) -> StateLayout:
-        """Return the layout of this worker's shard of the learner's state."""
+    def layout(self) -> LearnerState:
         return self._learner.state_layout()
 
     def state(self) -> ArrayState:
-        """Return this worker's shard of the learner's state."""
         return state_arrays(self._learner.state())
 
     def score(self, batch: PPOBatch) -> tuple[torch.Tensor | None, ...]:

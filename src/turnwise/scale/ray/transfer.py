@@ -1,6 +1,5 @@
 """What travels between the processes of a run: weights, the model's source, and log lines."""
 
-import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -109,13 +108,3 @@ def log_for(worker: str, lines: Iterable[tuple[int, str]]) -> None:
     """Log the lines of a worker in the log of the run."""
     for level, text in lines:
         _LOG.log(level, "%s: %s", worker, text)
-
-
-def split_evenly(number: int, num_ranges: int) -> list[range]:
-    """Split a number of items, in order, into ranges whose lengths differ by at most one.
-
-    >>> split_evenly(5, 3)
-    [range(0, 1), range(1, 3), range(3, 5)]
-    """
-    cuts = [number * i // num_ranges for i in range(num_ranges + 1)]
-    return [range(start, end) for start, end in itertools.pairwise(cuts)]

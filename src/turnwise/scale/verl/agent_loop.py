@@ -43,8 +43,6 @@ TOKEN_REWARDS = "token_rewards"
 """One number for each token of the response, among the extra fields of an output."""
 FAILED = "failed_episode"
 """Why an episode could not be played, or None."""
-_MAX_TRIES = 3
-"""How often an episode is played with `training.on_error: retry`."""
 
 
 class ServerEngine(BaseInferenceEngine):
@@ -68,8 +66,7 @@ class ServerEngine(BaseInferenceEngine):
 
     @property
     def context_length(self) -> int:
-        num_prompt = self._prompt_length if self._prompt_tokens is None else self._prompt_tokens
-        return num_prompt + self._response_length
+        return (self._prompt_tokens or self._prompt_length) + self._response_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         length = len(request.prompt_ids)
@@ -135,15 +132,7 @@ class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]  # VERL ships no typ
 @lru_cache(maxsize=4)
 def _setup(packed: str, tokenizer: Any) -> Any:
     """Return the setup that all episodes of a process share; the chat format is made once."""
-    components = unpack(packed)
-    return make_setup(
-        ServerEngine(None, "", 0, 0, tokenizer),
-        limits=components.limits,
-        tools=components.tools,
-        parser=components.parser,
-        system_prompt=components.system_prompt,
-        reward_fn=components.reward_fn,
-    )
+    return make_setup(ServerEngine(None, "", 0, 0, tokenizer), unpack(packed).options)
 
 
 @register(AGENT_LOOP)
@@ -158,7 +147,7 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
             row["seed"], row["index"], int(kwargs.get("session_id", 0)), task=row["task"]
         )
         rollout = self.rollout_config
-        for attempt in range(1, (_MAX_TRIES if components.on_error == "retry" else 1) + 1):
+        for attempt in range(1, components.options.num_attempts + 1):
             engine = ServerEngine(
                 self.server_manager,
                 rollout.name,
@@ -181,7 +170,8 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 break
             _LOG.warning("%s", result)
         # VERL's V1 trainer continues without an episode that raises.
-        if result.status.is_error and (components.on_error == "fail" or self.config.trainer.use_v1):
+        is_fatal = components.options.on_error == "fail" or self.config.trainer.use_v1
+        if result.status.is_error and is_fatal:
             raise EpisodeFailed(
                 f"the episode with seed {result.seed} failed: {result.status}: {result.error}"
             )

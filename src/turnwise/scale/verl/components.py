@@ -11,10 +11,8 @@ from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.episode import EpisodeLimits, ErrorPolicy, MultiTurnInferenceEngine, episode_limits
-from turnwise.episode.options import ParserChoice
+from turnwise.episode import CollectorOptions, MultiTurnInferenceEngine
 from turnwise.errors import ConfigError, import_extra
-from turnwise.reward import RewardFn
 from turnwise.trainer.components import UserComponents
 from turnwise.user_code import is_installed
 
@@ -24,12 +22,7 @@ class EpisodeComponents:
     """What a worker needs to play episodes."""
 
     factory: EnvironmentFactory
-    reward_fn: RewardFn | None
-    tools: Any
-    parser: ParserChoice
-    system_prompt: str | None
-    limits: EpisodeLimits
-    on_error: ErrorPolicy
+    options: CollectorOptions
     keeps_trajectories: bool = False
     """Whether episodes are returned to the driver, which scores whole batches of them."""
 
@@ -42,24 +35,20 @@ def episode_components(
     scores_batches: bool = False,
 ) -> EpisodeComponents:
     """Return the components that a user gave, with the turns and tools of a multi-turn engine."""
-    limits = user.limits or episode_limits(config)
-    tools: Any = user.registry(config)
-    parser, system_prompt = user.parser or "auto", user.system_prompt
+    options = user.episode_options(config)
     if engine is not None:
-        limits = dataclasses.replace(limits, max_turns=engine.max_turns)
-        system_prompt = system_prompt or engine._setup.system_prompt or None
-        if tools is None and engine._manager is not None:
-            tools, parser = engine._manager.registry, engine._manager.parser
-    return EpisodeComponents(
-        user.factory(config),
-        None if scores_batches else user.reward_fn,
-        tools,
-        parser,
-        system_prompt,
-        limits,
-        config.training.on_error,
-        keeps_trajectories=scores_batches,
-    )
+        assert options.limits is not None  # `filled_from` gives them
+        options = dataclasses.replace(
+            options,
+            limits=dataclasses.replace(options.limits, max_turns=engine.max_turns),
+            system_prompt=options.system_prompt or engine._setup.system_prompt or None,
+        )
+        if options.tools is None and engine._manager is not None:
+            manager = engine._manager
+            options = dataclasses.replace(options, tools=manager.registry, parser=manager.parser)
+    if scores_batches:
+        options = dataclasses.replace(options, reward_fn=None)
+    return EpisodeComponents(user.factory(config), options, keeps_trajectories=scores_batches)
 
 
 def pack(components: EpisodeComponents) -> str:

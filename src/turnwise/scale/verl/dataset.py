@@ -111,12 +111,12 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         seed = training_seed(self._seed, "train", step, 0, number)
         if self._rows is None:
             return seed, self._seed, None
-        chosen = index % len(self._rows)
-        if not self._in_order:
-            chosen = rows_for_step(len(self._rows), step, self._batch_size, self._seed)[number]
+        num_rows = len(self._rows)
+        in_order = self._in_order
+        chosen = index % num_rows if in_order else rows_for_step(num_rows, index, 1, self._seed)[0]
         row = self._rows[chosen]
         sampling = self._seed
-        if isinstance(getattr(self._rows, "source", self._rows), CustomEnvDataset):
+        if isinstance(getattr(self._rows, "dataset", self._rows), CustomEnvDataset):
             sampling = derive_seed(self._seed, "sampling", step, 0)
         return episode_seed(row, self._rows, seed), sampling, row
 
@@ -159,19 +159,12 @@ def make_datasets(
 
 
 class RegisteredDataset(Dataset[dict[str, Any]]):
-    """One of the datasets of this process, for VERL's trainers that make theirs by a class name.
+    """Stands for the datasets of this process, for VERL's trainers that make theirs by a class.
 
-    VERL passes its name as `data_files`.
+    VERL passes the dataset's name as `data_files`.
     """
 
     registered: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, data_files: str, **_: Any) -> None:
-        self._dataset = self.registered[data_files]
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row: dict[str, Any] = self._dataset[index]
-        return row
+    def __new__(cls, data_files: str, **_: Any) -> Any:
+        return cls.registered[data_files]

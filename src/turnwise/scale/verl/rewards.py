@@ -1,7 +1,7 @@
 """Rewards in VERL: `EnvironmentRewardWrapper`, and scorers of whole batches in the driver."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, overload
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,23 +9,10 @@ import torch
 from turnwise.deadlines import run_sync
 from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentSource
-from turnwise.episode.batch_reward import object_array, task_columns
-from turnwise.errors import ConfigError, RewardError
-from turnwise.reward import (
-    Reward,
-    RewardBatch,
-    RewardFn,
-    batch_type,
-    compute_reward,
-    compute_reward_async,
-)
-from turnwise.reward.batches import (
-    Columns,
-    carried_trajectories,
-    play_response,
-    response_texts,
-    starts,
-)
+from turnwise.episode.batch_reward import with_columns
+from turnwise.errors import RewardError
+from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type, compute_reward
+from turnwise.reward.batches import carried_trajectories, score_responses
 from turnwise.types import Trajectory
 
 TRAJECTORY = "trajectory"
@@ -41,8 +28,7 @@ class EnvironmentRewardWrapper:
     Called with a batch of VERL's it returns one reward per row: `reward_fn`'s for the episode that
     the batch carries, or the one earned in the agent loop, or else, for a batch of another rollout,
     the environment's reward for the response as its first action. Responses are texts, or token
-    ids that `tokenizer` decodes. `compute_score` does the same for one response, with the arguments
-    of VERL's custom reward functions; a single trajectory is scored by `reward_fn`.
+    ids that `tokenizer` decodes. A single trajectory is scored by `reward_fn`.
     """
 
     def __init__(
@@ -57,10 +43,6 @@ class EnvironmentRewardWrapper:
         self._reward_fn = reward_fn
         self._tokenizer = tokenizer
 
-    @overload
-    def __call__(self, data: Trajectory, environment: BaseEnvironment | None = None) -> Reward: ...
-    @overload
-    def __call__(self, data: RewardBatch) -> torch.Tensor: ...
     def __call__(
         self, data: Any, environment: BaseEnvironment | None = None
     ) -> Reward | torch.Tensor:
@@ -69,32 +51,12 @@ class EnvironmentRewardWrapper:
             return compute_reward(data, environment, self._reward_fn)
         carried = carried_trajectories(data)
         if carried is not None:
-            return torch.tensor([self(trajectory).total for trajectory in carried])
+            rewards = [compute_reward(episode, None, self._reward_fn).total for episode in carried]
+            return torch.tensor(rewards)
         if "rm_scores" in data.batch:
             earned: torch.Tensor = data.batch["rm_scores"].sum(-1)
             return earned
-        texts = response_texts(data, self._tokenizer)
-        rows = starts(data, len(texts))
-        rewards = [
-            self.compute_score("", text, None, row) for text, row in zip(texts, rows, strict=True)
-        ]
-        return torch.tensor(rewards)
-
-    def compute_score(
-        self,
-        data_source: str,
-        solution_str: str,
-        ground_truth: Any = None,
-        extra_info: Mapping[str, Any] | None = None,
-        **_: Any,
-    ) -> float:
-        """Return the reward of one response, as the first action of a new episode."""
-        return run_sync(self._score(solution_str, extra_info or {}))
-
-    async def _score(self, action: str, start: Mapping[str, Any]) -> float:
-        async with play_response(self._factory, action, start) as (trajectory, environment):
-            reward = await compute_reward_async(trajectory, environment, self._reward_fn)
-        return reward.total
+        return torch.tensor(score_responses(self._factory, data, self._tokenizer, self._reward_fn))
 
 
 def function_scorer(function: RewardFn) -> BatchScorer:
@@ -121,11 +83,6 @@ def reward_model_scorer(worker: Any, config: Any, pools: Any, device_name: str) 
         ray_cls_with_init=RayClassWithInitArgs(cls=worker, config=config.reward.reward_model),
         device_name=device_name,
     )
-    if not hasattr(group, "compute_rm_score"):
-        raise ConfigError(
-            "the worker of the role RewardModel has no compute_rm_score(data) that VERL can call. "
-            "Write one, and mark it with VERL's @register."
-        )
     if hasattr(group, "init_model"):
         group.init_model()
 
@@ -150,18 +107,16 @@ def score_batch(
     first_rows = prompts.non_tensor_batch["extra_info"][rows]
     kept = output.batch[torch.as_tensor(rows)]
     tensors = {name: kept[name] for name in kept.keys()}  # noqa: SIM118 - a TensorDict
-    columns = task_columns([start["task"] for start in first_rows])
-    columns = {name: column for name, column in columns.items() if name not in tensors}
     played = [trajectories[row] for row in rows]
-    objects = {
-        **columns,
-        "response_texts": ["\n".join(trajectory.actions) for trajectory in played],
-        TRAJECTORY: played,
-        "extra_info": list(first_rows),
-        "uid": list(prompts.non_tensor_batch["uid"][rows]),
-    }
-    arrays = {name: object_array(column) for name, column in objects.items()}
-    value = score(RewardBatch(Columns({**tensors, **columns}), arrays))
+    batch = with_columns(
+        tensors,
+        tasks=[start["task"] for start in first_rows],
+        response_texts=["\n".join(trajectory.actions) for trajectory in played],
+        trajectory=played,
+        extra_info=list(first_rows),
+        uid=list(prompts.non_tensor_batch["uid"][rows]),
+    )
+    value = score(batch)
     if isinstance(value, dict):
         value = value.get("reward_tensor", value)
     scores = torch.as_tensor(value, dtype=torch.float32).cpu()

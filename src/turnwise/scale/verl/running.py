@@ -21,8 +21,6 @@ from turnwise.scale.verl.settings import AGENT_LOOP_MODULE, OWN_SECTION
 
 METRICS_LOG = "verl-metrics.jsonl"
 """The file in the run folder to which VERL's file logger writes."""
-_ALIASES = {"CriticValue": "Critic"}
-"""Names of roles in older texts about VERL."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class VerlArguments:
     """A reward function of whole batches, called in the process that drives the training."""
 
     @property
-    def names(self) -> list[str]:
+    def refused_by_v1(self) -> list[str]:
         """The names of the arguments that were given and VERL's V1 trainer does not take."""
         names = ("role_worker_mapping", "resource_pool_manager", "collate_fn", "train_sampler")
         given = [name for name in names if getattr(self, name)]
@@ -52,6 +50,16 @@ class VerlArguments:
         """Whether the driver scores whole batches; the episodes then have no rewards."""
         roles = {getattr(role, "name", role) for role in self.role_worker_mapping}
         return "RewardModel" in roles or self.reward_fn is not None
+
+    def collate(self, rows: list[Any]) -> dict[str, Any]:
+        """Make a batch of rows as VERL takes it: lists become arrays, or tensors."""
+        assert self.collate_fn is not None
+        batch = dict(self.collate_fn(rows))
+        for name, column in batch.items():
+            if isinstance(column, list | tuple):
+                is_tensors = column and all(isinstance(item, torch.Tensor) for item in column)
+                batch[name] = torch.stack(list(column)) if is_tensors else object_array(column)
+        return batch
 
 
 class VerlRun:
@@ -73,11 +81,10 @@ class VerlRun:
         with import_extra("omegaconf", "verl").open_dict(config):
             config[OWN_SECTION].components = pack(episodes)
         if tokenizer is not None:
-            # VERL's workers load it from a folder that all of them see.
+            path = str(run_folder / "tokenizer")  # all of VERL's workers see it
             if isinstance(tokenizer, str):
                 path = model_folder(tokenizer)
             else:
-                path = str(run_folder / "tokenizer")
                 tokenizer.save_pretrained(path)
             for model in (config.actor_rollout_ref.model, config.critic.model):
                 model.tokenizer_path = path
@@ -95,38 +102,38 @@ class VerlRun:
     def _start_legacy(
         self, config: Any, train: Any, held_out: Any, arguments: VerlArguments
     ) -> None:
+        import ray
         from verl.trainer.main_ppo_v0 import BaseTaskRunner
         from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+        from verl.trainer.ppo.utils import Role
         from verl.utils.config import omega_conf_to_dataclass
         from verl.utils.dataset.rl_dataset import collate_fn
 
         runner = BaseTaskRunner()
         _, worker_group = runner.add_actor_rollout_worker(config)
         runner.add_critic_worker(config)
-        pools = resource_pools(runner, config, arguments)
-        roles, reward_worker = role_workers(runner.role_worker_mapping, arguments)
+        workers = runner.role_worker_mapping
+        actors = (Role.ActorRollout, Role.ActorRolloutRef)
+        for key, worker in arguments.role_worker_mapping.items():
+            role = find_role(key)
+            runner.mapping.setdefault(role, "global_pool")
+            if role in actors:
+                # The actor's worker may hold the reference too; its role then has another name.
+                role = next(name for name in workers if name in actors)
+            workers[role] = ray.remote(worker) if isinstance(worker, type) else worker
+        reward_worker = workers.pop(Role.RewardModel, None)
+        pools = arguments.resource_pool_manager or runner.init_resource_pool_mgr(config)
         model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-
-        def collate(rows: list[Any]) -> dict[str, Any]:
-            assert arguments.collate_fn is not None
-            batch = dict(arguments.collate_fn(rows))
-            for name, column in batch.items():
-                if not isinstance(column, list | tuple):
-                    continue
-                is_tensors = column and all(isinstance(item, torch.Tensor) for item in column)
-                batch[name] = torch.stack(list(column)) if is_tensors else object_array(column)
-            return batch
-
         self.trainer = RayPPOTrainer(
             config=config,
             tokenizer=model.tokenizer,
             processor=model.processor,
-            role_worker_mapping=roles,
+            role_worker_mapping=workers,
             resource_pool_manager=pools,
             ray_worker_group_cls=worker_group,
             train_dataset=train,
             val_dataset=held_out,
-            collate_fn=collate_fn if arguments.collate_fn is None else collate,
+            collate_fn=collate_fn if arguments.collate_fn is None else arguments.collate,
             train_sampler=arguments.train_sampler,
             device_name=arguments.device_name,
         )
@@ -214,48 +221,11 @@ def _start_ray(config: Any) -> None:
 
 
 def find_role(key: Any) -> Any:
-    """Return a role of VERL's, given itself or its name."""
+    """Return a role of VERL's, given itself or its name; in older texts Critic is CriticValue."""
     from verl.trainer.ppo.utils import Role
 
-    if isinstance(key, Role):
-        return key
-    name = _ALIASES.get(key, key)
-    if name in Role.__members__:
-        return Role[name]
-    known = [*Role.__members__, *_ALIASES]
-    raise ConfigError(f"role_worker_mapping got the role {key!r}. {did_you_mean(str(key), known)}")
-
-
-def role_workers(
-    standard: Mapping[Any, Any], arguments: VerlArguments
-) -> tuple[dict[Any, Any], Any]:
-    """Return the worker classes of all roles, and that of the reward model, if there is one."""
-    import ray
-    from verl.trainer.ppo.utils import Role
-
-    workers = dict(standard)
-    actors = (Role.ActorRollout, Role.ActorRolloutRef)
-    for key, worker in arguments.role_worker_mapping.items():
-        role = find_role(key)
-        if role in actors:
-            # The actor's worker may hold the reference too; its role then has another name.
-            role = next(name for name in standard if name in actors)
-        workers[role] = ray.remote(worker) if isinstance(worker, type) else worker
-    return workers, workers.pop(Role.RewardModel, None)
-
-
-def resource_pools(runner: Any, config: Any, arguments: VerlArguments) -> Any:
-    """Return VERL's resource pools: the given ones, or one for all roles."""
-    roles = [find_role(key) for key in arguments.role_worker_mapping]
-    manager = arguments.resource_pool_manager
-    if manager is None:
-        for role in roles:
-            runner.mapping.setdefault(role, "global_pool")
-        return runner.init_resource_pool_mgr(config)
-    missing = {*runner.mapping, *roles} - set(manager.mapping)
-    if missing:
-        names = ", ".join(sorted(role.name for role in missing))
-        raise ConfigError(
-            f"resource_pool_manager has no pool for: {names}. Add them to its mapping."
-        )
-    return manager
+    name = "Critic" if key == "CriticValue" else getattr(key, "name", key)
+    if name not in Role.__members__:
+        hint = did_you_mean(str(key), Role.__members__)
+        raise ConfigError(f"role_worker_mapping got the role {key!r}. {hint}")
+    return Role[name]

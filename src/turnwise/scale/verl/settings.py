@@ -8,7 +8,7 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,25 +47,60 @@ ESTIMATORS = {
     )
 } | {"dr_grpo": "grpo"}  # fmt: skip
 
-COPIED: dict[str, str] = {
-    "model.tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
-    "inference.temperature": f"{ROLLOUT}.temperature",
-    "inference.top_p": f"{ROLLOUT}.top_p",
-    "training.gamma": "algorithm.gamma",
-    "training.lam": "algorithm.lam",
-    "training.clip_ratio": f"{ACTOR}.clip_ratio",
-    "training.batch_size": "data.train_batch_size",
-    "training.use_kl_in_reward": "algorithm.use_kl_in_reward",
-    "training.kl_coef": "algorithm.kl_ctrl.kl_coef",
-    "training.kl_horizon": "algorithm.kl_ctrl.horizon",
-    "training.kl_penalty": "algorithm.kl_penalty",
-    "training.update_epochs": f"{ACTOR}.ppo_epochs",
-    "training.entropy_coef": f"{ACTOR}.entropy_coeff",
-    "training.kl_loss_coef": f"{ACTOR}.kl_loss_coef",
-    "training.seed": "data.seed",
-    "ray.num_actors": f"{ROLLOUT}.agent.num_workers",
+FSDP_SECTIONS = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp")
+
+COPIED: dict[str, tuple[str, ...]] = {
+    "model.tensor_parallel_size": (f"{ROLLOUT}.tensor_model_parallel_size",),
+    "model.trust_remote_code": tuple(
+        f"{section}.trust_remote_code" for section in ("data", MODEL, "critic.model")
+    ),
+    "inference.temperature": (f"{ROLLOUT}.temperature",),
+    "inference.top_p": (f"{ROLLOUT}.top_p",),
+    "inference.multi_turn": (f"{ROLLOUT}.multi_turn.enable",),
+    "training.gamma": ("algorithm.gamma",),
+    "training.lam": ("algorithm.lam",),
+    "training.clip_ratio": (f"{ACTOR}.clip_ratio",),
+    "training.batch_size": ("data.train_batch_size",),
+    "training.use_kl_in_reward": ("algorithm.use_kl_in_reward",),
+    "training.kl_coef": ("algorithm.kl_ctrl.kl_coef",),
+    "training.kl_horizon": ("algorithm.kl_ctrl.horizon",),
+    "training.kl_penalty": ("algorithm.kl_penalty",),
+    "training.update_epochs": (f"{ACTOR}.ppo_epochs",),
+    "training.entropy_coef": (f"{ACTOR}.entropy_coeff",),
+    "training.kl_loss_coef": (f"{ACTOR}.kl_loss_coef",),
+    "training.learning_rate": (f"{ACTOR}.optim.lr", "critic.optim.lr"),
+    "training.weight_decay": (f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"),
+    "training.lr_schedule": (f"{ACTOR}.optim.lr_scheduler_type", "critic.optim.lr_scheduler_type"),
+    "training.seed": (
+        "data.seed",
+        f"{ROLLOUT}.seed",
+        f"{ACTOR}.fsdp_config.seed",
+        "critic.fsdp.seed",
+        f"{ACTOR}.data_loader_seed",
+        "critic.data_loader_seed",
+    ),
+    "checkpoint.keep_last_n": ("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"),
+    "ray.num_actors": (f"{ROLLOUT}.agent.num_workers",),
 }
 """Settings whose values VERL takes as they are, and where they go."""
+
+FIXED: dict[str, Any] = {
+    f"{ROLLOUT}.mode": "async",
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.agent.default_agent_loop": AGENT_LOOP,
+    f"{ROLLOUT}.agent.agent_loop_manager_class": f"{AGENT_LOOP_MODULE}.EpisodeLoopManager",
+    f"{ACTOR}.use_dynamic_bsz": True,
+    "reward.num_workers": 0,  # the agent loop scores
+    "data.shuffle": False,  # the dataset is in its order already
+    "data.dataloader_num_workers": 0,
+    "data.return_raw_chat": True,
+    "trainer.use_v1": False,
+    "trainer.total_epochs": 1,  # each step has its own starts: one pass over all
+    "trainer.val_before_train": False,
+    **{f"{section}.mixed_precision.reduce_dtype": "fp32" for section in FSDP_SECTIONS},
+    **{f"{section}.mixed_precision.buffer_dtype": "fp32" for section in FSDP_SECTIONS},
+}
+"""What our episodes need, whatever the settings are."""
 
 UNSUPPORTED = frozenset((
     "expert", "policies", "model.load_in_4bit", "model.reference", "checkpoint.best_metric",
@@ -85,8 +120,19 @@ UNSUPPORTED = frozenset((
 ))  # fmt: skip
 """Settings that VERL does not have: they must have their defaults."""
 
+KNOWN_VALUES: dict[str, Collection[Any]] = {
+    "training.adv_estimator": ESTIMATORS,
+    "training.policy_loss": POLICY_LOSSES,
+    "training.lr_schedule": ("constant", "cosine"),
+    "inference.backend": ("local", "vllm", "sglang"),
+    "logging.sinks": ("tensorboard", "wandb", "mlflow", "trackio"),
+    "logging.wandb": ("project", "name"),
+    "model.device": ("auto", "cuda"),
+    "ray.gpus_per_worker": (0, 1),
+}
+"""Settings of which VERL has these values; of a list or dict, these entries."""
+
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 _DEFAULT_CONTEXT = 4096
 _MAX_PROMPT = 2048
 _MICRO_BATCH_TOKENS = 16384  # VERL's default
@@ -125,49 +171,35 @@ def find_resources(config: ConfigStore, run_folder: Path) -> Resources:
 def refuse_mix(config: ConfigStore) -> None:
     """Refuse a mix of environments and an agent: VERL's workers play in one environment."""
     for name in ("agent", "environments"):
-        if (value := getattr(config, name)) is not None:
-            given = f"a mix of {len(value)}" if name == "environments" else repr(value)
+        if getattr(config, name) is not None:
             raise ConfigError(
-                f"{name} is {given}, and VERL has no such setting: it trains in one "
-                "environment. Train with engine='local' or 'ray'."
+                f"{name} is given, and VERL has no such setting: it trains in one environment. "
+                "Train with engine='local' or 'ray'."
             )
 
 
-def _problems(config: ConfigStore, resources: Resources) -> Iterator[str]:
-    """Yield what these settings ask for and VERL cannot do."""
-    defaults = dict(ConfigStore().settings())
-    for name, value in config.settings():
-        if name in UNSUPPORTED and value != defaults[name]:
-            yield (
-                f"{name} is {value!r}, and VERL has no such setting. Leave it at "
+def _refuse_unsupported(config: ConfigStore) -> None:
+    """Refuse what these settings ask for and VERL cannot do."""
+    refuse_mix(config)
+    values, defaults = dict(config.settings()), dict(ConfigStore().settings())
+    for name in UNSUPPORTED:
+        if values[name] != defaults[name]:
+            raise ConfigError(
+                f"{name} is {values[name]!r}, and VERL has no such setting. Leave it at "
                 f"{defaults[name]!r}, or train with engine='local'."
             )
-    training, logging, ray = config.training, config.logging, config.ray
-    for name, values, known in (
-        ("training.adv_estimator", [training.adv_estimator], sorted(ESTIMATORS)),
-        ("training.policy_loss", [training.policy_loss], sorted(POLICY_LOSSES)),
-        ("training.lr_schedule", [training.lr_schedule], ["constant", "cosine"]),
-        ("inference.backend", [config.inference.backend], ["local", "vllm", "sglang"]),
-        ("logging.sinks", logging.sinks, _SINKS),
-        ("logging.wandb", logging.wandb, ["project", "name"]),
-    ):
-        if unknown := ", ".join(repr(value) for value in values if value not in known):
-            yield f"{name} got {unknown}, which VERL does not have. VERL has: {', '.join(known)}."
-    if config.inference.temperature == 0:
-        yield "inference.temperature got 0: a greedy policy explores nothing."
-    if config.model.device == "cpu":
-        yield "model.device got 'cpu', and VERL trains on GPUs. Train with engine='local'."
-    if ray.gpus_per_worker not in (0, 1):
-        yield f"ray.gpus_per_worker got {ray.gpus_per_worker}. VERL's workers have one each."
-    if 0 < resources.num_gpus < ray.num_learners:
-        yield (
-            f"ray.num_learners got {ray.num_learners}, and torch sees {resources.num_gpus} GPUs: "
-            "VERL's workers have one each."
-        )
-    size, group = training.mini_batch_size, group_size(config)
-    num_episodes = training.batch_size * group
+    for name, known in KNOWN_VALUES.items():
+        given = values[name]
+        for value in given if isinstance(given, list | dict) else [given]:
+            if value not in known:
+                raise ConfigError(
+                    f"{name} got {value!r}, which VERL does not have. "
+                    f"VERL has: {', '.join(map(str, known))}."
+                )
+    size, group = config.training.mini_batch_size, group_size(config)
+    num_episodes = config.training.batch_size * group
     if size is not None and (size % group or num_episodes % size):
-        yield (
+        raise ConfigError(
             f"training.mini_batch_size got {size}. VERL takes whole groups of {group}, and so "
             f"many that they divide the {num_episodes} episodes of a step."
         )
@@ -185,19 +217,34 @@ def to_verl_config(
     `num_steps` and `per_epoch` are the steps of the run and of an epoch; by default those of the
     settings. `limits` are those given in Python; by default those of the settings.
     """
-    refuse_mix(config)
-    for problem in _problems(config, resources):
-        raise ConfigError(problem)
-    training = config.training
+    _refuse_unsupported(config)
+    training, wandb = config.training, config.logging.wandb
     per_epoch = per_epoch or training.epoch_steps(None)
-    num_steps = num_steps or training.max_steps or training.num_epochs * per_epoch
+    num_workers = config.ray.num_learners
+    if num_workers == 1:  # the default: all GPUs
+        num_workers = max(resources.num_gpus, 1)
     values = dict(config.settings())
-    settings = {target: values[name] for name, target in COPIED.items()}
-    settings |= _rollout(config, resources, limits or episode_limits(config))
-    longest = settings["data.max_prompt_length"] + settings["data.max_response_length"]
+    settings = FIXED | {
+        "trainer.n_gpus_per_node": num_workers,
+        "trainer.total_training_steps": (
+            num_steps or training.max_steps or training.num_epochs * per_epoch
+        ),
+        "trainer.project_name": wandb.get("project", "turnwise"),
+        "trainer.experiment_name": wandb.get("name", resources.run_folder.name),
+        "trainer.logger": ["console", "file", *config.logging.sinks],
+        "trainer.default_local_dir": str(resources.run_folder / "verl"),
+        "trainer.save_freq": (
+            config.checkpoint.save_steps or (config.checkpoint.save_interval or 1) * per_epoch
+        ),
+        "trainer.test_freq": (training.eval_steps or per_epoch) if training.eval_episodes else -1,
+    }
+    settings |= {target: values[name] for name, targets in COPIED.items() for target in targets}
     settings |= _model(config, resources)
-    settings |= _update(config, longest)
-    settings |= _run(config, resources, num_steps, per_epoch)
+    settings |= _rollout(config, resources, limits or episode_limits(config))
+    longest_episode = settings["data.max_prompt_length"] + settings["data.max_response_length"]
+    settings |= _update(config, longest_episode)
+    if config.ray.address is not None:
+        settings["ray_kwargs.ray_init.address"] = config.ray.address
     return settings
 
 
@@ -211,36 +258,22 @@ def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -
         response = min(response, limits.max_tokens)
     return {
         f"{ROLLOUT}.name": "vllm" if inference.backend == "local" else inference.backend,
-        f"{ROLLOUT}.mode": "async",
         f"{ROLLOUT}.n": group_size(config),
-        f"{ROLLOUT}.calculate_log_probs": True,
-        f"{ROLLOUT}.multi_turn.enable": inference.multi_turn,
         f"{ROLLOUT}.multi_turn.max_assistant_turns": turns,
-        f"{ROLLOUT}.agent.default_agent_loop": AGENT_LOOP,
-        f"{ROLLOUT}.agent.agent_loop_manager_class": f"{AGENT_LOOP_MODULE}.EpisodeLoopManager",
         "data.max_prompt_length": prompt,
         "data.max_response_length": min(response, resources.context_length - prompt),
-        "reward.num_workers": 0,  # the agent loop scores
     }
 
 
 def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
     model, training = config.model, config.training
     dtype = "bfloat16" if model.dtype == "auto" else model.dtype
-    settings: dict[str, Any] = {
-        f"{ROLLOUT}.dtype": dtype,
-        "data.trust_remote_code": model.trust_remote_code,
-    }
-    for section in (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp"):
-        settings |= {
-            f"{section}.mixed_precision.param_dtype": _PRECISIONS[dtype],
-            f"{section}.mixed_precision.reduce_dtype": "fp32",
-            f"{section}.mixed_precision.buffer_dtype": "fp32",
-        }
+    settings: dict[str, Any] = {f"{ROLLOUT}.dtype": dtype}
+    for section in FSDP_SECTIONS:
+        settings[f"{section}.mixed_precision.param_dtype"] = _PRECISIONS[dtype]
     for section in (MODEL, "critic.model"):
         settings |= {
             f"{section}.path": resources.model_path,
-            f"{section}.trust_remote_code": model.trust_remote_code,
             f"{section}.enable_gradient_checkpointing": bool(training.gradient_checkpointing),
         }
     if not training.lora_rank:
@@ -253,14 +286,14 @@ def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
     }
 
 
-def _update(config: ConfigStore, longest: int) -> dict[str, Any]:
-    """Return the settings of the algorithm and the optimizer; `longest` is a whole episode."""
+def _update(config: ConfigStore, longest_episode: int) -> dict[str, Any]:
+    """Return the settings of the algorithm and the optimizer."""
     training = config.training
     low, high = training.clip_ratio_low, training.clip_ratio_high
     # VERL counts a mini-batch in starts, each with its whole group.
     mini_batch = training.mini_batch_size or training.batch_size * group_size(config)
     # A micro-batch holds at least one whole episode.
-    most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest)
+    most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest_episode)
     settings: dict[str, Any] = {
         "algorithm.adv_estimator": ESTIMATORS[training.adv_estimator],
         "algorithm.norm_adv_by_std_in_grpo": training.adv_estimator != "dr_grpo",
@@ -269,9 +302,6 @@ def _update(config: ConfigStore, longest: int) -> dict[str, Any]:
         f"{ACTOR}.clip_ratio_low": training.clip_ratio if low is None else low,
         f"{ACTOR}.clip_ratio_high": training.clip_ratio if high is None else high,
         f"{ACTOR}.ppo_mini_batch_size": mini_batch // group_size(config),
-        f"{ACTOR}.use_dynamic_bsz": True,
-        f"{ACTOR}.ppo_max_token_len_per_gpu": most_tokens,
-        "critic.ppo_max_token_len_per_gpu": most_tokens,
     }
     if training.kl_target is not None:
         settings["algorithm.kl_ctrl.type"] = "adaptive"
@@ -282,47 +312,11 @@ def _update(config: ConfigStore, longest: int) -> dict[str, Any]:
         settings[f"{ACTOR}.calculate_sum_pi_squared"] = True
     for section in (ACTOR, "critic"):
         settings |= {
-            f"{section}.optim.lr": training.learning_rate,
-            f"{section}.optim.weight_decay": training.weight_decay,
+            f"{section}.ppo_max_token_len_per_gpu": most_tokens,
             f"{section}.optim.lr_warmup_steps": training.warmup_steps or -1,
-            f"{section}.optim.lr_scheduler_type": training.lr_schedule,
             # VERL always clips: null becomes a bound that no gradient reaches.
             f"{section}.optim.clip_grad": training.max_grad_norm or 1e9,
-            f"{section}.data_loader_seed": training.seed,
         }
-    return settings
-
-
-def _run(
-    config: ConfigStore, resources: Resources, num_steps: int, per_epoch: int
-) -> dict[str, Any]:
-    training, checkpoint, wandb = config.training, config.checkpoint, config.logging.wandb
-    num_workers = config.ray.num_learners
-    if num_workers == 1:  # the default: all GPUs
-        num_workers = max(resources.num_gpus, 1)
-    settings = {
-        "data.shuffle": False,  # the dataset is in its order already
-        "data.dataloader_num_workers": 0,
-        "data.return_raw_chat": True,
-        "trainer.use_v1": False,
-        "trainer.n_gpus_per_node": num_workers,
-        "trainer.total_epochs": 1,  # each step has its own starts: one pass over all
-        "trainer.total_training_steps": num_steps,
-        "trainer.project_name": wandb.get("project", "turnwise"),
-        "trainer.experiment_name": wandb.get("name", resources.run_folder.name),
-        "trainer.logger": ["console", "file", *config.logging.sinks],
-        "trainer.default_local_dir": str(resources.run_folder / "verl"),
-        "trainer.save_freq": checkpoint.save_steps or (checkpoint.save_interval or 1) * per_epoch,
-        "trainer.max_actor_ckpt_to_keep": checkpoint.keep_last_n,
-        "trainer.max_critic_ckpt_to_keep": checkpoint.keep_last_n,
-        "trainer.val_before_train": False,
-        "trainer.test_freq": (training.eval_steps or per_epoch) if training.eval_episodes else -1,
-        f"{ROLLOUT}.seed": training.seed,
-        f"{ACTOR}.fsdp_config.seed": training.seed,
-        "critic.fsdp.seed": training.seed,
-    }
-    if config.ray.address is not None:
-        settings["ray_kwargs.ray_init.address"] = config.ray.address
     return settings
 
 
@@ -357,17 +351,15 @@ def check(config: Any, on_error: str = "retry", arguments: Sequence[str] = ()) -
 
     rollout = config.actor_rollout_ref.rollout
     num_episodes = config.data.train_batch_size * rollout.n
-    if config.trainer.use_v1 and on_error != "retry":
-        raise ConfigError(
-            f"training.on_error got {on_error!r}. VERL's V1 trainer continues without the "
-            "episodes that failed; take 'retry', or trainer.use_v1=false."
-        )
-    if config.trainer.use_v1 and arguments:
-        raise ConfigError(
-            f"VERL's V1 trainer makes its own components: {', '.join(arguments)} cannot be "
-            "passed to it. Leave them out, or train with trainer.use_v1=false."
-        )
-    if not config.trainer.use_v1 and num_episodes % rollout.agent.num_workers:
+    if config.trainer.use_v1:
+        refused = [*arguments, *([] if on_error == "retry" else [f"training.on_error={on_error}"])]
+        if refused:
+            raise ConfigError(
+                "VERL's V1 trainer makes its own components, and continues without the episodes "
+                f"that failed: it does not take {', '.join(refused)}. Leave them out, or train "
+                "with trainer.use_v1=false."
+            )
+    elif num_episodes % rollout.agent.num_workers:
         raise ConfigError(
             f"ray.num_actors got {rollout.agent.num_workers}, and VERL deals the {num_episodes} "
             "episodes of a step out evenly. Take a number that divides them."

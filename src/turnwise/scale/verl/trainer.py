@@ -12,11 +12,10 @@ from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource, declared_max_steps
 from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
 from turnwise.episode.options import ParserChoice
-from turnwise.errors import CheckpointError, ConfigError, TrainingStopped, import_extra
+from turnwise.errors import ConfigError, import_extra
 from turnwise.progress.lines import LineReporter
 from turnwise.reward import RewardFn, batch_type
 from turnwise.runs.choose_folder import choose_run_folder
-from turnwise.runs.doctor import Doctor
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.scale.verl.components import episode_components
@@ -24,7 +23,6 @@ from turnwise.scale.verl.dataset import HELD_OUT, TRAIN, CustomEnvironmentDatase
 from turnwise.scale.verl.running import METRICS_LOG, VerlArguments, VerlRun
 from turnwise.scale.verl.settings import (
     OWN_SECTION,
-    ROLLOUT,
     check,
     compose,
     find_resources,
@@ -41,38 +39,25 @@ _LOG = logging.getLogger("turnwise")
 
 
 def take_metrics(run_folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return what VERL's file logger wrote, as steps with their metrics, and remove the file.
-
-    A line that cannot be read, such as the half line of a killed process, is logged and left out.
-    """
+    """Return what VERL's file logger wrote, as steps with their metrics, and remove the file."""
     path = run_folder / METRICS_LOG
-    if not path.exists():
-        return []
     entries = []
     # In bytes, whose lines end with line feeds alone: JSON may contain U+2028 and the like.
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             entry = json.loads(line)
+        except ValueError:  # the half line of a killed process
+            _LOG.warning("%s: no metrics of a step, left out: %.80s", path, line)
+        else:
             entries.append((int(entry["step"]), dict(entry["data"])))
-        except (ValueError, TypeError, KeyError):
-            _LOG.warning("%s, line %d: no metrics of a step, left out: %.80s", path, number, line)
-    path.unlink()
+    path.unlink(missing_ok=True)
     return entries
 
 
 def newest_step(run_folder: Path) -> int:
     """Return the step of VERL's newest checkpoint; 0 if there is none."""
     latest = run_folder / "verl" / "latest_checkpointed_iteration.txt"
-    if not latest.exists():
-        return 0
-    text = latest.read_text(errors="replace").strip()
-    if not text.isdecimal():
-        raise CheckpointError(
-            f"{latest} got {text!r:.80}, expected the step of VERL's newest checkpoint. Write the "
-            f"number of the newest folder global_step_N in {latest.parent} into it, or remove it "
-            "to begin anew."
-        )
-    return int(text)
+    return int(latest.read_text()) if latest.exists() else 0
 
 
 class CustomRayPPOTrainer:
@@ -88,8 +73,7 @@ class CustomRayPPOTrainer:
     `device_name`; `val_dataset` is another name for `eval_dataset`. A `CustomEnvironmentDataset`
     as `train_dataset` is used as it is, and its environment is played.
 
-    VERL prints each step to the console itself, unless `reporter` is None or an object, which
-    receives the steps when VERL is done.
+    VERL prints each step to the console itself, unless `reporter` is None.
     """
 
     def __init__(
@@ -123,9 +107,17 @@ class CustomRayPPOTrainer:
         if environment is None and isinstance(rows, CustomEnvironmentDataset):
             environment = rows.environment
         eval_rows = val_dataset if eval_dataset is None else eval_dataset
-        user = UserComponents(environment, reward_fn, rows, eval_rows, tools, parser, system_prompt)
-        user = dataclasses.replace(user, tokenizer=tokenizer, limits=limits)
-        user = user.filled_from(self.config)
+        user = UserComponents(
+            environment,
+            reward_fn,
+            rows,
+            eval_rows,
+            tools,
+            parser,
+            system_prompt,
+            tokenizer=tokenizer,
+            limits=limits,
+        ).filled_from(self.config)
         self._has_verl_rows = isinstance(user.dataset, CustomEnvironmentDataset)
         if self._has_verl_rows:  # such a dataset makes the rows of evaluations itself
             user = dataclasses.replace(user, eval_fraction=None)
@@ -141,8 +133,8 @@ class CustomRayPPOTrainer:
         self._multi_turn = multi_turn_engine
         self._resume = resume
         self._overrides = list(verl_overrides)
-        self._verl_prints = reporter == "auto"
-        self._reporter = LineReporter() if reporter == "auto" else choose_reporter(reporter)[0]
+        self._verl_prints = reporter is not None
+        self._reporter = LineReporter() if reporter == "auto" else choose_reporter(reporter)
         self.metrics_history: list[Metrics] = []
         """The metrics of each step, under VERL's names, and `step` and `reward`."""
         self.run_folder: Path | None = None
@@ -167,19 +159,22 @@ class CustomRayPPOTrainer:
         omega = import_extra("omegaconf", "verl").OmegaConf
         return str(omega.to_yaml(self.verl_config(), resolve=True))
 
-    def verl_config(self, num_steps: int | None = None, extra: Sequence[str] = ()) -> Any:
-        """Return VERL's whole config; `extra` overrides the user's overrides."""
+    def verl_config(self, num_steps: int | None = None) -> Any:
+        """Return VERL's whole config."""
         resources = find_resources(self.config, self._folder().path)
         components = episode_components(self._user, self.config, self._multi_turn)
         assert self._user.environment is not None  # VERL takes no agent and no mix
         max_steps = declared_max_steps(self._user.environment, self.config.environment)
-        max_turns = components.limits.turn_limit(max_steps, has_tools=components.tools is not None)
-        limits = dataclasses.replace(components.limits, max_turns=max_turns)
+        limits = components.options.limits
+        assert limits is not None  # `filled_from` gives them
+        has_tools = components.options.tools is not None
+        max_turns = limits.turn_limit(max_steps, has_tools=has_tools)
+        limits = dataclasses.replace(limits, max_turns=max_turns)
         settings = to_verl_config(
             self.config, resources, num_steps, self._steps_per_epoch(), limits
         )
-        config = compose(settings | self._own_settings(), [*self._overrides, *extra])
-        check(config, self.config.training.on_error, self._arguments.names)
+        config = compose(settings | self._own_settings(), self._overrides)
+        check(config, self.config.training.on_error, self._arguments.refused_by_v1)
         return config
 
     def _own_settings(self) -> dict[str, Any]:
@@ -233,14 +228,14 @@ class CustomRayPPOTrainer:
             try:
                 self._start(num_steps).fit()
             except BaseException as error:
-                self._finish(folder, f"stopped: {error}", num_steps, first)
+                self._finish(folder, f"stopped: {error}", num_steps)
                 self.cleanup()
                 raise
-            self._finish(folder, "finished", num_steps, first)
+            self._finish(folder, "finished", num_steps)
         return self.metrics_history
 
-    def _finish(self, folder: RunFolder, outcome: str, num_steps: int, first: int) -> None:
-        """Collect VERL's metrics, and report the outcome, the steps and the doctor's findings."""
+    def _finish(self, folder: RunFolder, outcome: str, num_steps: int) -> None:
+        """Collect VERL's metrics, and report the outcome."""
         log = MetricsLog(folder.metrics_file)
         for step, data in take_metrics(folder.path):
             if "training/global_step" in data:
@@ -248,22 +243,13 @@ class CustomRayPPOTrainer:
                 log.append({"step": step, "reward": data["critic/score/mean"], **data})
         self.metrics_history = log.read()
         self._write_status(folder, outcome, num_steps)
-        doctor = Doctor(self.config)
-        for metrics in self.metrics_history:
-            doctor.look(metrics)
-            if not self._verl_prints and metrics["step"] > first:
-                self._reporter.step(metrics)
         self._reporter.end(outcome)
-        for finding in doctor.present():
-            self._reporter.say(f"doctor: {finding}")
 
-    def _start(
-        self, num_steps: int, num_held_out: int | None = None, extra: Sequence[str] = ()
-    ) -> VerlRun:
+    def _start(self, num_steps: int) -> VerlRun:
         """Start Ray, VERL's workers and its trainer, which takes 45 seconds and more."""
         self.cleanup()
         assert self.run_folder is not None
-        config = self.verl_config(num_steps, extra)
+        config = self.verl_config(num_steps)
         episodes = episode_components(
             self._user,
             self.config,
@@ -277,7 +263,7 @@ class CustomRayPPOTrainer:
             seed=training.seed,
             batch_size=config.data.train_batch_size,
             num_steps=num_steps,
-            num_held_out=num_held_out or training.eval_episodes or _DEFAULT_EVAL_EPISODES,
+            num_held_out=training.eval_episodes or _DEFAULT_EVAL_EPISODES,
             has_sampler=self._arguments.train_sampler is not None,
         )
         self._run = VerlRun(
@@ -295,29 +281,6 @@ class CustomRayPPOTrainer:
         folder.write_status(
             status=status, step=self.step, num_steps=num_steps, environment=self._name
         )
-
-    def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
-        """Play on held-out starts with VERL's newest checkpoint; `reward`, and VERL's own names."""
-        self.run_folder = folder = self._folder().path
-        folder.mkdir(parents=True, exist_ok=True)
-        extra = ["trainer.val_before_train=true", "trainer.val_only=true"]
-        if not greedy:
-            inference = self.config.inference
-            extra += [
-                f"{ROLLOUT}.val_kwargs.do_sample=true",
-                f"{ROLLOUT}.val_kwargs.temperature={inference.temperature}",
-                f"{ROLLOUT}.val_kwargs.top_p={inference.top_p}",
-            ]
-        try:
-            self._start(max(newest_step(folder), 1), num_episodes, extra).fit()
-        finally:
-            self.cleanup()
-        logged = take_metrics(folder)
-        if not logged:
-            raise TrainingStopped("VERL's evaluation logged no metrics. Look at its output above.")
-        metrics = logged[-1][1]
-        means = {k.split("/")[-2]: v for k, v in metrics.items() if k.endswith("/mean@1")}
-        return {**means, **metrics}
 
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
         """Return VERL's newest checkpoint, copied to `path` if one is given."""

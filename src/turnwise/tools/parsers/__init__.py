@@ -7,42 +7,30 @@ from functools import cache
 
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.parsers.base import ActionParser, FormatParser, ParseOutcome, ParseResult
-from turnwise.tools.parsers.json_formats import (
+from turnwise.tools.parsers.formats import (
+    DeepSeekParser,
+    DeepSeekV31Parser,
     FunctionCallingParser,
+    GLMParser,
+    HarmonyParser,
     HermesParser,
     JSONActionParser,
+    KimiParser,
     LlamaParser,
     MistralArgsParser,
     MistralParser,
-    ReActActionParser,
-)
-from turnwise.tools.parsers.marked_formats import (
-    DeepSeekParser,
-    DeepSeekV31Parser,
-    GLMParser,
-    HarmonyParser,
-    KimiParser,
     QwenCoderParser,
+    ReActActionParser,
 )
 from turnwise.tools.types import ToolDefinition
 
 __all__ = [
     "PARSERS",
     "ActionParser",
-    "DeepSeekParser",
-    "DeepSeekV31Parser",
     "FunctionCallingParser",
-    "GLMParser",
-    "HarmonyParser",
-    "HermesParser",
     "JSONActionParser",
-    "KimiParser",
-    "LlamaParser",
-    "MistralArgsParser",
-    "MistralParser",
     "ParseOutcome",
     "ParseResult",
-    "QwenCoderParser",
     "ReActActionParser",
     "get_parser",
     "other_format",

@@ -1,24 +1,24 @@
-"""`ActionParser` finds tool calls in text; `FormatParser` is the base of the built-in ones."""
+"""`ActionParser` finds tool calls in text; `FormatParser` is the base of the built-in ones.
 
+Below it stands what reads and writes the pieces of a call: JSON, and names. A name outside of JSON
+that could be misread is written as a JSON string, in quotes.
+"""
+
+import json
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
+from turnwise.errors import ToolError
 from turnwise.tools.types import ToolCall, ToolDefinition
 
-# Longer texts are not parsed: a degenerate model must not block the other episodes.
-MAX_LENGTH = 1_000_000
 MAX_CALLS = 100
-MAX_ARGUMENTS = 500
-# Each object takes microseconds even if it is no call, so that many of them add up.
-_MAX_ATTEMPTS = 250
-# Brackets and commas, each of which may be a value or a level. Python's JSON parser recurses in C:
-# this many levels fit any stack, whatever the recursion limit.
-_MAX_PARTS = 10_000
+"""A degenerate model repeats a call without end."""
 
 _EMPTY_FENCE = re.compile(r"```\w*+\s*+```")
 _EMPTY_LIST = re.compile(r"\[[\s,;]*+\]")
@@ -124,44 +124,48 @@ class FormatParser(ActionParser):
     def _read(self, text: str, start: int) -> Attempt:
         """Reads the call at `start`; may raise `Malformed`."""
 
-    def _hint(self, text: str, position: int) -> str | None:
-        """Returns the problem of a turn in which no call was found, if there is a known one."""
-        return None
-
     def parse(self, text: str) -> ParseResult:
-        thoughts = _Thoughts(text, self.thought_start, self.thought_end)
-        position = thoughts.first_end
-        start = thoughts.next_call(position, self._find)
+        closed = text.find(self.thought_end) if self.thought_end else -1
+        # The start of the first thought may be in the prompt.
+        start = self._next_call(text, closed + len(self.thought_end) if closed >= 0 else 0)
         problem: str | None = None
-        if start >= 0 and len(text) > MAX_LENGTH:
-            problem = f"a turn with calls may have at most {MAX_LENGTH} characters, not {len(text)}"
-        elif start >= 0 and sum(text.count(part, start) for part in "{[,") > _MAX_PARTS:
-            problem = f"there are more than {_MAX_PARTS} brackets and commas"
         calls: list[ToolCall] = []
         around: list[str] = []
-        kept = num_attempts = 0
+        kept = 0
         while start >= 0 and problem is None:
             try:
                 attempt = self._read(text, start)
             except Malformed as error:
-                attempt = Attempt(start, problem=str(error))
+                problem = str(error)
+                break
             problem = attempt.problem
-            num_attempts += 1
             if attempt.calls:
                 calls += attempt.calls
                 around += (text[kept:start], attempt.said)
                 kept = attempt.end
             if len(calls) > MAX_CALLS:
                 problem = f"there are more than {MAX_CALLS} calls in one turn"
-            elif num_attempts == _MAX_ATTEMPTS:
-                problem = f"there are {_MAX_ATTEMPTS} or more objects in one turn"
-            elif problem is None:
-                start = thoughts.next_call(attempt.end, self._find)
-        if not calls and problem is None and not thoughts.is_unfinished:
-            problem = self._hint(text, position)
+            start = self._next_call(text, attempt.end)
         malformed = None if problem is None else f"{problem}; write {self.form}"
-        around.append(text[kept:])
-        return ParseResult(calls[:MAX_CALLS], malformed, _tidy(around))
+        said = "".join([*around, text[kept:]])
+        if calls:  # without a fence or a list that had only calls
+            said = _EMPTY_LIST.sub("", _EMPTY_FENCE.sub("", said))
+        return ParseResult(calls[:MAX_CALLS], malformed, said.strip())
+
+    def _next_call(self, text: str, position: int) -> int:
+        """Returns the first position outside of thoughts where a call may begin; -1 if none."""
+        start = self._find(text, position)
+        while self.thought_start:
+            opened = text.find(self.thought_start, position, len(text) if start < 0 else start)
+            if opened < 0:
+                break
+            closed = text.find(self.thought_end, opened)
+            if closed < 0:
+                return -1
+            position = closed + len(self.thought_end)
+            if 0 <= start < position:
+                start = self._find(text, position)
+        return start
 
     @cached_property
     def form(self) -> str:
@@ -169,37 +173,164 @@ class FormatParser(ActionParser):
         return self.render(ToolCall("name", {"key": "value"}))
 
 
-class _Thoughts:
-    """Finds the thoughts of a turn, from left to right."""
+INCOMPLETE = "the JSON ends before it is complete"
 
-    def __init__(self, text: str, start: str, end: str) -> None:
-        self._text, self._start, self._end = text, start, end
-        closed = text.find(end) if end else -1
-        self.first_end = closed + len(end) if closed >= 0 else 0
-        """The end of the first thought, whose start may be in the prompt."""
-        self.is_unfinished = False
-        self._next = text.find(start, self.first_end) if start else -1
+_ARGUMENT_KEYS = ("arguments", "parameters")
+FENCE = re.compile(r"\s*+(?:```(?:json|JSON)?+\s*+)?+")
+CLOSING_FENCE = re.compile(r"(?:\s*+```)?+")
+_SPACE = re.compile(r"\s*+")
+# These are escaped in strings of a call, or a parser would take the text before for a thought.
+_THOUGHT_ENDS = (("</think>", "\\u003c/think>"), ("[/THINK]", "\\u005b/THINK]"))
 
-    def next_call(self, position: int, find: Callable[[str, int], int]) -> int:
-        """Returns the first position outside of thoughts where a call may begin; -1 if none."""
-        text, start = self._text, find(self._text, position)
-        while True:
-            if 0 <= self._next < position:  # it is inside a call: an argument, no thought
-                self._next = text.find(self._start, position)
-            is_thought = self._next >= 0 and (self._next < start or start < 0)
-            if not is_thought:
-                return start
-            closed = text.find(self._end, self._next)
-            if closed < 0:
-                self.is_unfinished = True
-                return -1
-            position = closed + len(self._end)
-            if 0 <= start < position:
-                start = find(text, position)
+_SAFE_NAME = re.compile(r"[\w./-]++")
+# Markdown before and after a name is not part of it.
+_BARE_NAME = re.compile(r'[ \t*]*+`?+([^<>\[{\n"`]*+)')
+_AFTER_NAME = " \t\r*"
 
 
-def _tidy(around: list[str]) -> str:
-    """Returns the text around the calls, without a fence or list that had only calls."""
-    if len(around) == 1:
-        return around[0].strip()
-    return _EMPTY_LIST.sub("", _EMPTY_FENCE.sub("", "".join(around))).strip()
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read_float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+# Not strict: models put plain line breaks into strings.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse_float=_read_float)
+
+
+def read_json(text: str, start: int) -> tuple[Any, int]:
+    """Returns the value at `start` and its end; raises `Malformed` if there is none."""
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        at = error.pos
+        if error.msg.startswith("Unterminated string") or skip(text, at) == len(text):
+            raise Malformed(INCOMPLETE, at) from None
+        reason = f"the JSON is broken near {text[at : at + 12]!r}: {error.msg}"
+        raise Malformed(reason, at) from None
+    except (ValueError, RecursionError) as error:  # such as NaN, or a number of 5,000 digits
+        raise Malformed(f"the JSON cannot be read: {str(error)[:100]}", len(text)) from None
+
+
+def write_json(value: Any) -> str:
+    """Returns one line of JSON that parses to the same value."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolError(
+            f"the arguments of a call cannot be written as JSON: {error}. "
+            "Use str, int, finite float, bool, None, lists and dicts."
+        ) from None
+    for end, escaped in _THOUGHT_ENDS:
+        text = text.replace(end, escaped)
+    return text
+
+
+def call_from_object(value: dict[str, Any], name_keys: tuple[str, ...]) -> ToolCall | None:
+    """Returns the call of an object, or None for other JSON; raises `Malformed` for a wrong one."""
+    name_key = next((key for key in name_keys if key in value), None)
+    argument_key = next((key for key in _ARGUMENT_KEYS if key in value), None)
+    if name_key is None:
+        if argument_key is None:
+            return None
+        raise Malformed(f'there is no "{name_keys[0]}" next to "{argument_key}"')
+    schema = value.get("parameters")
+    if "description" in value and isinstance(schema, dict) and schema.get("type") == "object":
+        return None  # the definition of a tool, repeated
+    if argument_key is None and not value.keys() <= {name_key, "type", "id"}:
+        if name_key == "name":
+            return None  # {"name": "Ann", "age": 3} is data; {"tool": ...} is meant as a call
+        raise Malformed('the arguments must be inside "arguments"')
+    name = value[name_key]
+    if not isinstance(name, str) or not name:
+        raise Malformed(f'"{name_key}" must be the name of a tool, got {name!r:.40}')
+    return _make_call(name, {} if argument_key is None else value[argument_key])
+
+
+def read_call(text: str, position: int, name: str) -> Attempt:
+    """Reads the arguments at `position` as those of a call of `name`."""
+    value, end = read_json(text, position)
+    return Attempt(end, [_make_call(name, value)])
+
+
+def _make_call(name: str, arguments: Any) -> ToolCall:
+    """Returns a call; its arguments may be a JSON string."""
+    if arguments is None or arguments == "":
+        return ToolCall(name)  # models write these for a tool without arguments
+    if isinstance(arguments, str):
+        start = skip(arguments, 0)
+        try:
+            value, end = read_json(arguments, start)
+            if skip(arguments, end) == len(arguments):
+                arguments = value
+        except Malformed as error:
+            if arguments.startswith("{", start):
+                raise Malformed(f"in the arguments, {error}") from None
+    if not isinstance(arguments, dict):
+        raise Malformed(f"the arguments must be an object, got {arguments!r:.40}")
+    return ToolCall(name, arguments)
+
+
+def calls_from_values(values: Iterable[Any], end: int, name_keys: tuple[str, ...]) -> Attempt:
+    """Reads values that must all be calls, up to the first that is none."""
+    attempt = Attempt(end)
+    for value in values:
+        try:
+            call = call_from_object(value, name_keys) if isinstance(value, dict) else None
+            if call is None:
+                raise Malformed(f"expected a call, got {value!r:.40}")
+        except Malformed as error:
+            attempt.problem = str(error)
+            break
+        attempt.calls.append(call)
+    return attempt
+
+
+def read_calls(text: str, start: int, name_keys: tuple[str, ...]) -> Attempt:
+    """Reads an object or a list at `start`, which must be calls; a code fence is skipped."""
+    value, end = read_json(text, skip(text, start, FENCE))
+    values = value if isinstance(value, list) else [value]
+    return calls_from_values(values, skip(text, end, CLOSING_FENCE), name_keys)
+
+
+def skip(text: str, position: int, pattern: re.Pattern[str] = _SPACE) -> int:
+    """Returns the position after white space, or after what another pattern matches."""
+    match = pattern.match(text, position)
+    assert match is not None  # these patterns match the empty text too
+    return match.end()
+
+
+def skip_marker(text: str, position: int, marker: str) -> int:
+    """Returns the position after white space and a marker, if the marker is there."""
+    after = skip(text, position)
+    return after + len(marker) if text.startswith(marker, after) else position
+
+
+def expect(text: str, position: int, marker: str) -> int:
+    """Returns the position after the marker; raises `Malformed` if it is not there."""
+    if not text.startswith(marker, position):
+        raise Malformed(f"there is no {marker} before {text[position : position + 20]!r}")
+    return position + len(marker)
+
+
+def write_name(name: str) -> str:
+    """Returns the name of a tool or an argument, in quotes if necessary."""
+    return name if _SAFE_NAME.fullmatch(name) else write_json(name)
+
+
+def read_name(text: str, start: int, bare: re.Pattern[str] = _BARE_NAME) -> tuple[str, int]:
+    """Returns the name at `start` and its end; empty if there is none."""
+    match = bare.match(text, start)
+    assert match is not None  # it matches the empty text too
+    name, end = match.group(1).rstrip(_AFTER_NAME), match.end()
+    if name or not text.startswith('"', end):
+        return name, end
+    try:
+        return read_json(text, end)
+    except Malformed as error:
+        return "", error.end

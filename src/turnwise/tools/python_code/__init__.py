@@ -1,6 +1,113 @@
-"""Runs Python code that a model wrote, in a sandbox."""
+"""`PythonCodeTool`: runs Python code that a model wrote, in a sandbox."""
 
+import asyncio
+import os
+import signal
+import site
+import threading
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from turnwise.deadlines import call_with_deadline
+from turnwise.errors import ConfigError, ToolError
+from turnwise.tools.base import Tool
 from turnwise.tools.python_code.runner import CodeLimits, CodeRun, run_code, why_not_isolated
-from turnwise.tools.python_code.tool import PythonCodeTool
 
 __all__ = ["CodeLimits", "CodeRun", "PythonCodeTool", "run_code", "why_not_isolated"]
+
+
+class PythonCodeTool(Tool):
+    """Run a Python program and read what it prints. It starts afresh each time, with the standard
+    library only, no network, no other processes, and an empty folder.
+
+    The program runs in a process of its own, which cannot see the machine's files, processes or
+    network, and has limited time, memory, files, threads and output. Where the machine cannot
+    isolate it, creating this tool is an error; `allow_unsafe=True` takes the risk, and then limits
+    only time, memory and output.
+
+    `packages=True` makes the site packages available too, or a list of folders. For root, which
+    drops its rights to run the program, they must be readable by everybody.
+    """
+
+    name = "python"
+    timeout = None  # CodeLimits.seconds instead; waiting for a slot must not count
+
+    def __init__(
+        self,
+        limits: CodeLimits | None = None,
+        *,
+        packages: bool | Sequence[str] = False,
+        allow_unsafe: bool = False,
+        max_at_once: int | None = None,
+    ) -> None:
+        self.limits = limits or CodeLimits()
+        self.packages = package_folders(packages)
+        reason = why_not_isolated()
+        if reason is not None and not allow_unsafe:
+            raise ToolError(
+                f"code that a model wrote cannot be run safely on this machine: {reason} "
+                "PythonCodeTool(allow_unsafe=True) runs it all the same, with your rights."
+            )
+        self.isolated = reason is None
+        self.max_at_once = max_at_once or os.cpu_count() or 1
+        # A semaphore belongs to one event loop.
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+        self.max_output = 2 * self.limits.output_characters
+        self.description = (
+            "Run a Python program and read what it prints. Each run starts afresh, in an empty "
+            "folder, with the standard library"
+            f"{' and the installed packages' if self.packages else ' only'}, without network, and "
+            f"may take {self.limits.seconds:g} seconds and {self.limits.memory_mb} MB."
+        )
+
+    async def execute(self, code: str) -> str:
+        """Run it.
+
+        Args:
+            code: The whole program. Print what you want to see.
+        """
+        stop = threading.Event()
+        loop = asyncio.get_running_loop()
+        slots = self._slots.setdefault(loop, asyncio.Semaphore(self.max_at_once))
+        try:
+            async with slots:
+                run: CodeRun = await call_with_deadline(
+                    run_code,
+                    code,
+                    self.limits,
+                    packages=self.packages,
+                    isolated=self.isolated,
+                    stop=stop,
+                    timeout=None,
+                    waiting_for="a Python program",
+                )
+        finally:
+            stop.set()  # a cancelled episode ends its program
+        if run.ok:
+            return run.output or "(The program printed nothing. Print what you want to see.)"
+        if run.problem is not None:
+            raise RuntimeError(f"the program could not be started: {run.problem}")
+        if run.timed_out:
+            end = f"The program was stopped after {self.limits.seconds:g} seconds."
+        elif run.printed_too_much:
+            end = "The program was stopped: it printed without end."
+        elif run.exceeded is not None:
+            end = f"The program was stopped: it used more {run.exceeded} than it may."
+        elif run.signal is not None:
+            end = f"The program was ended by {signal.Signals(run.signal).name}."
+        else:
+            end = f"The program ended with exit code {run.exit_code}."
+        raise ToolError(f"{run.output.rstrip()}\n{end}".lstrip())
+
+
+def package_folders(packages: bool | Sequence[str]) -> list[str]:
+    if isinstance(packages, bool):
+        return [path for path in site.getsitepackages() if os.path.isdir(path)] if packages else []
+    if isinstance(packages, str):
+        raise ConfigError(f"packages is a list of folders, or True, got the text {packages!r}")
+    for path in packages:
+        if not os.path.isdir(path):
+            raise ConfigError(f"packages names {path!r}, which is not a folder")
+    return [os.path.abspath(path) for path in packages]

@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import os
-import select
 import selectors
 import signal
 import subprocess
@@ -36,8 +35,6 @@ _FLAGS = ("-s", "-S", "-P", "-X", "utf8")
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
-_LAST_READS = 2
-"""Of the output and of its end, at the time limit: a program may have ended while we stalled."""
 _MAX_PRINTED = 1 << 24
 _CHUNK = 1 << 16
 _MEGABYTE = 1 << 20
@@ -133,16 +130,36 @@ def run_code(
         "isolated": isolated,
         "limits": limits.to_request(),
     }
+    status, theirs = os.pipe()
     with ExitStack() as stack:
-        # With isolation it sees none of our folders: its own is in memory.
-        folder = WORK_FOLDER
+        stack.callback(os.close, status)
+        folder = WORK_FOLDER  # in memory; with isolation it sees none of our folders
         if not isolated:
             name = f"turnwise-code-{os.getpid()}-"
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
             )
-        process, status = _start(folder, None if isolated else folder)
-        stack.callback(os.close, status)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *_FLAGS, "-c", _BOOT, _FOLDER, str(theirs), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs,),
+                # Without our keys, tokens and paths.
+                env={
+                    "HOME": folder,
+                    "TMPDIR": folder,
+                    "LANG": "C.UTF-8",
+                    "PYTHONHASHSEED": "0",  # the same program prints the same
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+                cwd=None if isolated else folder,
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
         stack.callback(_end, process, isolated=isolated)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:
@@ -150,58 +167,19 @@ def run_code(
         return _follow(process, status, limits, stop or threading.Event(), isolated=isolated)
 
 
-def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts the separate process; returns it and the pipe of its status lines."""
-    # Without our keys, tokens and paths.
-    environment = {
-        "HOME": home,
-        "TMPDIR": home,
-        "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",  # the same program prints the same
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    status, theirs = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [sys.executable, *_FLAGS, "-c", _BOOT, _FOLDER, str(theirs), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(theirs,),
-            env=environment,
-            cwd=cwd,
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(status)
-        raise
-    finally:
-        os.close(theirs)
-    return process, status
-
-
 def _end(process: subprocess.Popen[bytes], *, isolated: bool) -> None:
     """Stops the process if it still runs, and waits for its end. May be called twice."""
     if process.returncode is not None:
         return
-    try:
-        if isolated:
-            # Not process.terminate(): that would reap it, and its id could be reused.
-            os.kill(process.pid, signal.SIGTERM)  # the watching process ends the program
-            with suppress(OSError):  # no file can be opened any more; SIGKILL ends it too
-                ended = os.pidfd_open(process.pid)
-                try:
-                    poll = select.poll()  # not select.select: no descriptor from 1024 on
-                    poll.register(ended, select.POLLIN)
-                    poll.poll(_END_SECONDS * 1000)
-                finally:
-                    os.close(ended)
-    finally:
+    assert process.stdout is not None
+    if isolated:
+        process.terminate()  # the watching process ends the program
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+    if process.returncode is None:  # not reaped, so its id is still its own
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    process.stdout.close()
 
 
 def _follow(
@@ -214,24 +192,22 @@ def _follow(
 ) -> CodeRun:
     """Reads the output and the status lines of the process until it ends or must be ended."""
     assert process.stdout is not None
-    output = OutputKeeper(limits.output_characters)
-    lines = b""
+    output, lines = bytearray(), b""
     started: float | None = None
-    deadline, num_late = time.monotonic() + _START_SECONDS, 0
+    deadline = time.monotonic() + _START_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         selector.register(status, selectors.EVENT_READ)
-        while selector.get_map() and not stop.is_set() and output.num_bytes <= _MAX_PRINTED:
-            left = max(0.0, deadline - time.monotonic())
-            num_late += left == 0.0
-            if num_late > _LAST_READS:
+        while selector.get_map() and not stop.is_set() and len(output) <= _MAX_PRINTED:
+            left = deadline - time.monotonic()
+            if left <= 0.0:
                 break
             for key, _ in selector.select(min(left, _GLANCE_SECONDS)):
                 data = os.read(key.fd, _CHUNK)
                 if not data:
                     selector.unregister(key.fileobj)
                 if key.fd != status:
-                    output.add(data)
+                    output += data
                     continue
                 lines += data
                 if started is None and lines.startswith(b"ready\n"):
@@ -239,11 +215,12 @@ def _follow(
                     deadline = started + limits.seconds
     stopped = time.monotonic()
     _end(process, isolated=isolated)
+    text = _shorten(bytes(output), limits.output_characters)
     if started is None:
         why = lines.decode(errors="replace").partition("\n")[0].removeprefix("failed ")
-        return CodeRun("", problem=why or output.text.strip() or "the process did not start")
-    result = functools.partial(CodeRun, output.text, seconds=stopped - started)
-    timed_out, flooded = num_late > _LAST_READS, output.num_bytes > _MAX_PRINTED
+        return CodeRun("", problem=why or text.strip() or "the process did not start")
+    result = functools.partial(CodeRun, text, seconds=stopped - started)
+    timed_out, flooded = stopped >= deadline, len(output) > _MAX_PRINTED
     if timed_out or flooded or stop.is_set():
         return result(timed_out=timed_out, printed_too_much=flooded)
     # The watching process reports the end; without one the process is the program.
@@ -254,35 +231,17 @@ def _follow(
     return result(exit_code=code) if code >= 0 else result(signal=-code)
 
 
-class OutputKeeper:
-    """Keeps the beginning and the end of an output of any length.
+def _shorten(output: bytes, limit: int) -> str:
+    """Returns the output as text, without the middle of a long one.
 
-    >>> keeper = OutputKeeper(6)
-    >>> keeper.add(b"abcdefghij")
-    >>> keeper.text
+    >>> _shorten(b"abcdefghij", 6)
     'abc\\n[... 4 bytes left out ...]\\nhij'
     """
-
-    def __init__(self, limit: int) -> None:
-        self._head_size = limit // 2
-        self._tail_size = limit - self._head_size
-        self._head = b""
-        self._tail = b""
-        self.num_bytes = 0
-
-    def add(self, data: bytes) -> None:
-        self.num_bytes += len(data)
-        free = self._head_size - len(self._head)
-        self._head += data[:free]
-        self._tail = (self._tail + data[free:])[-self._tail_size :]
-
-    @property
-    def text(self) -> str:
-        left_out = self.num_bytes - len(self._head) - len(self._tail)
-        if left_out <= 0:
-            return (self._head + self._tail).decode("utf-8", "replace")
-        head, tail = self._head.decode("utf-8", "ignore"), self._tail.decode("utf-8", "ignore")
-        return f"{head}\n[... {left_out} bytes left out ...]\n{tail}"
+    if len(output) <= limit:
+        return output.decode("utf-8", "replace")
+    head, tail = output[: limit // 2], output[len(output) - (limit - limit // 2) :]
+    note = f"\n[... {len(output) - limit} bytes left out ...]\n"
+    return f"{head.decode('utf-8', 'ignore')}{note}{tail.decode('utf-8', 'ignore')}"
 
 
 # Each line prints what it could do. If only "locked" is printed, the isolation holds.
@@ -324,15 +283,12 @@ def why_not_isolated() -> str | None:
         return f"isolation knows the processors {', '.join(ARCHITECTURES)}, this is {machine}."
     run = run_code(_PROBE, CodeLimits(seconds=20.0))
     if run.problem is not None:
-        needs = "seccomp, and the right to mount in namespaces."
-        if run.problem.startswith("namespaces"):
-            needs = (
-                "user namespaces: on a machine of your own, "
-                "sysctl -w kernel.unprivileged_userns_clone=1 and "
-                "kernel.apparmor_restrict_unprivileged_userns=0; in a container, the capability "
-                "SYS_ADMIN or a seccomp profile that allows unshare and mount."
-            )
-        return f"the kernel refused ({run.problem}). It needs Linux 5.12 or newer and {needs}"
+        return (
+            f"the kernel refused ({run.problem}). It needs Linux 5.12 or newer, seccomp, and the "
+            "right to make namespaces and to mount: user namespaces (sysctl -w "
+            "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
+            "or in a container the capability SYS_ADMIN."
+        )
     if run.output != "locked\n":
         printed = " ".join(run.output.split())[:200]
         return f"a test program was not contained or did not run: {printed or 'no output'}."

@@ -24,7 +24,6 @@ export async function get(path, params = null, { fresh = false } = {}) {
   const address = `/api${path}${query && `?${query}`}`;
   if (!fresh && answers.has(address)) return answers.get(address);
   const data = await request(address);
-  answers.delete(address);
   answers.set(address, data);
   if (answers.size > MOST_KEPT) answers.delete(answers.keys().next().value);
   return data;
@@ -66,8 +65,6 @@ export function listen({ changed, state }) {
   source.addEventListener("open", () => state("open"));
   source.addEventListener("error", () => state("lost"));
   source.addEventListener("runs", (event) => {
-    state("open");
     changed(JSON.parse(event.data).runs);
   });
-  addEventListener("pagehide", () => source.close());
 }

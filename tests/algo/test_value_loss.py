@@ -1,22 +1,17 @@
-"""The critic's loss and entropy: values and gradients against slow references."""
-
-import math
+"""The critic's loss: values and gradients against slow references."""
 
 import pytest
 import torch
 
 from algo.batches import as_lists, assert_close, make_batch
-from algo.cases import ENTROPIES, VALUE_LOSSES, Case, each
+from algo.cases import VALUE_LOSSES, Case, each
 from algo.reference import reference_of
-from turnwise.algo import (
-    entropy_from_logits,
-    explained_variance,
-)
+from turnwise.algo import explained_variance
 
 SMALL_MASK = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]]).bool()
 
 
-@each([*VALUE_LOSSES, *ENTROPIES])
+@each(VALUE_LOSSES)
 def test_gradient_equals_the_references_differences(case: Case) -> None:
     batch = make_batch(seed=2, mask=SMALL_MASK, dtype=torch.float64)
     arguments = as_lists(case.arguments(batch))
@@ -44,19 +39,3 @@ def test_returns_that_do_not_vary_have_no_variance_to_explain(
     returns = torch.full((1, num_tokens), constant)
     values = torch.randn(1, num_tokens, generator=torch.Generator().manual_seed(1))
     assert explained_variance(values, returns, torch.ones(1, num_tokens)) == 0.0
-
-
-def test_entropy_equals_the_sum_of_p_log_p() -> None:
-    logits = torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(2)) * 3
-    expected = reference_of("entropy_from_logits")(logits.double().tolist())
-    assert_close(entropy_from_logits(logits), expected, 1e-5)
-    assert_close(entropy_from_logits(logits.double()), expected, 1e-10)
-
-
-def test_a_token_that_cannot_be_sampled_adds_no_entropy() -> None:
-    """Filters such as top-k set logits to minus infinity."""
-    logits = torch.tensor([[0.0, 0.0, -math.inf], [5.0, -math.inf, -math.inf]]).requires_grad_()
-    entropy = entropy_from_logits(logits)
-    assert_close(entropy, [math.log(2), 0.0])
-    entropy.sum().backward()
-    assert torch.all(torch.isfinite(logits.grad))
