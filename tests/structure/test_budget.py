@@ -17,7 +17,7 @@ LINES = {
     "config": 1160,
     "data": 746,
     "deadlines": 614,
-    "env": 3248,
+    "env": 3252,
     "episode": 3306,
     "inference": 5583,
     "learner": 4885,

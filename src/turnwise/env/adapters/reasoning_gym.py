@@ -7,6 +7,7 @@ Your task is to count how many legs there are in total when given a list of anim
 """
 
 import copy
+import inspect
 import random
 import re
 from collections.abc import Mapping
@@ -123,6 +124,9 @@ def _dataset(task: str, options: Mapping[str, Any]) -> Any:
     if task not in tasks:
         raise ConfigError(f"reasoning-gym has no task {task!r}. {did_you_mean(task, tasks)}")
     dataset_class, config_class = tasks[task]
+    known = inspect.signature(config_class).parameters
+    for name in options.keys() - known:
+        raise ConfigError(f"{task} has no option {name!r}. {did_you_mean(name, known)}")
     try:
         with Randomness(0).installed():
             dataset = dataset_class(config=config_class(**options))
