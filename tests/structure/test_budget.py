@@ -20,7 +20,7 @@ LINES = {
     "env": 3252,
     "episode": 3306,
     "inference": 5583,
-    "learner": 4885,
+    "learner": 4887,
     "models": 1203,
     "progress": 531,
     "reward": 1096,

@@ -6,6 +6,7 @@
 """
 
 import logging
+import os
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -18,7 +19,8 @@ def load_kernels(name: str) -> Any:
     """Return the module of kernels of this name; None, with a warning, where Triton fails."""
     try:
         runtime = import_module("triton.runtime")
-        runtime.driver.active.get_current_device()  # needs a compiler
+        if os.environ.get("TRITON_INTERPRET") != "1":  # which runs without a device
+            runtime.driver.active.get_current_device()  # needs a compiler
     except Exception as error:  # Triton, its compiler and the driver raise errors of many kinds
         logging.getLogger("turnwise").warning(
             "the learner computes without its %s, which is slower: %s", name, describe_error(error)
