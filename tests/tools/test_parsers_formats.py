@@ -291,6 +291,16 @@ def test_content_beside_tool_calls_is_what_was_said() -> None:
     assert result.text == "Fine."
 
 
+def test_several_calls_in_one_pair_of_tags() -> None:
+    calls = '{"name": "look_up", "arguments": {"item": "tea"}}\n{"name": "look_up", "arg'
+    parser = get_parser("hermes")
+    whole = parser.parse(f'<tool_call>\n{calls}uments": {{"item": "tea"}}}}\n</tool_call>Both.')
+    assert (whole.calls, whole.malformed, whole.text) == ([LOOK, LOOK], None, "Both.")
+    cut = parser.parse(f"<tool_call>\n{calls}")
+    assert cut.calls == [LOOK]
+    assert "ends before it is complete" in str(cut.malformed)
+
+
 def test_good_calls_before_a_broken_one_are_kept_and_none_after_it() -> None:
     good = REAL["json"][0]
     result = get_parser("json").parse(f'{good}\n{{"tool": "plan", oops}}\n{good}')
