@@ -44,12 +44,6 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, x.detach(), 0.0)
 
 
-@torch.no_grad()
-def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each row over its unmasked tokens: [B, T] -> [B]."""
-    return torch.where(mask, wide(x), 0.0).sum(1)
-
-
 def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean over all unmasked tokens; 0 if there are none."""
     mask = as_mask(mask)

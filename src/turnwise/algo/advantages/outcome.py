@@ -20,7 +20,6 @@ from turnwise.algo.masked import (
     as_mask,
     discounted_suffix_sum,
     keep,
-    masked_row_sum,
     masked_whiten,
     wide,
 )
@@ -295,7 +294,7 @@ def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tens
 
     On the CPU, wherever the rewards are: for B numbers, launching GPU kernels would cost more.
     """
-    return masked_row_sum(token_level_rewards, mask).double().cpu()
+    return keep(wide(token_level_rewards), mask).sum(1).double().cpu()
 
 
 def _grouped(
@@ -319,13 +318,7 @@ def _on_tokens(
 def _whitened_on_tokens(
     scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcast each episode's score to its tokens, whitened over the tokens of the batch.
-
-    The [B] scores are whitened, each weighted by its number of tokens: the same result as
-    whitening the [B, T] tensor.
-    """
-    lengths = mask.sum(1).cpu().double()
-    count = lengths.sum().clamp(min=1)
-    mean = (scores * lengths).sum() / count
-    variance = ((scores - mean).square() * lengths).sum() / (count - 1).clamp(min=1)
-    return _on_tokens((scores - mean) * torch.rsqrt(variance + 1e-8), mask, rewards)
+    """Broadcast each episode's score to its tokens, whitened over the tokens of the batch."""
+    whitened = masked_whiten(keep(scores.to(mask.device)[:, None], mask), mask)
+    advantages = whitened.to(torch.promote_types(rewards.dtype, torch.float32))
+    return advantages, advantages
