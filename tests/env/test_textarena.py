@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+pytest.importorskip("textarena")
+
 from turnwise import (
     ConfigError,
     EnvironmentFault,
@@ -17,8 +19,6 @@ from turnwise import (
     random_player,
 )
 from turnwise.env.adapters.textarena import OFFLINE_GAMES
-
-pytest.importorskip("textarena")
 
 ONE_PLAYER = [
     "2048-v0-ultra-easy",
