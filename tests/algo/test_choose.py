@@ -58,11 +58,7 @@ def test_everything_public_is_compared_with_a_reference() -> None:
         "get_advantage_estimator",
         "get_policy_loss",
     }
-    without_mask = {
-        "compute_kl_penalty",
-        "estimate_advantages",
-        "estimate_kl",
-    }
+    without_mask = {"compute_kl_penalty", "estimate_advantages", "estimate_kl"}
     for name in without_mask:
         assert callable(reference_of(name))
     compared = {case.function for case in ALL}

@@ -232,11 +232,7 @@ def test_no_call(name: str, text: str) -> None:
         ("json", '{"arguments": {"item": "tea"}}', 'there is no "tool" next to "arguments"'),
         ("json", '{"tool": "buy", "item": "tea"}', 'inside "arguments"'),
         ("json", '{"tool": "buy", "arguments": {"price": NaN}}', "NaN is not JSON"),
-        (
-            "json",
-            '{"tool": "buy", "arguments": {"n": ' + "9" * 5000 + "}}",
-            "Exceeds the limit",
-        ),
+        ("json", '{"tool": "buy", "arguments": {"n": ' + "9" * 5000 + "}}", "Exceeds the limit"),
         ("react", "Action: buy", "no line with Action Input"),
         ("openai", '{"tool_calls": {"name": "buy"}}', '"tool_calls" must be a list'),
         ("hermes", "<tool_call>buy tea</tool_call>", "broken near 'buy tea"),

@@ -108,13 +108,11 @@ def row_weights(
     """
     totals = totals or BatchTotals()
     mask = as_mask(mask)
-    if mode == "token-mean" and not totals.num_tokens:
-        return mask.sum().clamp(min=1).double().reciprocal().expand(len(mask))
     ones = torch.ones(len(mask), dtype=torch.float64, device=mask.device)
     if mode == "token-sum":
         return ones
     if mode == "token-mean":
-        return ones / float(totals.num_tokens or 1)
+        return ones / (totals.num_tokens or mask.sum().clamp(min=1))
     lengths = mask.sum(1)
     per_sequence = ones / (totals.num_sequences or (lengths > 0).sum().clamp(min=1))
     if mode == "seq-mean-token-sum":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # A heading and the indented lines below it; what is not indented is about the tool again.
 _SECTION = re.compile(
-    r"(?m)^(Args|Returns|Yields|Raises|Examples?|Notes?):[ \t]*\n"
+    r"(?m)^(Args|Returns|Yields|Raises|Examples?|Notes?):[ \t]*(?:\n|\Z)"
     r"((?:[ \t]+\S.*(?:\n|\Z)|[ \t]*\n)*)"
 )
 # `name (type): what it is`, and the lines below it that are indented further.

@@ -14,7 +14,7 @@ from turnwise.types import StepResult
 
 _LOG = logging.getLogger("turnwise")
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
-_MAX_DEPTH = 8  # definitions may contain themselves
+_MAX_DEPTH = 4  # definitions may contain themselves
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,18 @@ def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, An
     def resolve(schema: Any, depth: int = 0) -> Mapping[str, Any]:
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return {}
-        schema = dict(schema)
-        if isinstance(reference := schema.pop("$ref", None), str):
-            schema = {**resolve(definitions.get(reference.rpartition("/")[2]), depth + 1), **schema}
-        for name in ("anyOf", "oneOf"):
-            if name in schema:
-                schema[name] = [resolve(alternative, depth + 1) for alternative in schema[name]]
-        if "items" in schema:
-            schema["items"] = resolve(schema["items"], depth + 1)
-        return schema
+        resolved = dict(schema)
+        if isinstance(reference := resolved.pop("$ref", None), str):
+            target = definitions.get(reference.rpartition("/")[2])
+            resolved = {**resolve(target, depth + 1), **resolved}
+        for name in resolved.keys() & {"anyOf", "oneOf"}:
+            resolved[name] = [resolve(inner, depth + 1) for inner in resolved[name] or ()]
+        if "items" in resolved:
+            resolved["items"] = resolve(resolved["items"], depth + 1)
+        return resolved
 
-    return {name: resolve(schema) for name, schema in parameters.get("properties", {}).items()}
+    properties = parameters.get("properties") or {}
+    return {name: resolve(schema) for name, schema in properties.items()}
 
 
 def describe_type(schema: Mapping[str, Any]) -> str:

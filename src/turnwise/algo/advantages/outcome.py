@@ -16,13 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import (
-    as_mask,
-    discounted_suffix_sum,
-    keep,
-    masked_whiten,
-    wide,
-)
+from turnwise.algo.masked import as_mask, discounted_suffix_sum, keep, masked_whiten, wide
 from turnwise.errors import ConfigError
 
 
@@ -207,9 +201,7 @@ def compute_reinforce_plus_plus_baseline_advantage(
 
 @torch.no_grad()
 def compute_remax_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    reward_baselines: torch.Tensor,
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """ReMax (Li et al., https://arxiv.org/abs/2310.10505): the greedy episode is the baseline.
 

@@ -9,12 +9,7 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import (
-    LossOptions,
-    PolicyTokens,
-    clip_range,
-    clipped_surrogate,
-)
+from turnwise.algo.losses.policy import LossOptions, PolicyTokens, clip_range, clipped_surrogate
 from turnwise.algo.masked import TensorMetrics, as_mask, keep, wide
 from turnwise.errors import ConfigError
 

@@ -68,10 +68,7 @@ class TextArenaEnvironment(BaseEnvironment):
     max_steps = 1000
 
     def __init__(
-        self,
-        game: str,
-        config: EnvironmentConfig | Mapping[str, Any] | None = None,
-        **options: Any,
+        self, game: str, config: EnvironmentConfig | Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         super().__init__(config)
         self.game = game
