@@ -122,7 +122,7 @@ def compute_gdpo_advantage(
     total = torch.zeros_like(reward_parts[:, 0])
     for component, weight in zip(reward_parts.unbind(1), weights, strict=True):
         total += weight * groups.relative(component, norm_by_std, epsilon)
-    return _whitened_on_tokens(total, mask, token_level_rewards)
+    return _on_tokens(total, mask, token_level_rewards, whiten=True)
 
 
 @torch.no_grad()
@@ -196,7 +196,7 @@ def compute_reinforce_plus_plus_baseline_advantage(
     A = whiten over the batch of (s_i − mean_group(s))
     """
     mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
-    return _whitened_on_tokens(groups.centred(scores), mask, token_level_rewards)
+    return _on_tokens(groups.centred(scores), mask, token_level_rewards, whiten=True)
 
 
 @torch.no_grad()
@@ -299,18 +299,15 @@ def _grouped(
 
 
 def _on_tokens(
-    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
+    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor, *, whiten: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcast each episode's score to its tokens; advantages and returns are the same tensor."""
-    scores = scores.to(mask.device, torch.promote_types(rewards.dtype, torch.float32))
+    """Broadcast each episode's score to its tokens; advantages and returns are the same tensor.
+
+    `whiten`: over the tokens of the batch, so that long episodes weigh more.
+    """
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    scores = scores.to(mask.device, torch.float64 if whiten else dtype)
     advantages = keep(scores[:, None], mask)
-    return advantages, advantages
-
-
-def _whitened_on_tokens(
-    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcast each episode's score to its tokens, whitened over the tokens of the batch."""
-    whitened = masked_whiten(keep(scores.to(mask.device)[:, None], mask), mask)
-    advantages = whitened.to(torch.promote_types(rewards.dtype, torch.float32))
+    if whiten:
+        advantages = masked_whiten(advantages, mask).to(dtype)
     return advantages, advantages
