@@ -297,7 +297,7 @@ def measure_memory(args: argparse.Namespace) -> None:
         config = settings(0.0, f"ray.num_learners={number}", "training.adv_estimator=rloo")
         cluster = Cluster(config.ray, weight_bytes=4 * num_weights)
         try:
-            algorithm = Algorithm.of(config.training)
+            algorithm = Algorithm.from_settings(config.training)
             source = ModelSource(config, model)
             group = LearnerGroup(cluster, config, source, algorithm, Failures(0))
             policy = make_policy(config, model, algorithm)

@@ -305,11 +305,6 @@ def test_budgets_end_with_the_errors_of_the_real_api():
         status, found = ask(llm, CHAT, chat_body(QUESTION))
         assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
         assert session.exhausted is EpisodeStatus.TRUNCATED_BY_TOKENS
-    session = make_session(limits=EpisodeLimits(max_tokens_per_turn=3))
-    with serving(session) as (_, _, llm):
-        _, found = ask(llm, CHAT, chat_body(QUESTION))
-        assert found["choices"][0]["finish_reason"] == "length"
-        assert found["usage"]["completion_tokens"] == 3
 
 
 def test_messages_that_cannot_fit_are_refused_before_they_are_encoded():
@@ -354,8 +349,6 @@ def test_replies_stop_choose_and_report_as_asked():
             assert ask(llm, CHAT, chat_body(QUESTION, stop=nothing))[0] == 200
         body = {"model": "policy", "max_tokens": 9, "messages": QUESTION, "stop_sequences": [""]}
         assert ask(llm, "/messages", body)[0] == 200
-        _, found = ask(llm, CHAT, chat_body(QUESTION, tool_choice="none"))
-        assert "tool_calls" not in found["choices"][0]["message"]
         _, chunks = ask(
             llm, CHAT, chat_body(QUESTION, stream=True, stream_options={"include_usage": True})
         )

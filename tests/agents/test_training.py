@@ -157,7 +157,6 @@ def of_batches(data: RewardBatch): ...
             {"config": {"agent": "x:y", "environment": {"name": "grid-world"}}},
             "agent and environment",
         ),
-        ({"agent": 3}, "agent got 3, expected a function of (task, llm)"),
         ({"agent": "  "}, "expected a function of (task, llm)"),
         ({"agent": "nowhere.py:agent"}, "there is no file nowhere.py"),
     ],

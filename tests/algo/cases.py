@@ -58,6 +58,25 @@ class Case:
         loss.backward()
         return variable.grad
 
+    def slopes(self, batch: Mapping[str, Any], step: float = 1e-5) -> torch.Tensor:
+        """The reference's gradient by differences; what is in a stop-gradient is held still."""
+        assert self.variable is not None
+        arguments = as_lists(self.arguments(batch))
+        held = {"held": arguments["log_probs"]} if "log_probs" in arguments else {}
+
+        def loss(row: int, column: int, change: float) -> float:
+            moved = batch[self.variable].clone()
+            moved[row, column] += change
+            moved_arguments = as_lists(self.arguments({**batch, self.variable: moved}))
+            result = reference_of(self.function)(**moved_arguments, **held)
+            return result[0] if isinstance(result, tuple) else result
+
+        slopes = torch.zeros_like(batch[self.variable])
+        for row, column in torch.ones_like(slopes).nonzero().tolist():
+            difference = loss(row, column, step) - loss(row, column, -step)
+            slopes[row, column] = difference / (2 * step)
+        return slopes
+
 
 def each(cases: list[Case]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return every_case("case", cases, label=lambda case: case.label)
@@ -211,11 +230,7 @@ SAMPLED = "sampler_log_probs log_probs response_mask"
 CORRECTIONS = [
     Case("measure_log_prob_gap", SAMPLED),
     *(
-        Case(
-            "compute_importance_weights",
-            SAMPLED,
-            {"level": level, "bounds": bounds},
-        )
+        Case("compute_importance_weights", SAMPLED, {"level": level, "bounds": bounds})
         for level in ("token", "sequence")
         for bounds in (2.0, 1.1, (0.7, 1.4))
     ),

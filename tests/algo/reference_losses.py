@@ -277,9 +277,7 @@ def compute_clip_cov_loss(
         "ratio": ratio,
     }
     return b.finish(
-        "token-mean",
-        lambda i, t: 0.0 if (i, t) in candidates else -min(objectives(i, t)),
-        metrics,
+        "token-mean", lambda i, t: 0.0 if (i, t) in candidates else -min(objectives(i, t)), metrics
     )
 
 

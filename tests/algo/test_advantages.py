@@ -4,14 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
-from algo.batches import (
-    WITH_LONERS,
-    as_lists,
-    assert_close,
-    assert_same,
-    copied,
-    make_batch,
-)
+from algo.batches import WITH_LONERS, as_lists, assert_close, assert_same, copied, make_batch
 from algo.cases import ADVANTAGES, TURN_ADVANTAGES, Case, each
 from algo.reference import reference_of
 from turnwise.algo import (

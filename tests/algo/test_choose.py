@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from algo.batches import assert_same, make_batch
-from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES
+from algo.cases import ADVANTAGES, ALL, TURN_ADVANTAGES
 from algo.reference import reference_of
 from turnwise import algo
 from turnwise.algo import (
@@ -15,8 +15,6 @@ from turnwise.algo import (
     get_policy_loss,
 )
 from turnwise.errors import ConfigError
-
-LOSSES_BY_NAME = algo.POLICY_LOSSES
 
 
 def full_batch() -> dict[str, Any]:
@@ -37,13 +35,6 @@ def test_every_estimator_is_found_by_name_and_equals_its_reference(name: str) ->
     assert all(x.shape == batch["response_mask"].shape for x in result)
 
 
-@pytest.mark.parametrize("name", LOSSES_BY_NAME)
-def test_every_policy_loss_is_found_by_name(name: str) -> None:
-    loss_function = get_policy_loss(name)
-    assert loss_function is LOSSES_BY_NAME[name]
-    assert loss_function.name in {case.function for case in POLICY_LOSSES}
-
-
 def test_everything_public_is_compared_with_a_reference() -> None:
     tested_otherwise = {
         "ADVANTAGE_ESTIMATORS",
@@ -58,11 +49,7 @@ def test_everything_public_is_compared_with_a_reference() -> None:
         "get_advantage_estimator",
         "get_policy_loss",
     }
-    without_mask = {
-        "compute_kl_penalty",
-        "estimate_advantages",
-        "estimate_kl",
-    }
+    without_mask = {"compute_kl_penalty", "estimate_advantages", "estimate_kl"}
     for name in without_mask:
         assert callable(reference_of(name))
     compared = {case.function for case in ALL}

@@ -7,11 +7,7 @@ import torch
 
 from algo.batches import assert_close, make_batch
 from algo.cases import CORRECTIONS, SAMPLED, Case
-from turnwise.algo import (
-    compute_importance_weights,
-    compute_rejection_mask,
-    measure_log_prob_gap,
-)
+from turnwise.algo import compute_importance_weights, compute_rejection_mask, measure_log_prob_gap
 from turnwise.errors import ConfigError
 
 REJECTIONS = [case for case in CORRECTIONS if case.function == "compute_rejection_mask"]

@@ -5,22 +5,8 @@ from typing import Any
 import torch
 from hypothesis import given, settings, strategies as st
 
-from algo.batches import (
-    MASKS,
-    TOKEN_FIELDS,
-    assert_close,
-    assert_same,
-    copied,
-    make_batch,
-)
-from algo.cases import (
-    ALL,
-    VALUE_LOSSES,
-    WITH_OPTIONS,
-    Case,
-    each,
-    every_mode,
-)
+from algo.batches import MASKS, TOKEN_FIELDS, assert_close, assert_same, copied, make_batch
+from algo.cases import ALL, VALUE_LOSSES, WITH_OPTIONS, Case, each, every_mode
 from every_case import named
 from turnwise.algo import BatchTotals
 

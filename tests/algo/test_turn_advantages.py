@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from algo.batches import (
-    assert_close,
-    make_batch,
-)
-from turnwise.algo import (
-    compute_gigpo_advantage,
-    compute_turn_grpo_advantage,
-)
+from algo.batches import assert_close, make_batch
+from turnwise.algo import compute_gigpo_advantage, compute_turn_grpo_advantage
 from turnwise.errors import ConfigError
 
 

@@ -75,7 +75,7 @@ def test_every_option_of_an_algorithm_can_be_written():
             if key not in (*LOSS_ARGUMENTS, "options", "selected", "generator")
         }
         training.policy_loss, training.policy_loss_options = name, given
-        assert Algorithm.of(training).policy_loss is loss
+        assert Algorithm.from_settings(training).policy_loss is loss
         config = ConfigStore(training=training)
         assert LearnerOptions.from_config(config).policy_loss_options.items() >= given.items()
     training = ConfigStore().training
@@ -86,7 +86,7 @@ def test_every_option_of_an_algorithm_can_be_written():
             if key not in ESTIMATOR_ARGUMENTS
         }
         training.adv_estimator, training.adv_options = name, given
-        assert isinstance(Algorithm.of(training).estimator, AdvantageEstimator)
+        assert isinstance(Algorithm.from_settings(training).estimator, AdvantageEstimator)
 
 
 def test_the_clip_range_may_differ_above_and_below():
@@ -109,7 +109,7 @@ def test_options_that_an_algorithm_does_not_have_are_refused():
             setattr(config.training, name, value)
         with pytest.raises(ConfigError, match=message):
             LearnerOptions.from_config(
-                config, policy_loss=Algorithm.of(config.training).policy_loss
+                config, policy_loss=Algorithm.from_settings(config.training).policy_loss
             )
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from turnwise import ConfigError, PromptEnvironment, check_env, expert_player, play_episode
-from turnwise.env.prompts import Prompt, answer_of, is_answer, prompt_of
+from turnwise.env.prompts import Prompt, is_answer, read_answer, read_prompt
 
 
 def said(*roles):
@@ -28,12 +28,12 @@ def test_messages_come_back_as_they_were(has_system, between, texts):
     messages = [
         {"role": role, "content": content} for role, content in zip(roles, contents, strict=False)
     ]
-    assert Prompt.of(messages).messages == messages
+    assert Prompt.read(messages).messages == messages
 
 
 def test_content_in_pieces_of_text_is_one_text():
     pieces = [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]
-    assert Prompt.of([{"role": "user", "content": pieces}]).text == "What now?"
+    assert Prompt.read([{"role": "user", "content": pieces}]).text == "What now?"
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_content_in_pieces_of_text_is_one_text():
 )
 def test_what_cannot_be_asked_exactly_is_refused(prompt, told):
     with pytest.raises(ConfigError, match=told):
-        Prompt.of(prompt)
+        Prompt.read(prompt)
 
 
 def test_two_system_prompts_are_refused():
     with pytest.raises(ConfigError, match="no system message in the prompt besides"):
-        prompt_of({"prompt": said("system", "user"), "system": "Be brief."})
+        read_prompt({"prompt": said("system", "user"), "system": "Be brief."})
     with pytest.raises(ConfigError, match="'system' is 3"):
-        prompt_of({"prompt": "Hi.", "system": 3})
+        read_prompt({"prompt": "Hi.", "system": 3})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_two_system_prompts_are_refused():
     ],
 )
 def test_the_answer_of_a_row(row, answer):
-    assert answer_of(row) == answer
+    assert read_answer(row) == answer
 
 
 def test_the_answer_is_the_reply_or_its_last_line():

@@ -250,6 +250,13 @@ def test_episodes_without_a_seed_differ_between_copies_and_follow_seed() -> None
         ({"source": dict}, r"a registered id .* got \{\}"),
         ({"source": Ship(), "wheels": 4}, "takes no wheels"),
         ({"source": Ship, "action_names": ["a"]}, "of 3 names"),
+        ({"source": Ship, "action_names": "abc"}, "a list or a mapping of 3 names"),
+        ({"source": Ship, "action_names": ["pick up", "Pickup", "c"]}, "names, all different"),
+        ({"source": Ship, "action_names": ["", "b", "c"]}, "names, all different"),
+        ({"source": Ship, "action_names": [True, False, "c"]}, "names, all different"),
+        ({"source": Ship(spaces.Text(2)), "action_names": ["a"]}, "of 0 names"),
+        ({"source": Ship(spaces.Dict(go=spaces.Discrete(2)))}, "TransformAction"),
+        ({"source": Ship(spaces.Graph(spaces.Discrete(2), None))}, "TransformAction"),
         ({"source": Ship, "describe": "short"}, "describe got 'short'"),
     ],
 )

@@ -16,15 +16,12 @@ from gymnasium import spaces
 
 from turnwise.env.adapters.gymnasium_spaces import (
     InvalidActionError,
-    check_action_space,
     describe_answers,
     describe_observation,
     example_action,
     parse_action,
-    read_names,
     render_action,
 )
-from turnwise.errors import ConfigError
 
 MOVES = {"left": "", "right": "", "pick up": ""}
 
@@ -128,29 +125,6 @@ def test_an_invalid_answer_is_told_what_was_expected(space: Any, text: str, prob
     with pytest.raises(InvalidActionError) as caught:
         parse_action(space, text, MOVES if isinstance(space, spaces.Discrete) else {})
     assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("space", "names"),
-    [
-        (spaces.Discrete(2), ["one"]),
-        (spaces.Discrete(2), ["pick up", "Pickup"]),
-        (spaces.Discrete(2), ["", "b"]),
-        (spaces.Discrete(2), [True, False]),
-        (spaces.Discrete(2), "ab"),
-        (spaces.Text(2), ["a"]),
-        (spaces.Dict(go=spaces.Discrete(2)), ["a", "b"]),
-    ],
-)
-def test_names_that_do_not_fit_are_refused(space: Any, names: Any) -> None:
-    with pytest.raises(ConfigError, match="names"):
-        read_names(space, names, "names")
-
-
-def test_actions_that_cannot_be_written_are_refused_with_a_cure() -> None:
-    for space in (spaces.Graph(spaces.Discrete(2), None), spaces.Dict(go=spaces.Discrete(2))):
-        with pytest.raises(ConfigError, match=r"TransformAction"):
-            check_action_space(space)
 
 
 def test_observations_are_short_and_named() -> None:

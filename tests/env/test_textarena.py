@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+pytest.importorskip("textarena")
+
 from turnwise import (
     ConfigError,
     EnvironmentFault,
@@ -17,8 +19,6 @@ from turnwise import (
     random_player,
 )
 from turnwise.env.adapters.textarena import OFFLINE_GAMES
-
-pytest.importorskip("textarena")
 
 ONE_PLAYER = [
     "2048-v0-ultra-easy",
@@ -106,11 +106,7 @@ def test_the_agent_reads_the_rules_once_and_then_only_what_is_new():
 
 @pytest.mark.parametrize(
     ("mine", "theirs", "outcome", "reward"),
-    [
-        ("012", "87", "win", 1),
-        ("018", "345", "loss", -1),
-        ("04572", "8361", "draw", 0),
-    ],
+    [("012", "87", "win", 1), ("018", "345", "loss", -1), ("04572", "8361", "draw", 0)],
 )
 def test_a_win_a_loss_and_a_draw_are_told_apart(mine, theirs, outcome, reward):
     env = TextArenaEnvironment("TicTacToe-v0", opponent=says(*(f"[{cell}]" for cell in theirs)))

@@ -7,7 +7,7 @@ from turnwise import EpisodeLimits, ScriptedEngine, run_episode, tool
 from turnwise.chat import ChatFormat
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.tools import ToolCall, answer_of, get_parser
-from turnwise.tools.thoughts import thought_of
+from turnwise.tools.thoughts import read_thought
 
 HARMONY = "<|channel|>{}<|message|>{}"
 
@@ -38,8 +38,8 @@ def test_the_answer_is_what_stands_outside_of_thoughts(text, answer):
 def test_a_turn_that_begins_inside_of_a_thought():
     assert answer_of("attack, or", in_thought=True) == ""
     assert answer_of("attack?</think>wait", in_thought=True) == "wait"
-    assert thought_of("attack, or", in_thought=True) == "attack, or"
-    assert thought_of("attack?</think>wait", in_thought=True) == "attack?"
+    assert read_thought("attack, or", in_thought=True) == "attack, or"
+    assert read_thought("attack?</think>wait", in_thought=True) == "attack?"
 
 
 def play(text, environment, chat=None, **options):

@@ -123,7 +123,7 @@ def test_saving_takes_the_memory_of_a_tensor_and_loading_that_of_a_shard(tmp_pat
     config = small_config(
         tmp_path, *(*ON_RAY, f"model.local_path={tmp_path / 'large'}", "model.device=cpu")
     )
-    algorithm = Algorithm.of(config.training)
+    algorithm = Algorithm.from_settings(config.training)
     ids = torch.arange(16).repeat(2, 1)
     cluster = Cluster(config.ray, size)
     try:

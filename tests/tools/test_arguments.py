@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.tools import Tool, ToolRegistry
+from turnwise.tools import Tool, ToolRegistry, get_parser
 
 GIVEN = {
     "type": "object",
@@ -74,6 +74,43 @@ def test_arguments_are_checked_against_a_given_schema() -> None:
         {"points": [], "colour": "red"},
     ):
         assert not registry.execute_tool("draw", **bad)[0], bad
+
+
+def test_a_given_schema_may_refer_to_definitions_and_take_anything() -> None:
+    """As the schemas of MCP servers do."""
+
+    class Place(Tool):
+        parameters = {  # noqa: RUF012
+            "type": "object",
+            "properties": {
+                "at": {"$ref": "#/$defs/Point"},
+                "mode": {"anyOf": [{"$ref": "#/$defs/Mode"}, {"type": "null"}], "default": None},
+                "tree": {"$ref": "#/$defs/Tree"},
+                "note": True,
+            },
+            "required": ["at"],
+            "$defs": {
+                "Point": {"type": "object", "properties": {"x": {"type": "integer"}}},
+                "Mode": {"enum": ["fast", "slow"], "type": "string"},
+                "Tree": {"type": "array", "items": {"$ref": "#/$defs/Tree"}},
+            },
+        }
+
+        def execute(self, **params: Any) -> Any:
+            return params
+
+    registry = ToolRegistry([Place()])
+    good = {"at": '{"x": 1}', "mode": "slow", "tree": "[[], []]", "note": [1]}
+    taken = {"at": {"x": 1}, "mode": "slow", "tree": [[], []], "note": [1]}
+    assert registry.execute_tool("place", **good) == (True, taken)
+    for bad in ({"at": 3}, {"at": {}, "mode": "idle"}, {"at": {}, "tree": 3}):
+        assert not registry.execute_tool("place", **bad)[0], bad
+    signature = registry.definitions[0].signature
+    assert signature.startswith('place(at: object, mode: "fast"|"slow"|null = null, tree: array of')
+    assert signature.endswith("note: any = ...)")
+    parser = get_parser("qwen-coder", definitions=registry.definitions)
+    text = "<function=place><parameter=mode>5</parameter><parameter=note>5</parameter></function>"
+    assert parser.parse(text).calls[0].arguments == {"mode": "5", "note": 5}
 
 
 def test_numbers_keep_their_kind() -> None:

@@ -27,6 +27,8 @@ from turnwise.tools.types import ToolCall
         ("log(8, 2) + ln(e) + log10(100)", 6.0),
         ("max([3, 1]) + min(2, 5) + sum([1, 2])", 8),
         ("comb(200, 198)", 19900),
+        ("comb(5000, 2) - perm(5000, 2)", -12497500),
+        ("comb(3000, 1500) > 2 ** 2900", True),
         ("factorial(20) / comb(5, 2)", 243290200817664000.0),
         ("gcd(12, 18) + lcm(4, 6) + perm(4, 2)", 30),
         ("round(2.345, 1) + floor(1.9) + ceil(0.1)", 4.3),

@@ -51,14 +51,6 @@ def test_the_model_does_not_see_the_context() -> None:
     assert "no argument 'context'" in told
 
 
-def test_each_episode_has_a_store_of_its_own() -> None:
-    registry = ToolRegistry([note])
-    first, second = registry.open_context(), registry.open_context()
-    assert registry.execute(ToolCall("note", {"text": "a"}), first).text == "a"
-    assert registry.execute(ToolCall("note", {"text": "b"}), second).text == "b"
-    assert registry.execute(ToolCall("note", {"text": "c"}), first).text == "a c"
-
-
 def test_without_a_context_the_registrys_own_is_kept_until_it_is_closed() -> None:
     registry = ToolRegistry([note])
     assert registry.execute_tool("note", text="a") == (True, "a")

@@ -35,6 +35,8 @@ def paint(
         at (Point): Where,
             in steps.
 
+    It dries in an hour.
+
     Returns:
         size: this is not about the argument.
     """
@@ -45,7 +47,7 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
     definition = FunctionTool(paint).definition
     properties = definition.parameters["properties"]
     assert definition.name == "paint"
-    assert definition.description == "Paint a spot on the wall."
+    assert definition.description == "Paint a spot on the wall. It dries in an hour."
     assert properties["colour"]["enum"] == ["red", "blue"]
     assert properties["colour"]["description"] == "The colour: red or blue."
     assert properties["at"]["description"] == "Where, in steps."

@@ -17,14 +17,7 @@ import pytest
 
 from contention import wait_until
 from turnwise.errors import MissingExtraError, ToolError
-from turnwise.tools import (
-    MCPTools,
-    ToolCall,
-    ToolFailure,
-    ToolRegistry,
-    ToolResult,
-    mcp_source,
-)
+from turnwise.tools import MCPTools, ToolCall, ToolFailure, ToolRegistry, ToolResult, mcp_source
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 ENVIRONMENT = {"PYTHONPATH": ":".join(path for path in sys.path if path)}

@@ -5,13 +5,7 @@ import logging
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.tools import (
-    PARSERS,
-    ToolCall,
-    ToolRegistry,
-    get_parser,
-    parser_for,
-)
+from turnwise.tools import PARSERS, ToolCall, ToolRegistry, get_parser, parser_for
 
 # The part of each family's template that writes a call, as its tokenizers carry it.
 TEMPLATES = {

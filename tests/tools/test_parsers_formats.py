@@ -232,11 +232,7 @@ def test_no_call(name: str, text: str) -> None:
         ("json", '{"arguments": {"item": "tea"}}', 'there is no "tool" next to "arguments"'),
         ("json", '{"tool": "buy", "item": "tea"}', 'inside "arguments"'),
         ("json", '{"tool": "buy", "arguments": {"price": NaN}}', "NaN is not JSON"),
-        (
-            "json",
-            '{"tool": "buy", "arguments": {"n": ' + "9" * 5000 + "}}",
-            "Exceeds the limit",
-        ),
+        ("json", '{"tool": "buy", "arguments": {"n": ' + "9" * 5000 + "}}", "Exceeds the limit"),
         ("react", "Action: buy", "no line with Action Input"),
         ("openai", '{"tool_calls": {"name": "buy"}}', '"tool_calls" must be a list'),
         ("hermes", "<tool_call>buy tea</tool_call>", "broken near 'buy tea"),
@@ -289,6 +285,16 @@ def test_content_beside_tool_calls_is_what_was_said() -> None:
     result = get_parser("openai").parse(text)
     assert result.calls == [ToolCall("stop")]
     assert result.text == "Fine."
+
+
+def test_several_calls_in_one_pair_of_tags() -> None:
+    calls = '{"name": "look_up", "arguments": {"item": "tea"}}\n{"name": "look_up", "arg'
+    parser = get_parser("hermes")
+    whole = parser.parse(f'<tool_call>\n{calls}uments": {{"item": "tea"}}}}\n</tool_call>Both.')
+    assert (whole.calls, whole.malformed, whole.text) == ([LOOK, LOOK], None, "Both.")
+    cut = parser.parse(f"<tool_call>\n{calls}")
+    assert cut.calls == [LOOK]
+    assert "ends before it is complete" in str(cut.malformed)
 
 
 def test_good_calls_before_a_broken_one_are_kept_and_none_after_it() -> None:

@@ -256,10 +256,7 @@ def test_a_layer_that_fails_is_named(
 
 @pytest.mark.parametrize(
     "missing",
-    [
-        "system.install_filter = lambda program: None",
-        "namespaces.build_root = lambda *args: None",
-    ],
+    ["system.install_filter = lambda program: None", "namespaces.build_root = lambda *args: None"],
 )
 @needs_isolation
 def test_the_probe_notices_a_layer_that_does_nothing(

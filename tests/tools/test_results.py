@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel
 
-from turnwise.tools import ToolFailure, ToolRegistry, tool
+from turnwise.tools import ToolCall, ToolFailure, ToolRegistry, tool
 from turnwise.tools.registry import read_output
 
 
@@ -35,8 +35,7 @@ def result_of(value: Any, max_output: int = 1000) -> Any:
     def give() -> Any:
         return value
 
-    registry = ToolRegistry([give])
-    success, told = registry.execute_tool("give")
+    success, told = ToolRegistry([give]).execute_tool("give")
     return told if success else None
 
 
@@ -84,7 +83,7 @@ def test_what_is_neither_text_nor_json_is_a_failed_call(value: Any) -> None:
     def give() -> Any:
         return value
 
-    result = ToolRegistry([give]).execute(_call("give"))
+    result = ToolRegistry([give]).execute(ToolCall("give"))
     assert result.failure is ToolFailure.BAD_RESULT
     assert result.text.startswith("give failed: it returned")
     assert len(result.text) < 1000
@@ -129,9 +128,3 @@ def test_every_json_value_becomes_text_of_bounded_length(value: Any, limit: int)
     assert len(answer.text) <= 6 * limit + 80  # what is no text takes up to six characters
     if not answer.was_cut and value is not None and not isinstance(value, str):
         assert "\\ud" in answer.text or json.loads(answer.text) == value
-
-
-def _call(name: str) -> Any:
-    from turnwise.tools import ToolCall
-
-    return ToolCall(name)

@@ -172,19 +172,22 @@ class Gateway:
                 anthropic_messages.PATH + "/count_tokens", self._count_tokens, anthropic_messages
             ),
         ]
+        unknown = functools.partial(self._answer, self._unknown, None)
         anything = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-        return Starlette(routes=[*routes, Route("/{path:path}", self._unknown, methods=anything)])
+        return Starlette(routes=[*routes, Route("/{path:path}", unknown, methods=anything)])
 
     # -- one request ------------------------------------------------------------------------------
 
     async def _answer(
         self,
         handler: Callable[[Request, ModuleType], Awaitable[Response]],
-        api: ModuleType,
+        api: ModuleType | None,
         request: Request,
     ) -> Response:
         """Call a handler; what it raises becomes an error of the API."""
         started = time.monotonic()
+        if api is None:  # the URL does not say which
+            api = anthropic_messages if "anthropic-version" in request.headers else openai_chat
         try:
             response = await handler(request, api)
             if not isinstance(response, EventStream):  # which reports at its end
@@ -275,13 +278,8 @@ class Gateway:
         _, asked = api.parse(await _read_json(request), session.responses)
         return JSONResponse({"input_tokens": await session.count_tokens(asked)})
 
-    async def _unknown(self, request: Request) -> Response:
-        async def refuse(request: Request, _: ModuleType) -> Response:
-            raise self._unknown_url(request)
-
-        is_anthropic = "anthropic-version" in request.headers
-        api = anthropic_messages if is_anthropic else openai_chat
-        return await self._answer(refuse, api, request)
+    async def _unknown(self, request: Request, api: ModuleType) -> Response:
+        raise self._unknown_url(request)
 
     def _unknown_url(self, request: Request) -> ApiError:
         return ApiError(
@@ -364,9 +362,9 @@ class EventStream(StreamingResponse):
             self._first = await self._deltas.get()
             if self._first is None:
                 await self._work
-        except BaseException:  # a cancellation too: nothing is sampled any longer
-            await self._end_sampling()
-            raise
+        finally:
+            if self._first is None:  # refused or cancelled: nothing is sampled any longer
+                await self._end_sampling()
 
     async def _events(self) -> AsyncIterator[str]:
         # Each is sent at once: asyncio logs several sends to a client that has hung up.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from turnwise.agents.requests import ApiError, ChatReply, Delta, pieces
-from turnwise.tools.thoughts import HARMONY_MARKS, THOUGHT_MARKS, answer_of, thought_of
+from turnwise.tools.thoughts import HARMONY_MARKS, THOUGHT_MARKS, answer_of, read_thought
 
 _REFINEMENT = 256
 """Long texts are decoded after every 1/256 of their tokens, so that the cost stays linear."""
@@ -58,7 +58,7 @@ class LiveText:
         text = text[: len(text) - max(ends, default=0)]  # the end may become one of the marks
         if any(mark in text for mark in HARMONY_MARKS):
             return "", ""
-        thought = thought_of(text, in_thought=self._in_thought)
+        thought = read_thought(text, in_thought=self._in_thought)
         answer = "" if self._may_call else answer_of(text, in_thought=self._in_thought)
         return thought, answer.rstrip()
 

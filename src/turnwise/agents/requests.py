@@ -114,7 +114,7 @@ class Sent:
         self.thought += delta.thought
         self.text += delta.text
 
-    def rest_of(self, reply: ChatReply) -> tuple[str, str]:
+    def remaining(self, reply: ChatReply) -> tuple[str, str]:
         """Return the thought and the text that are still to be shown."""
         thought, text = reply.thought, reply.content
         return (

@@ -22,7 +22,7 @@ from turnwise.episode.watchdog import EpisodeTimer
 from turnwise.errors import ConfigError, ToolError
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolCall, answer_of, get_parser
-from turnwise.tools.thoughts import thought_of
+from turnwise.tools.thoughts import read_thought
 from turnwise.types import EpisodeStatus
 
 _RESPONSES_PER_CONVERSATION = 16
@@ -234,7 +234,7 @@ class AgentSession:
             if calls:
                 content = answer_of(parsed.text, in_thought=in_thought)
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if thought := thought_of(text, in_thought=in_thought):
+        if thought := read_thought(text, in_thought=in_thought):
             message["reasoning_content"] = thought
         for number, call in enumerate(calls):
             # The id is the same in a run that is repeated.

@@ -53,10 +53,7 @@ from turnwise.algo.losses.policy import (
     compute_reinforce_loss,
     compute_sapo_loss,
 )
-from turnwise.algo.losses.value import (
-    compute_value_loss,
-    explained_variance,
-)
+from turnwise.algo.losses.value import compute_value_loss, explained_variance
 from turnwise.algo.masked import BatchTotals, aggregate_loss, discounted_suffix_sum, masked_mean
 
 __all__ = [

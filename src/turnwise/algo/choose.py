@@ -278,7 +278,7 @@ class Algorithm:
     policy_loss: PolicyLoss
 
     @classmethod
-    def of(
+    def from_settings(
         cls,
         training: TrainingConfig,
         adv_estimator: EstimatorChoice | None = None,

@@ -108,7 +108,24 @@ def compute_rejection_mask(
     accepted = mask
     metrics: TensorMetrics = {}
     for name, bounds in criteria.items():
-        keeps = _accepts(name, bounds, difference, mask)
+        if name not in _CRITERIA:
+            raise ConfigError(f"there is no rejection {name!r}. {did_you_mean(name, _CRITERIA)}")
+        reduction, _, kind = name.rpartition("_")
+        divergence = keep(_DIVERGENCES[kind](difference), mask)
+        if reduction == "seq_max":  # of a kind that is never negative
+            divergence = torch.nn.functional.pad(divergence, (0, 1)).amax(1, keepdim=True)
+        elif reduction != "token":
+            divergence = divergence.sum(1, keepdim=True)
+            if reduction == "seq_mean":
+                divergence = divergence / mask.sum(1, keepdim=True).clamp(min=1)
+        lower, upper = checked_bounds(bounds)
+        if kind == "k1":
+            lower, upper = math.log(1.0 / upper if lower is None else lower), math.log(upper)
+        elif lower is not None:
+            raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
+        keeps = (divergence <= upper).expand_as(mask)  # not what is NaN
+        if lower is not None:
+            keeps = keeps & (divergence >= lower)
         metrics[f"rejected_{name}"] = masked_mean((~keeps).float(), mask)
         accepted = accepted & keeps
     metrics["rejected"] = masked_mean((~accepted).float(), mask)
@@ -121,33 +138,11 @@ _DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "k3": lambda d: d.expm1() - d,
 }
 _CRITERIA = [
-    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
-    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+    f"{reduction}_{kind}"
+    for reduction in ("token", "seq_sum", "seq_mean", "seq_max")
+    for kind in _DIVERGENCES
+    if (reduction, kind) != ("seq_max", "k1")  # which may be negative
 ]
-
-
-def _accepts(
-    name: str, bounds: Bounds, difference: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Return which tokens one criterion accepts: [B, T] bool."""
-    if name not in _CRITERIA:
-        raise ConfigError(f"there is no rejection {name!r}. {did_you_mean(name, _CRITERIA)}")
-    reduction, _, kind = name.rpartition("_")
-    divergence = keep(_DIVERGENCES[kind](difference), mask)
-    if reduction == "seq_max":
-        # Divergences of these kinds are never negative.
-        divergence = torch.nn.functional.pad(divergence, (0, 1)).amax(1, keepdim=True)
-    elif reduction != "token":
-        divergence = divergence.sum(1, keepdim=True)
-        if reduction == "seq_mean":
-            divergence = divergence / mask.sum(1, keepdim=True).clamp(min=1)
-    lower, upper = checked_bounds(bounds)
-    if kind == "k1":
-        lower, upper = math.log(1.0 / upper if lower is None else lower), math.log(upper)
-        return ((divergence >= lower) & (divergence <= upper)).expand_as(mask)
-    if lower is not None:
-        raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
-    return (divergence <= upper).expand_as(mask)
 
 
 def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:

@@ -91,15 +91,12 @@ class Groups:
 
     def std(self, x: torch.Tensor) -> torch.Tensor:
         """Each episode's group standard deviation, unbiased: [B] -> [B]; 0 for a group of one."""
-        return self._std_from_centred(self.centred(x))
+        return (self.sum(self.centred(x).square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def relative(self, x: torch.Tensor, norm_by_std: bool, epsilon: float) -> torch.Tensor:
         """x − mean, divided by std + epsilon if `norm_by_std`: [B] -> [B]; 0 for a group of one."""
         centred = self.centred(x)
-        return centred / (self._std_from_centred(centred) + epsilon) if norm_by_std else centred
-
-    def _std_from_centred(self, centred: torch.Tensor) -> torch.Tensor:
-        return (self.sum(centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
+        return centred / (self.std(x) + epsilon) if norm_by_std else centred
 
     def best_two(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the episodes with the two largest x of each group: two [num_groups].

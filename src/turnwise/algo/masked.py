@@ -44,12 +44,6 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, x.detach(), 0.0)
 
 
-@torch.no_grad()
-def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each row over its unmasked tokens: [B, T] -> [B]."""
-    return torch.where(mask, wide(x), 0.0).sum(1)
-
-
 def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean over all unmasked tokens; 0 if there are none."""
     mask = as_mask(mask)
@@ -114,13 +108,11 @@ def row_weights(
     """
     totals = totals or BatchTotals()
     mask = as_mask(mask)
-    if mode == "token-mean" and not totals.num_tokens:
-        return mask.sum().clamp(min=1).double().reciprocal().expand(len(mask))
     ones = torch.ones(len(mask), dtype=torch.float64, device=mask.device)
     if mode == "token-sum":
         return ones
     if mode == "token-mean":
-        return ones / float(totals.num_tokens or 1)
+        return ones / (totals.num_tokens or mask.sum().clamp(min=1))
     lengths = mask.sum(1)
     per_sequence = ones / (totals.num_sequences or (lengths > 0).sum().clamp(min=1))
     if mode == "seq-mean-token-sum":

@@ -31,7 +31,7 @@ from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import environment_factory
 from turnwise.env.checker.harness import explain
 from turnwise.env.driver import reset_environment, step_environment
-from turnwise.env.players import Player, ending_of, expert_player, random_player
+from turnwise.env.players import Player, expert_player, final_status, random_player
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 from turnwise.progress.lines import count
 from turnwise.tools import (
@@ -43,7 +43,7 @@ from turnwise.tools import (
     get_parser,
 )
 from turnwise.tools.base import marked_tools
-from turnwise.tools.thoughts import thought_of
+from turnwise.tools.thoughts import read_thought
 from turnwise.types import StepResult, Trajectory
 from turnwise.user_code import settings_from
 
@@ -275,7 +275,7 @@ def _play_bare(env: BaseEnvironment, player: Player | None, seed: int, screen: S
             step = loop.run_until_complete(step_environment(env, action))
             screen.turn(action, step)
             observation, is_over = step.observation, step.done
-        played.trajectory.status = ending_of(step)
+        played.trajectory.status = final_status(step)
     screen.ending()
     return played
 
@@ -362,7 +362,7 @@ class Screen:
             is_alone = self._num_agents == 1 and agent.name == "agent"
             self.action(
                 answer_of(turn.text, in_thought=turn.in_thought).strip() or "(nothing)",
-                thought=thought_of(turn.text, in_thought=turn.in_thought),
+                thought=read_thought(turn.text, in_thought=turn.in_thought),
                 who="" if is_alone else f"{agent.name} ",
             )
         step = StepResult(turn.observation, turn.reward, turn.done, False, turn.info)

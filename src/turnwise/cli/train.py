@@ -169,7 +169,7 @@ def train(
                 from turnwise.algo.choose import Algorithm
                 from turnwise.runs.sinks import check_sinks
 
-                Algorithm.of(config.training)
+                Algorithm.from_settings(config.training)
                 check_sinks(config.logging.sinks, config.logging.wandb)
             print_file(config.to_yaml())
         elif estimate:

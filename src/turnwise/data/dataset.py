@@ -25,7 +25,7 @@ from turnwise.data.sources import (
 from turnwise.deadlines import run_sync
 from turnwise.env import environment_factory, reset_environment
 from turnwise.env.catalog import EnvironmentSource
-from turnwise.env.prompts import prompt_of
+from turnwise.env.prompts import read_prompt
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models import load_tokenizer
 
@@ -148,7 +148,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
     def _tokens(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         """Return ids and mask of a prompt: text as it is, messages by the chat template."""
-        prompt = prompt_of(row)
+        prompt = read_prompt(row)
         if isinstance(row["prompt"], str) and not prompt.system:
             tokens = self.tokenizer(prompt.text, **self.tokenizer_kwargs)
             ids = flat_ids(tokens["input_ids"])

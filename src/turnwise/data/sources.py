@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from turnwise.env.prompts import prompt_of
+from turnwise.env.prompts import read_prompt
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.json_files import parse_json
 
@@ -104,7 +104,7 @@ def read_row(value: object, prompt_key: str | None, place: str) -> Row:
     # A table of pandas holds lists as arrays.
     row["prompt"] = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
     try:
-        is_empty = not prompt_of(row).text.strip()
+        is_empty = not read_prompt(row).text.strip()
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     if is_empty:

@@ -36,8 +36,7 @@ ADAPTERS: dict[str, str] = {
 
 
 def environment_factory(
-    source: EnvironmentSource,
-    config: EnvironmentConfig | Mapping[str, Any] | None = None,
+    source: EnvironmentSource, config: EnvironmentConfig | Mapping[str, Any] | None = None
 ) -> EnvironmentFactory:
     """Returns a function that creates a fresh environment with each call.
 
@@ -64,7 +63,18 @@ def environment_factory(
             "function that makes one."
         )
     if isinstance(source, type):
-        _check_class(source)
+        name = source.__qualname__.rpartition(".")[2]
+        if not issubclass(source, BaseEnvironment):
+            raise ConfigError(
+                f"environment got the class {name}, expected one derived from "
+                f"turnwise.BaseEnvironment. Write: class {name}(BaseEnvironment):"
+            )
+        if missing := sorted(getattr(source, "__abstractmethods__", ())):
+            raise ConfigError(
+                f"{name} has no method {' and no method '.join(missing)}. An environment has "
+                "reset() -> str, step(action) -> (observation, reward, done, info) and "
+                "get_state_description() -> str."
+            )
     arguments = _arguments(source, config)
 
     def make() -> BaseEnvironment:
@@ -83,8 +93,7 @@ def environment_factory(
 
 
 def make_environment(
-    source: EnvironmentSource,
-    config: EnvironmentConfig | Mapping[str, Any] | None = None,
+    source: EnvironmentSource, config: EnvironmentConfig | Mapping[str, Any] | None = None
 ) -> BaseEnvironment:
     """Creates one environment."""
     return environment_factory(source, config)()
@@ -112,23 +121,6 @@ def declared_max_steps(source: EnvironmentSource, config: EnvironmentConfig) -> 
         return config.max_steps
     source = source_by_name(source) if isinstance(source, str) else source
     return int(getattr(source, "max_steps", BaseEnvironment.max_steps))
-
-
-def _check_class(source: type) -> None:
-    """Raises an error for a class that cannot be instantiated."""
-    name = source.__qualname__.rpartition(".")[2]
-    if not issubclass(source, BaseEnvironment):
-        raise ConfigError(
-            f"environment got the class {name}, expected one derived from "
-            f"turnwise.BaseEnvironment. Write: class {name}(BaseEnvironment):"
-        )
-    missing = sorted(getattr(source, "__abstractmethods__", ()))
-    if missing:
-        raise ConfigError(
-            f"{name} has no method {' and no method '.join(missing)}. An environment has reset() "
-            "-> str, step(action) -> (observation, reward, done, info) and "
-            "get_state_description() -> str."
-        )
 
 
 def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[str, Any]:

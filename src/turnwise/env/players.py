@@ -71,7 +71,7 @@ async def play_episode_async(
         trajectory.dones.append(result.done)
         trajectory.infos.append(result.info)
         if result.done:
-            trajectory.status = ending_of(result)
+            trajectory.status = final_status(result)
             return trajectory
         observation = result.observation
 
@@ -86,7 +86,7 @@ def play_episode(env: BaseEnvironment, player: Player, seed: int | None = None) 
     return run_sync(play_episode_async(env, player, seed))
 
 
-def ending_of(result: StepResult) -> EpisodeStatus:
+def final_status(result: StepResult) -> EpisodeStatus:
     """Returns the status of an episode that ended with this step."""
     if not result.truncated:
         return EpisodeStatus.DONE

@@ -15,8 +15,8 @@ from turnwise.types import NotText, read_content
 class Prompt:
     """The parts of a prompt.
 
-    >>> Prompt.of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}])
-    Prompt(text='Hi.', system='Be brief.', history=())
+    >>> Prompt.read([{"role": "system", "content": "Brief."}, {"role": "user", "content": "Hi."}])
+    Prompt(text='Hi.', system='Brief.', history=())
     """
 
     text: str
@@ -32,7 +32,7 @@ class Prompt:
         return [*system, *self.history, {"role": "user", "content": self.text}]
 
     @classmethod
-    def of(cls, prompt: object) -> Prompt:
+    def read(cls, prompt: object) -> Prompt:
         """Reads a text, or chat messages of which the last is a user's."""
         if isinstance(prompt, str):
             return cls(prompt)
@@ -85,29 +85,29 @@ class PromptEnvironment(BaseEnvironment):
     def reset(self) -> str:
         self._done = False
         self.step_count = 0
-        return prompt_of(self._task()).text
+        return read_prompt(self._task()).text
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         self.step_count += 1
         self._done = True
-        answer = answer_of(self._task())
+        answer = read_answer(self._task())
         if answer is None:
             return "", 0.0, True, {}
         is_right = is_answer(action, answer)
         return "Right." if is_right else "Wrong.", float(is_right), True, {"success": is_right}
 
     def get_state_description(self) -> str:
-        text = prompt_of(self._task()).text
+        text = read_prompt(self._task()).text
         return f"{text}\n(answered)" if self._done else text
 
     def get_prompt_prefix(self) -> str:
-        return prompt_of(self._task()).system
+        return read_prompt(self._task()).system
 
     def get_history(self) -> Sequence[Mapping[str, Any]]:
-        return prompt_of(self._task()).history
+        return read_prompt(self._task()).history
 
     def expert_action(self) -> str | None:
-        return answer_of(self._task())
+        return read_answer(self._task())
 
     def _task(self) -> Mapping[str, Any]:
         if self.task is None:
@@ -118,11 +118,11 @@ class PromptEnvironment(BaseEnvironment):
         return self.task
 
 
-def prompt_of(row: Mapping[str, Any]) -> Prompt:
+def read_prompt(row: Mapping[str, Any]) -> Prompt:
     """Returns the prompt of a row, with its system prompt."""
     if "prompt" not in row:
         raise ConfigError(f"a row has no 'prompt'; it has {', '.join(map(str, row)) or 'nothing'}")
-    prompt = Prompt.of(row["prompt"])
+    prompt = Prompt.read(row["prompt"])
     system = row.get("system") or ""
     if not isinstance(system, str) or (system and prompt.system):
         raise ConfigError(
@@ -132,7 +132,7 @@ def prompt_of(row: Mapping[str, Any]) -> Prompt:
     return Prompt(prompt.text, system or prompt.system, prompt.history)
 
 
-def answer_of(row: Mapping[str, Any]) -> str | None:
+def read_answer(row: Mapping[str, Any]) -> str | None:
     """Returns the answer of a row as text; None if it has none."""
     graded = row.get("reward_model")
     answers = [row.get("answer"), row.get("ground_truth")]

@@ -14,7 +14,7 @@ from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.errors import ConfigError, ToolError
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolDefinition, answer_of, get_parser
-from turnwise.tools.thoughts import thought_of
+from turnwise.tools.thoughts import read_thought
 
 
 class Agent:
@@ -59,7 +59,7 @@ class Agent:
         turns = [turn for turn in self.record.turns if turn.kind != "sub_agent"]
         for number, turn in zip(spoken, turns[-len(spoken) :], strict=True):
             answer = answer_of(turn.text, in_thought=turn.in_thought)
-            thought = thought_of(turn.text, in_thought=turn.in_thought)
+            thought = read_thought(turn.text, in_thought=turn.in_thought)
             history[number] = with_thought(self._setup.chat.template, answer, thought)
         num_shared = conversation.add_as_template(messages, history)
         if num_shared is not None:

@@ -12,7 +12,7 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.errors import DeadlineExceeded, EngineError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.worker import length_to_stop
-from turnwise.tools.thoughts import THOUGHT_ENDS, close_of
+from turnwise.tools.thoughts import THOUGHT_ENDS, closing_tags
 
 _LEAST_SECONDS = 0.001
 _GRACE_SECONDS = 10.0
@@ -75,7 +75,7 @@ def _end_of_thought(
     """Returns what ends the thought, "" if none is open; None if the turn is already over."""
     text = setup.chat.decode(first.ids, setup.chat.thought_marks)
     if first.finish_reason is FinishReason.LENGTH:
-        return close_of(text, in_thought=setup.chat.begins_in_thought(request.prompt_ids)) or ""
+        return closing_tags(text, in_thought=setup.chat.begins_in_thought(request.prompt_ids)) or ""
     is_stopped = has_opening and text.endswith(THOUGHT_ENDS)
     return "\n\n" if is_stopped and first.ids[-1] not in request.stop_ids else None
 

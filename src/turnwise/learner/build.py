@@ -34,7 +34,7 @@ def make_learner(
     of `model.reference`, or a copy of this one. `make` has the signature of `Learner`.
     """
     training = config.training
-    algorithm = algorithm or Algorithm.of(training)
+    algorithm = algorithm or Algorithm.from_settings(training)
     add_first_adapters(config, model)
     name, reference = config.model.reference, None
     if training.use_kl_in_reward or training.kl_loss_coef > 0:

@@ -54,7 +54,7 @@ def tools_by_name(
                 f"tools got {entry!r}: MCP servers are reached from one process only. Train "
                 "without Ray and VERL, or call the server in a tool of your own."
             )
-        for use in uses_of(entry):
+        for use in uses_to_allow(entry):
             require_use(use)
         if closing is not None and "mcp" in options:
             registry.register_all(_from_server(options.pop("mcp"), options, closing))
@@ -103,7 +103,7 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
         raise ConfigError(f"tool {name!r} cannot be made with {options}: {error}") from error
 
 
-def uses_of(entry: ToolEntry) -> list[str]:
+def uses_to_allow(entry: ToolEntry) -> list[str]:
     """Returns what an entry runs besides importable code, in the words of `require_use`."""
     options: dict[str, Any] = dict(entry) if isinstance(entry, Mapping) else {"tool": entry}
     if "mcp" in options:
@@ -175,18 +175,17 @@ def with_variables(value: Any) -> Any:
         return {key: with_variables(item) for key, item in value.items()}
     if isinstance(value, list):
         return [with_variables(item) for item in value]
-    return _VARIABLE.sub(_variable_value, value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    for name in _VARIABLE.findall(value):
+        if name not in os.environ:
+            raise ConfigError(
+                f"an MCP server needs ${{{name}}}, and there is no environment variable {name}. "
+                f"Secrets are not kept in run folders. Set it: export {name}=..."
+            )
+    return _VARIABLE.sub(lambda match: os.environ[match[1]], value)
 
 
 def _variable(name: str) -> str:
     word = re.sub(r"\W+", "_", name).strip("_").upper()
     return f"${{{word}}}"
-
-
-def _variable_value(match: re.Match[str]) -> str:
-    if match[1] not in os.environ:
-        raise ConfigError(
-            f"an MCP server needs {match[0]}, and there is no environment variable {match[1]}. "
-            f"Secrets are not kept in run folders. Set it: export {match[1]}=..."
-        )
-    return os.environ[match[1]]

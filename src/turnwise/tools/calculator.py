@@ -17,7 +17,6 @@ Number = int | float
 
 _MAX_CHARACTERS = 1000
 _MAX_BITS = 10_000  # some three thousand digits
-_MAX_FACTORS = 1000
 _REPLACED = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 
 
@@ -113,15 +112,21 @@ def _power(base: Number, exponent: Number) -> Any:
     return base**exponent
 
 
-def _of_whole_numbers(name: str) -> Callable[..., int]:
-    """Makes a function take whole floats too, and refuse a product of too many factors."""
+def _whole_number_function(name: str) -> Callable[..., int]:
+    """Makes a function take whole floats too, and refuse a product that would be too long."""
 
     def compute(*args: Number) -> int:
         if any(arg != int(arg) for arg in args):
             raise ValueError(f"{name} takes whole numbers")
-        if name in ("factorial", "comb", "perm") and max(args, default=0) > _MAX_FACTORS:
-            raise OverflowError
-        value: int = getattr(math, name)(*map(int, args))
+        numbers = [int(arg) for arg in args]
+        if name in ("factorial", "comb", "perm") and numbers:
+            most, num_factors = numbers[0], numbers[-1]
+            num_bits = num_factors * most.bit_length()
+            if name == "comb":  # to choose k of n is to leave n - k, and 2**n is never reached
+                num_bits = min(num_bits, (most - num_factors) * most.bit_length(), most)
+            if num_bits > _MAX_BITS:
+                raise OverflowError
+        value: int = getattr(math, name)(*numbers)
         return value
 
     return compute
@@ -151,7 +156,7 @@ _OF_REALS = (
 )  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in _OF_REALS},
-    **{name: _of_whole_numbers(name) for name in ("factorial", "comb", "perm", "gcd", "lcm")},
+    **{name: _whole_number_function(name) for name in ("factorial", "comb", "perm", "gcd", "lcm")},
     "abs": abs,
     "round": lambda x, places=0: round(x, max(-300, min(300, int(places))) or None),
     "min": lambda *args: min(args),

@@ -159,7 +159,6 @@ class ToolRegistry:
 
 
 def _failed(name: str, error: BaseException) -> ToolResult:
-    """Returns the result of a call that raised."""
     text = one_line(str(error))
     match error:
         case _CallFailed(failure=failure):

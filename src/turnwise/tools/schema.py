@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Union, c
 from weakref import WeakKeyDictionary
 
 from turnwise.errors import ToolError, did_you_mean
-from turnwise.tools.types import ToolContext
+from turnwise.tools.types import ToolContext, argument_schemas
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_SECTION = re.compile(r"(?m)^(Args|Returns|Yields|Raises|Examples?|Notes?):[ \t]*$")
+# A heading and the indented lines below it; what is not indented is about the tool again.
+_SECTION = re.compile(
+    r"(?m)^(Args|Returns|Yields|Raises|Examples?|Notes?):[ \t]*(?:\n|\Z)"
+    r"((?:[ \t]+\S.*(?:\n|\Z)|[ \t]*\n)*)"
+)
 # `name (type): what it is`, and the lines below it that are indented further.
 _ENTRY = re.compile(r"(?m)^(\w+)[ \t]*(?:\([^)]*\))?[ \t]*:(.*(?:\n(?:[ \t]+.*)?)*)")
 
@@ -185,19 +189,21 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """Returns the text before a docstring's sections, and the entries of `Args:`.
+    """Returns the text around a docstring's sections, and the entries of `Args:`.
 
     >>> split_docstring('''Add.
     ...
     ...     Args:
     ...         a: The first.
+    ...
+    ...     Both are whole numbers.
     ... ''')
-    ('Add.', {'a': 'The first.'})
+    ('Add. Both are whole numbers.', {'a': 'The first.'})
     """
-    summary, *sections = _SECTION.split(inspect.cleandoc(doc))
-    bodies = dict(zip(sections[::2], sections[1::2], strict=True))
-    entries = _ENTRY.findall(textwrap.dedent(bodies.get("Args", "")))
-    return " ".join(summary.split()), {name: " ".join(text.split()) for name, text in entries}
+    doc = inspect.cleandoc(doc)
+    summary = " ".join(_SECTION.sub("", doc).split())
+    entries = _ENTRY.findall(textwrap.dedent(dict(_SECTION.findall(doc)).get("Args", "")))
+    return summary, {name: " ".join(text.split()) for name, text in entries}
 
 
 def spec_from_schema(schema: Mapping[str, Any], function: Callable[..., Any]) -> ArgumentSpec:
@@ -211,7 +217,7 @@ def _read_schema(text: str, context_argument: str | None) -> ArgumentSpec:
     from pydantic import TypeAdapter
 
     schema: dict[str, Any] = json.loads(text)
-    fields = {name: _python_type(inner) for name, inner in schema.get("properties", {}).items()}
+    fields = {name: _python_type(inner) for name, inner in argument_schemas(schema).items()}
     takes_any = schema.get("additionalProperties", False) is not False
     arguments = _typed_dict(fields, schema.get("required", ()), takes_any)
     return ArgumentSpec(schema, TypeAdapter(arguments), context_argument)
@@ -233,6 +239,10 @@ def _python_type(schema: Mapping[str, Any]) -> Any:
     options = schema.get("enum", ())
     if options and all(isinstance(option, str | int) for option in options):
         return Literal[tuple(options)]
-    kinds = schema.get("type", ())
-    types = tuple(_TYPES.get(kind, Any) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        types = tuple(_python_type(alternative) for alternative in alternatives)
+    else:
+        kinds = schema.get("type", ())
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        types = tuple(_TYPES.get(kind, Any) for kind in kinds)
     return Union[types] if types else Any  # noqa: UP007 - made at run time

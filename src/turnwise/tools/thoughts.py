@@ -51,10 +51,10 @@ def answer_of(text: str, *, in_thought: bool = False) -> str:
     return text
 
 
-def thought_of(text: str, *, in_thought: bool = False) -> str:
+def read_thought(text: str, *, in_thought: bool = False) -> str:
     """Returns the thoughts of a turn without their tags, for people to read.
 
-    >>> thought_of("<think>Should I attack? No.</think>\\n\\nwait")
+    >>> read_thought("<think>Should I attack? No.</think>\\n\\nwait")
     'Should I attack? No.'
     """
     if _CHANNEL in text:
@@ -62,7 +62,7 @@ def thought_of(text: str, *, in_thought: bool = False) -> str:
     for (start, end), thought in _THOUGHTS.items():
         if end in text or (start in text and not in_thought):
             thoughts = [
-                _without_tags(found.removesuffix(end)).strip() for found in thought.findall(text)
+                _without_tags(part.removesuffix(end)).strip() for part in thought.findall(text)
             ]
             return "\n\n".join(filter(None, thoughts))
     return _without_tags(text).strip() if in_thought else ""
@@ -84,12 +84,12 @@ def _without_tags(text: str) -> str:
     return text
 
 
-def close_of(text: str, *, in_thought: bool = False) -> str | None:
+def closing_tags(text: str, *, in_thought: bool = False) -> str | None:
     """Returns what closes the thought that is open at the end of a turn; None if none is.
 
-    >>> close_of("<think>I could attack, or")
+    >>> closing_tags("<think>I could attack, or")
     '\\n</think>\\n\\n'
-    >>> close_of("<think>Should I attack? No.</think>wait") is None
+    >>> closing_tags("<think>Should I attack? No.</think>wait") is None
     True
     """
     if _CHANNEL in text:

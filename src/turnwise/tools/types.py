@@ -14,6 +14,7 @@ from turnwise.types import StepResult
 
 _LOG = logging.getLogger("turnwise")
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
+_MAX_DEPTH = 4  # definitions may contain themselves
 
 
 @dataclass(frozen=True)
@@ -62,24 +63,48 @@ class ToolDefinition:
     def signature(self) -> str:
         """The name and the arguments with their types, in one line."""
         arguments = []
-        for name, schema in self.parameters.get("properties", {}).items():
+        for name, schema in argument_schemas(self.parameters).items():
             argument = f"{name}: {describe_type(schema)}"
             if name not in self.parameters.get("required", ()):
-                has_default = isinstance(schema, dict) and "default" in schema
+                has_default = "default" in schema
                 shown = json.dumps(schema["default"], ensure_ascii=False) if has_default else "..."
                 argument += f" = {shown}"
             arguments.append(argument)
         return f"{self.name}({', '.join(arguments)})"
 
 
-def describe_type(schema: Any) -> str:
-    """Returns a JSON schema in a word or two.
+def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns the schema of each argument with its `$ref` resolved; that of `true` is empty.
+
+    >>> at = {"$ref": "#/$defs/Point"}
+    >>> argument_schemas({"properties": {"at": at}, "$defs": {"Point": {"type": "object"}}})
+    {'at': {'type': 'object'}}
+    """
+    definitions = parameters.get("$defs") or parameters.get("definitions") or {}
+
+    def resolve(schema: Any, depth: int = 0) -> Mapping[str, Any]:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return {}
+        resolved = dict(schema)
+        if isinstance(reference := resolved.pop("$ref", None), str):
+            target = definitions.get(reference.rpartition("/")[2])
+            resolved = {**resolve(target, depth + 1), **resolved}
+        for name in resolved.keys() & {"anyOf", "oneOf"}:
+            resolved[name] = [resolve(inner, depth + 1) for inner in resolved[name] or ()]
+        if "items" in resolved:
+            resolved["items"] = resolve(resolved["items"], depth + 1)
+        return resolved
+
+    properties = parameters.get("properties") or {}
+    return {name: resolve(schema) for name, schema in properties.items()}
+
+
+def describe_type(schema: Mapping[str, Any]) -> str:
+    """Returns a JSON schema without references in a word or two.
 
     >>> describe_type({"type": "array", "items": {"type": "string"}})
     'array of string'
     """
-    if not isinstance(schema, Mapping):
-        return "any"
     if "enum" in schema:
         return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
     if "const" in schema:
@@ -87,9 +112,9 @@ def describe_type(schema: Any) -> str:
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if alternatives:
         return "|".join(describe_type(option) for option in alternatives)
-    kind = schema.get("type", "object" if "$ref" in schema else "any")
+    kind = schema.get("type", "any")
     if kind == "array":
-        return f"array of {describe_type(schema.get('items'))}"
+        return f"array of {describe_type(schema.get('items', {}))}"
     return "|".join(kind) if isinstance(kind, list) else str(kind)
 
 

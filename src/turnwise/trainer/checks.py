@@ -10,7 +10,7 @@ import torch
 from turnwise.config import CheckpointConfig, ConfigStore, TrainingConfig
 from turnwise.env import PromptEnvironment
 from turnwise.env.catalog import PROMPTS
-from turnwise.env.prompts import answer_of
+from turnwise.env.prompts import read_answer
 from turnwise.episode import EpisodeLimits
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference import engine_class
@@ -155,7 +155,7 @@ def _check_components(user: UserComponents) -> None:
     if user.environment in (PROMPTS, PromptEnvironment) and user.reward_fn is None:
         rows = user.train_rows or ()
         first = [rows[number] for number in range(min(len(rows), _NUM_ROWS_CHECKED))]
-        if first and all(answer_of(row) is None for row in first):
+        if first and all(read_answer(row) is None for row in first):
             raise ConfigError(
                 "the rows of the dataset have no 'answer', and there is no reward function: every "
                 f"reply would earn 0. They have: {', '.join(map(str, first[0]))}. Name the column "

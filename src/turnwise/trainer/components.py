@@ -162,7 +162,7 @@ class UserComponents:
 
     def algorithm(self, config: ConfigStore) -> Algorithm:
         """Return the estimator and policy loss that were given, or those of the settings."""
-        return Algorithm.of(config.training, self.adv_estimator, self.policy_loss)
+        return Algorithm.from_settings(config.training, self.adv_estimator, self.policy_loss)
 
     def horizon(self, config: ConfigStore) -> int | None:
         """Return the most tokens that an agent can sample in an episode, by the limits in force.

@@ -47,7 +47,7 @@ from turnwise.runs.places import describe_base, names_in, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
-from turnwise.tools.by_name import ToolEntry, server_words, tools_by_name, uses_of
+from turnwise.tools.by_name import ToolEntry, server_words, tools_by_name, uses_to_allow
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code import package_folders
@@ -237,7 +237,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
             remember_code(code.text)
     remember_agent(settings.agent)
     for entry in settings.tools:
-        for use in uses_of(entry):
+        for use in uses_to_allow(entry):
             remember_use(use)
     return settings
 

@@ -73,20 +73,13 @@ def estimate_advantages(
     The steps up to each done are one episode; the value after the last step of a row is 0. Steps
     outside of `response_mask` are skipped. Returns advantages and returns [B, T], not whitened.
     """
-    rewards, values, ends = wide(rewards), wide(values), as_mask(dones)
-    mask = torch.ones_like(ends) if response_mask is None else as_mask(response_mask)
-    ends = ends & mask
-    advantages = torch.zeros_like(values)
-    # In float64: over thousands of tokens float32 would lose digits.
-    next_advantage = torch.zeros(len(values), dtype=torch.float64, device=values.device)
-    next_value = next_advantage
-    for t in reversed(range(values.shape[1])):
-        here, value = mask[:, t], values[:, t].double()
-        next_value = next_value.masked_fill(ends[:, t], 0.0)
-        next_advantage = next_advantage.masked_fill(ends[:, t], 0.0)
-        delta = rewards[:, t] + gamma * next_value - value
-        advantage = delta + gamma * lam * next_advantage
-        advantages[:, t] = torch.where(here, advantage, 0.0)
-        next_advantage = torch.where(here, advantage, next_advantage)
-        next_value = torch.where(here, value, next_value)
-    return advantages, torch.where(mask, advantages + values, 0.0)
+    mask = torch.ones_like(as_mask(dones)) if response_mask is None else as_mask(response_mask)
+    ends = as_mask(dones) & mask
+    advantages, returns = torch.zeros_like(wide(values)), torch.zeros_like(wide(values))
+    # The first episodes of all rows, then the second ones, and so on.
+    episodes = ends.cumsum(1) - ends.long()
+    for number in range(int(episodes.max()) + 1 if episodes.numel() else 0):
+        steps = mask & (episodes == number)
+        parts = compute_gae_advantage_return(rewards, values, steps, gamma, lam, whiten=False)
+        advantages, returns = advantages + parts[0], returns + parts[1]
+    return advantages, returns

@@ -16,14 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import (
-    as_mask,
-    discounted_suffix_sum,
-    keep,
-    masked_row_sum,
-    masked_whiten,
-    wide,
-)
+from turnwise.algo.masked import as_mask, discounted_suffix_sum, keep, masked_whiten, wide
 from turnwise.errors import ConfigError
 
 
@@ -129,7 +122,7 @@ def compute_gdpo_advantage(
     total = torch.zeros_like(reward_parts[:, 0])
     for component, weight in zip(reward_parts.unbind(1), weights, strict=True):
         total += weight * groups.relative(component, norm_by_std, epsilon)
-    return _whitened_on_tokens(total, mask, token_level_rewards)
+    return _on_tokens(total, mask, token_level_rewards, whiten=True)
 
 
 @torch.no_grad()
@@ -203,14 +196,12 @@ def compute_reinforce_plus_plus_baseline_advantage(
     A = whiten over the batch of (s_i − mean_group(s))
     """
     mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
-    return _whitened_on_tokens(groups.centred(scores), mask, token_level_rewards)
+    return _on_tokens(groups.centred(scores), mask, token_level_rewards, whiten=True)
 
 
 @torch.no_grad()
 def compute_remax_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    reward_baselines: torch.Tensor,
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """ReMax (Li et al., https://arxiv.org/abs/2310.10505): the greedy episode is the baseline.
 
@@ -295,7 +286,7 @@ def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tens
 
     On the CPU, wherever the rewards are: for B numbers, launching GPU kernels would cost more.
     """
-    return masked_row_sum(token_level_rewards, mask).double().cpu()
+    return keep(wide(token_level_rewards), mask).sum(1).double().cpu()
 
 
 def _grouped(
@@ -308,24 +299,15 @@ def _grouped(
 
 
 def _on_tokens(
-    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
+    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor, *, whiten: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcast each episode's score to its tokens; advantages and returns are the same tensor."""
-    scores = scores.to(mask.device, torch.promote_types(rewards.dtype, torch.float32))
-    advantages = keep(scores[:, None], mask)
-    return advantages, advantages
+    """Broadcast each episode's score to its tokens; advantages and returns are the same tensor.
 
-
-def _whitened_on_tokens(
-    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcast each episode's score to its tokens, whitened over the tokens of the batch.
-
-    The [B] scores are whitened, each weighted by its number of tokens: the same result as
-    whitening the [B, T] tensor.
+    `whiten`: over the tokens of the batch, so that long episodes weigh more.
     """
-    lengths = mask.sum(1).cpu().double()
-    count = lengths.sum().clamp(min=1)
-    mean = (scores * lengths).sum() / count
-    variance = ((scores - mean).square() * lengths).sum() / (count - 1).clamp(min=1)
-    return _on_tokens((scores - mean) * torch.rsqrt(variance + 1e-8), mask, rewards)
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    scores = scores.to(mask.device, torch.float64 if whiten else dtype)
+    advantages = keep(scores[:, None], mask)
+    if whiten:
+        advantages = masked_whiten(advantages, mask).to(dtype)
+    return advantages, advantages

@@ -9,14 +9,8 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import (
-    LossOptions,
-    PolicyTokens,
-    clip_range,
-    clipped_surrogate,
-    policy_loss,
-)
-from turnwise.algo.masked import TensorMetrics, as_mask, wide
+from turnwise.algo.losses.policy import LossOptions, PolicyTokens, clip_range, clipped_surrogate
+from turnwise.algo.masked import TensorMetrics, as_mask, keep, wide
 from turnwise.errors import ConfigError
 
 
@@ -57,20 +51,18 @@ def compute_clip_cov_loss(
             clip_cov_upper=clip_cov_upper,
             generator=generator,
         )
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        log_ratio, dropped = tokens.log_ratio, tokens.selected
-        ratio = log_ratio.exp()
-        losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
-        metrics = {
-            "clip_fraction": is_clipped,
-            "cov_fraction": dropped,
-            "kl": -log_ratio,
-            "ratio": ratio,
-        }
-        return losses * (1.0 - dropped), metrics
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, mask, selected)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, mask)
+    dropped = keep(selected.to(tokens.advantages.dtype), mask)
+    log_ratio = tokens.log_ratio
+    ratio = log_ratio.exp()
+    losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
+    metrics = {
+        "clip_fraction": is_clipped,
+        "cov_fraction": dropped,
+        "kl": -log_ratio,
+        "ratio": ratio,
+    }
+    return tokens.aggregate(losses * (1.0 - dropped), metrics, options)
 
 
 @torch.no_grad()
@@ -124,14 +116,14 @@ def compute_kl_cov_loss(
         selected[mask] = select_kl_cov_tokens(
             old_log_probs[mask], log_probs[mask], advantages[mask], kl_cov_ratio=kl_cov_ratio
         )
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        log_ratio, top = tokens.log_ratio, tokens.selected
-        ratio = log_ratio.exp()
-        losses = -tokens.advantages * ratio + kl_cov_coef * top * log_ratio.abs()
-        return losses, {"cov_fraction": top, "kl": -log_ratio, "ratio": ratio}
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, mask, selected)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, mask)
+    top = keep(selected.to(tokens.advantages.dtype), mask)
+    log_ratio = tokens.log_ratio
+    ratio = log_ratio.exp()
+    losses = -tokens.advantages * ratio + kl_cov_coef * top * log_ratio.abs()
+    return tokens.aggregate(
+        losses, {"cov_fraction": top, "kl": -log_ratio, "ratio": ratio}, options
+    )
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ Metrics are means over the policy's tokens: `kl` is the k1 estimate of KL(old �
 mean of r = π_now / π_old, `clip_fraction` the share of tokens whose gradient was cut.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -43,17 +43,24 @@ class LossOptions(TypedDict, total=False):
     """Sizes of the whole batch, when the loss is computed on one part of it."""
 
 
-class PolicyTokens(NamedTuple):
-    """What a policy loss is computed from, for some rows; all [B, T], with 0 on masked tokens."""
+class PolicyTokens:
+    """The inputs of a policy loss, all [B, T]: in one precision, and 0 on masked tokens.
 
-    log_probs: torch.Tensor
-    """Log-probs now; the gradient flows here and nowhere else."""
-    old_log_probs: torch.Tensor
-    advantages: torch.Tensor
-    mask: torch.Tensor
-    """0 and 1 as floats."""
-    selected: torch.Tensor
-    """0 and 1 as floats: the tokens that a loss with a `TokenSelection` has picked, or all."""
+    The gradient flows to `log_probs` alone; the values of masked tokens have no effect.
+    """
+
+    def __init__(
+        self,
+        old_log_probs: torch.Tensor,
+        log_probs: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+    ) -> None:
+        self.mask = as_mask(response_mask)
+        now = wide(log_probs)
+        self.log_probs = torch.where(self.mask, now, 0.0)
+        self.old_log_probs = keep(old_log_probs.to(now.dtype), self.mask)
+        self.advantages = keep(advantages.to(now.dtype), self.mask)
 
     @property
     def log_ratio(self) -> torch.Tensor:
@@ -65,34 +72,21 @@ class PolicyTokens(NamedTuple):
         """log r within ±20, so that r stays a usable number."""
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[B, 1], the number of policy tokens, at least 1."""
+        return self.mask.sum(1, keepdim=True).clamp(min=1)
 
-PolicyTokenLoss: TypeAlias = Callable[[PolicyTokens], tuple[torch.Tensor, TensorMetrics]]
-"""Returns the loss of each token and values to average over the tokens, all [B, T]."""
-
-
-def policy_loss(
-    token_loss: PolicyTokenLoss,
-    options: LossOptions,
-    old_log_probs: torch.Tensor,
-    log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    selected: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, TensorMetrics]:
-    """Evaluate a token loss on a batch [B, T] and aggregate it as the options say.
-
-    The gradient flows to `log_probs` alone; the values of masked tokens have no effect.
-    """
-    mask, now = as_mask(response_mask), wide(log_probs)
-    others = [old_log_probs, advantages, mask, mask if selected is None else selected]
-    constants = [keep(x.to(now.dtype), mask) for x in others]
-    losses, metrics = token_loss(PolicyTokens(torch.where(mask, now, 0.0), *constants))
-    weights = options.get("importance_weights")
-    if weights is not None:
-        losses = losses * torch.where(mask, weights.detach(), 0.0)
-    means = {name: masked_mean(x.detach(), mask) for name, x in metrics.items()}
-    mode, totals = options.get("loss_agg_mode", "token-mean"), options.get("totals")
-    return aggregate_loss(losses, mask, mode, totals), means
+    def aggregate(
+        self, losses: torch.Tensor, metrics: TensorMetrics, options: LossOptions
+    ) -> tuple[torch.Tensor, TensorMetrics]:
+        """Return one loss, as the options say, and the means of the metrics; all are [B, T]."""
+        weights = options.get("importance_weights")
+        if weights is not None:
+            losses = losses * torch.where(self.mask, weights.detach(), 0.0)
+        means = {name: masked_mean(x.detach(), self.mask) for name, x in metrics.items()}
+        mode, totals = options.get("loss_agg_mode", "token-mean"), options.get("totals")
+        return aggregate_loss(losses, self.mask, mode, totals), means
 
 
 def clip_range(both: float, low: float | None, high: float | None) -> tuple[float, float]:
@@ -141,22 +135,19 @@ def compute_policy_loss(
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     if clip_ratio_c <= 1.0:
         raise ConfigError(f"clip_ratio_c got {clip_ratio_c}, expected a number above 1")
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        log_ratio = tokens.bounded_log_ratio
-        ratio = log_ratio.exp()
-        pessimistic, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
-        # Where A ≥ 0 the loss is at most 0, so this bound touches A < 0 alone.
-        bound = clip_ratio_c * (-tokens.advantages).relu()
-        metrics = {
-            "clip_fraction": is_clipped,
-            "clip_fraction_lower": is_above(pessimistic, bound),
-            "kl": -log_ratio,
-            "ratio": ratio,
-        }
-        return torch.minimum(pessimistic, bound), metrics
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    log_ratio = tokens.bounded_log_ratio
+    ratio = log_ratio.exp()
+    pessimistic, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
+    # Where A ≥ 0 the loss is at most 0, so this bound touches A < 0 alone.
+    bound = clip_ratio_c * (-tokens.advantages).relu()
+    metrics = {
+        "clip_fraction": is_clipped,
+        "clip_fraction_lower": is_above(pessimistic, bound),
+        "kl": -log_ratio,
+        "ratio": ratio,
+    }
+    return tokens.aggregate(torch.minimum(pessimistic, bound), metrics, options)
 
 
 def compute_ppo_loss(
@@ -195,16 +186,13 @@ def compute_sapo_loss(
     The gradient fades smoothly as r leaves 1, a little faster for tokens with A ≤ 0.
     """
     options.setdefault("loss_agg_mode", "seq-mean-token-mean")
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        log_ratio = tokens.bounded_log_ratio
-        ratio = log_ratio.exp()
-        tau = tau_neg + (tau_pos - tau_neg) * is_above(tokens.advantages, 0.0)
-        gate = torch.sigmoid(tau * (ratio - 1.0))
-        losses = -tokens.advantages * gate * (4.0 / tau)
-        return losses, {"kl": -log_ratio, "ratio": ratio}
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    log_ratio = tokens.bounded_log_ratio
+    ratio = log_ratio.exp()
+    tau = tau_neg + (tau_pos - tau_neg) * is_above(tokens.advantages, 0.0)
+    gate = torch.sigmoid(tau * (ratio - 1.0))
+    losses = -tokens.advantages * gate * (4.0 / tau)
+    return tokens.aggregate(losses, {"kl": -log_ratio, "ratio": ratio}, options)
 
 
 def compute_gspo_loss(
@@ -227,17 +215,15 @@ def compute_gspo_loss(
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     options.setdefault("loss_agg_mode", "seq-mean-token-mean")
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        log_ratio, lengths = tokens.log_ratio, tokens.mask.sum(1, keepdim=True).clamp(min=1)
-        sequence = log_ratio.sum(1, keepdim=True) / lengths
-        # The value is the sequence's ratio, the gradient that of the token's own log-prob.
-        token = sequence.detach() + tokens.log_probs - tokens.log_probs.detach()
-        ratio = token.clamp(max=_MAX_SEQUENCE_LOG_RATIO).exp()
-        losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
-        return losses, {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    log_ratio = tokens.log_ratio
+    sequence = log_ratio.sum(1, keepdim=True) / tokens.lengths
+    # The value is the sequence's ratio, the gradient that of the token's own log-prob.
+    token = sequence.detach() + tokens.log_probs - tokens.log_probs.detach()
+    ratio = token.clamp(max=_MAX_SEQUENCE_LOG_RATIO).exp()
+    losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
+    metrics = {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
+    return tokens.aggregate(losses, metrics, options)
 
 
 def compute_geo_mean_loss(
@@ -260,32 +246,27 @@ def compute_geo_mean_loss(
     that of log r. Sequences are averaged; rows without a token do not count (VERL counts them).
     Importance weights enter as their geometric mean over the row, too.
     """
-    weights = options.get("importance_weights")
-    if weights is not None:
-        mask = as_mask(response_mask)
-        logs = keep((weights.detach() + 1e-10).log(), mask)
-        mean = logs.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        options["importance_weights"] = mean.exp().expand_as(weights)
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     options.setdefault("loss_agg_mode", "seq-mean-token-mean")
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        log_ratio, advantages, sign = tokens.log_ratio, tokens.advantages, tokens.advantages.sign()
-        pessimistic = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
-        lengths = tokens.mask.sum(1, keepdim=True).clamp(min=1)
-        ratio = (pessimistic.sum(1, keepdim=True) / lengths).exp()
-        advantage = advantages.sum(1, keepdim=True) / lengths
-        # Each token has the loss of its row, so that the mean over the row is that loss.
-        losses = (-advantage * ratio).expand_as(tokens.mask)
-        metrics = {
-            "clip_fraction": is_above(log_ratio, high) * is_above(advantages, 0.0),
-            "clip_fraction_lower": is_above(-log_ratio, low) * is_above(-advantages, 0.0),
-            "kl": -log_ratio,
-            "ratio": ratio.expand_as(tokens.mask),
-        }
-        return losses, metrics
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    weights = options.get("importance_weights")
+    if weights is not None:
+        logs = keep((weights.detach() + 1e-10).log(), tokens.mask)
+        mean = logs.sum(1, keepdim=True) / tokens.lengths
+        options["importance_weights"] = mean.exp().expand_as(weights)
+    log_ratio, sign = tokens.log_ratio, tokens.advantages.sign()
+    pessimistic = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
+    ratio = (pessimistic.sum(1, keepdim=True) / tokens.lengths).exp()
+    advantage = tokens.advantages.sum(1, keepdim=True) / tokens.lengths
+    # Each token has the loss of its row, so that the mean over the row is that loss.
+    losses = (-advantage * ratio).expand_as(tokens.mask)
+    metrics = {
+        "clip_fraction": is_above(log_ratio, high) * is_above(tokens.advantages, 0.0),
+        "clip_fraction_lower": is_above(-log_ratio, low) * is_above(-tokens.advantages, 0.0),
+        "kl": -log_ratio,
+        "ratio": ratio.expand_as(tokens.mask),
+    }
+    return tokens.aggregate(losses, metrics, options)
 
 
 def compute_reinforce_loss(
@@ -311,11 +292,9 @@ def compute_gpg_loss(
     **options: Unpack[LossOptions],
 ) -> tuple[torch.Tensor, TensorMetrics]:
     """GPG (Chu et al., https://arxiv.org/abs/2504.02546): L = −A log π_now, a mean over tokens."""
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        return -tokens.advantages * tokens.log_probs, {"kl": -tokens.log_ratio}
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    losses = -tokens.advantages * tokens.log_probs
+    return tokens.aggregate(losses, {"kl": -tokens.log_ratio}, options)
 
 
 def compute_cispo_loss(
@@ -334,16 +313,13 @@ def compute_cispo_loss(
     L = −sg(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π_now
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        log_ratio = tokens.bounded_log_ratio
-        ratio = log_ratio.exp()
-        weights = ratio.clamp(1.0 - low, 1.0 + high).detach()
-        is_clipped = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
-        metrics = {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
-        return -weights * tokens.advantages * tokens.log_probs, metrics
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    log_ratio = tokens.bounded_log_ratio
+    ratio = log_ratio.exp()
+    weights = ratio.clamp(1.0 - low, 1.0 + high).detach()
+    is_clipped = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
+    metrics = {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
+    return tokens.aggregate(-weights * tokens.advantages * tokens.log_probs, metrics, options)
 
 
 def compute_dppo_tv_loss(
@@ -367,14 +343,11 @@ def compute_dppo_tv_loss(
     bounded, not its ratio, so that rare tokens may move freely.
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        moved = tokens.log_probs.exp() - tokens.old_log_probs.exp()
-        up = is_above(tokens.advantages, 0.0)
-        outside = up * is_above(moved, high) + (1.0 - up) * is_above(-moved, low)
-        return _inside_trust_region(tokens, outside, clip_ratio_c)
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    moved = tokens.log_probs.exp() - tokens.old_log_probs.exp()
+    up = is_above(tokens.advantages, 0.0)
+    outside = up * is_above(moved, high) + (1.0 - up) * is_above(-moved, low)
+    return _inside_trust_region(tokens, outside, clip_ratio_c, options)
 
 
 def compute_dppo_kl_loss(
@@ -395,24 +368,22 @@ def compute_dppo_kl_loss(
     has moved in the direction that A pushes.
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
-
-    def token_loss(tokens: PolicyTokens) -> tuple[torch.Tensor, TensorMetrics]:
-        new, old = tokens.log_probs.exp(), tokens.old_log_probs.exp()
-        rest = ((1.0 - old + 1e-8) / (1.0 - new + 1e-8)).log()
-        divergence = old * (tokens.old_log_probs - tokens.log_probs) + (1.0 - old) * rest
-        up = is_above(tokens.advantages, 0.0)
-        too_high = is_above(new, old) * is_above(divergence, high)
-        too_low = is_above(old, new) * is_above(divergence, low)
-        return _inside_trust_region(tokens, up * too_high + (1.0 - up) * too_low, clip_ratio_c)
-
-    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
+    tokens = PolicyTokens(old_log_probs, log_probs, advantages, response_mask)
+    new, old = tokens.log_probs.exp(), tokens.old_log_probs.exp()
+    rest = ((1.0 - old + 1e-8) / (1.0 - new + 1e-8)).log()
+    divergence = old * (tokens.old_log_probs - tokens.log_probs) + (1.0 - old) * rest
+    up = is_above(tokens.advantages, 0.0)
+    too_high = is_above(new, old) * is_above(divergence, high)
+    too_low = is_above(old, new) * is_above(divergence, low)
+    outside = up * too_high + (1.0 - up) * too_low
+    return _inside_trust_region(tokens, outside, clip_ratio_c, options)
 
 
 def _inside_trust_region(
-    tokens: PolicyTokens, outside: torch.Tensor, ratio_bound: float
+    tokens: PolicyTokens, outside: torch.Tensor, ratio_bound: float, options: LossOptions
 ) -> tuple[torch.Tensor, TensorMetrics]:
     log_ratio = tokens.bounded_log_ratio
     ratio = log_ratio.exp()
     weights = ratio.clamp(max=ratio_bound).detach() * (1.0 - outside)
     metrics = {"clip_fraction": outside, "kl": -log_ratio, "ratio": ratio}
-    return -weights * tokens.advantages * tokens.log_probs, metrics
+    return tokens.aggregate(-weights * tokens.advantages * tokens.log_probs, metrics, options)

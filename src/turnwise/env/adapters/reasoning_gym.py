@@ -33,10 +33,7 @@ class ReasoningGymEnvironment(BaseEnvironment):
     max_steps = 1
 
     def __init__(
-        self,
-        task: str,
-        config: EnvironmentConfig | Mapping[str, Any] | None = None,
-        **options: Any,
+        self, task: str, config: EnvironmentConfig | Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         super().__init__(config)
         self.task_name = task

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
 
 import yaml
@@ -28,6 +27,8 @@ from turnwise.errors import (
     did_you_mean,
     import_extra,
 )
+
+textarena: Any = import_extra("textarena", "textarena")
 
 MAX_TRIES = 2000
 """Moves that the random player tries before it takes an invalid one."""
@@ -51,11 +52,6 @@ with Path(__file__).with_suffix(".yaml").open(encoding="utf-8") as _file:
 """The games that are known to need no network, by their names."""
 
 
-def _arena() -> ModuleType:
-    """Returns the package; an environment that kept a module could not be copied."""
-    return import_extra("textarena", "textarena")
-
-
 class TextArenaEnvironment(BaseEnvironment):
     """One game of TextArena, played by its own rules.
 
@@ -72,10 +68,7 @@ class TextArenaEnvironment(BaseEnvironment):
     max_steps = 1000
 
     def __init__(
-        self,
-        game: str,
-        config: EnvironmentConfig | Mapping[str, Any] | None = None,
-        **options: Any,
+        self, game: str, config: EnvironmentConfig | Mapping[str, Any] | None = None, **options: Any
     ) -> None:
         super().__init__(config)
         self.game = game
@@ -150,8 +143,8 @@ class TextArenaEnvironment(BaseEnvironment):
             return ""
         seen = self._history[self.seat]
         if self._facts.board_is_state:
-            kind = _arena().ObservationType.GAME_BOARD
-            text = next(message[1] for message in reversed(seen) if message[2] is kind)
+            board = textarena.ObservationType.GAME_BOARD
+            text = next(text for _, text, kind in reversed(seen) if kind is board)
         else:
             mark = hashlib.sha256(repr([text for _, text, _ in seen]).encode()).hexdigest()
             text = f"{self._last_read}\n(history {mark[:16]})"
@@ -224,7 +217,7 @@ class TextArenaEnvironment(BaseEnvironment):
             for _ in range(MAX_TRIES if formats else 0):
                 yield re.sub(r"<([^<>]+)>", lambda hole: _choose(hole[1], rng), rng.choice(formats))
             return
-        kinds = _arena().ObservationType
+        kinds = textarena.ObservationType
         seen = self._history[player]
         texts = [text for _, text, kind in seen[-10:] if kind is not kinds.PLAYER_ACTION]
         texts += [text for _, text, kind in seen if kind is kinds.PROMPT]
@@ -233,7 +226,7 @@ class TextArenaEnvironment(BaseEnvironment):
 
     def _read_new(self, player: int) -> str:
         """Returns what the player has not read yet, without their own moves and old boards."""
-        state, kinds = self._play.state, _arena().ObservationType
+        state, kinds = self._play.state, textarena.ObservationType
         with self._randomness.installed():
             if state.current_player_id == player and not state.done:
                 messages = self._play.get_observation()[1]  # some games add to it here
@@ -246,7 +239,7 @@ class TextArenaEnvironment(BaseEnvironment):
         lines: list[str] = []
         for index, (sender, text, kind) in enumerate(messages):
             if kind is kinds.PLAYER_ACTION:
-                if sender not in (player, _arena().GAME_ID):
+                if sender not in (player, textarena.GAME_ID):
                     lines.append(f"{state.role_mapping.get(sender, f'Player {sender}')}: {text}")
             elif kind is not kinds.GAME_BOARD or index == boards[-1]:
                 lines.append(text.strip("\n"))
@@ -265,17 +258,17 @@ def _choose(options: str, rng: random.Random) -> str:
 
 def _make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
     """Returns the game without its wrappers, and whether these add brackets to a bare move."""
-    registry = _arena().envs.registration.ENV_REGISTRY
+    registry = textarena.envs.registration.ENV_REGISTRY
     if name not in registry:
         names = [known for known in registry if not known.endswith(("-raw", "-train"))]
         raise ConfigError(f"TextArena has no game {name!r}. {did_you_mean(name, names)}")
     try:
-        game = _arena().make(name, **options)
+        game = textarena.make(name, **options)
     except Exception as error:  # options that it does not take, word lists or a network
         message = f"{name} does not run here with {dict(options)}: {describe_error(error)}"
         raise ConfigError(message) from error
     adds_brackets = False
-    while isinstance(game, _arena().Wrapper):
+    while isinstance(game, textarena.Wrapper):
         adds_brackets |= type(game).__name__ == "ActionFormattingWrapper"
         game = game.env
     return game, adds_brackets

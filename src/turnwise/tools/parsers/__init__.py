@@ -79,10 +79,7 @@ _TOOLS = re.compile(r"\btools\b|\btool_calls?\b")
 
 
 def get_parser(
-    name: str = "auto",
-    *,
-    template: str | None = None,
-    definitions: Iterable[ToolDefinition] = (),
+    name: str = "auto", *, template: str | None = None, definitions: Iterable[ToolDefinition] = ()
 ) -> ActionParser:
     """Returns the parser of that name; "auto" chooses by the chat template.
 

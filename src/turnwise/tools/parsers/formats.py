@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from turnwise.errors import ToolError
@@ -10,6 +10,7 @@ from turnwise.tools.parsers.base import (
     CLOSING_FENCE,
     FENCE,
     INCOMPLETE,
+    MAX_CALLS,
     Attempt,
     FormatParser,
     Malformed,
@@ -25,7 +26,7 @@ from turnwise.tools.parsers.base import (
     write_json,
     write_name,
 )
-from turnwise.tools.types import ToolCall, ToolDefinition
+from turnwise.tools.types import ToolCall, ToolDefinition, argument_schemas
 
 
 class ObjectParser(FormatParser):
@@ -150,6 +151,16 @@ class HermesParser(FormatParser):
     def _read(self, text: str, start: int) -> Attempt:
         attempt = read_calls(text, start + len(_OPEN), ("name",))
         attempt.end = skip(text, attempt.end)
+        # Some models write several calls between one pair of tags.
+        while attempt.problem is None and text.startswith("{", attempt.end):
+            try:
+                more = read_calls(text, attempt.end, ("name",))
+            except Malformed as error:  # the calls before it count
+                more = Attempt(error.end, problem=str(error))
+            calls = [*attempt.calls, *more.calls]
+            attempt = Attempt(skip(text, more.end), calls, more.problem)
+            if len(calls) > MAX_CALLS:
+                break
         after = text[attempt.end : attempt.end + len(_CLOSE)]
         if _CLOSE.startswith(after):  # or a piece of it, at the end of the text
             attempt.end += len(after)
@@ -401,7 +412,7 @@ class TagParser(FormatParser):
         self._types = {
             (tool.name, argument): _schema_types(schema)
             for tool in definitions
-            for argument, schema in tool.parameters.get("properties", {}).items()
+            for argument, schema in argument_schemas(tool.parameters).items()
         }
 
     def _read_arguments(self, text: str, position: int, tool: str) -> Attempt:
@@ -470,7 +481,7 @@ _TYPES: dict[type, frozenset[str]] = {
 """The type names of JSON schema for values that are no text."""
 
 
-def _schema_types(schema: Any) -> frozenset[str]:
+def _schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
     """Returns the types that a schema allows; empty if it does not say."""
     options = schema.get("anyOf") or schema.get("oneOf") or ()
     if options:

@@ -6,7 +6,6 @@ not work.
 
 import functools
 import json
-import math
 import os
 import selectors
 import signal
@@ -19,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.tools.python_code.jail import WORK_FOLDER
@@ -37,7 +35,6 @@ _END_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
 _MAX_PRINTED = 1 << 24
 _CHUNK = 1 << 16
-_MEGABYTE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,16 +69,6 @@ class CodeLimits:
             raise ConfigError(
                 f"open_files must be at least 16, got {self.open_files}: Python needs some itself"
             )
-
-    def to_request(self) -> dict[str, Any]:
-        """Returns the limits for the sandboxed process."""
-        return {
-            **asdict(self),
-            "memory_bytes": self.memory_mb * _MEGABYTE,
-            "disk_bytes": self.disk_mb * _MEGABYTE,
-            # The parent process limits the wall-clock time; this is for when the parent has died.
-            "cpu_seconds": math.ceil(self.seconds) * self.num_threads + 1,
-        }
 
 
 @dataclass(frozen=True)
@@ -128,7 +115,7 @@ def run_code(
         "code": code,
         "packages": list(packages),
         "isolated": isolated,
-        "limits": limits.to_request(),
+        "limits": asdict(limits),
     }
     status, theirs = os.pipe()
     with ExitStack() as stack:

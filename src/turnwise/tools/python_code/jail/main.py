@@ -103,7 +103,7 @@ def _follow(child: int, processes: int, limits: dict[str, Any]) -> str | None:
         os.close(file)
         # Memory is in KiB.
         used = {w[0].rstrip(":"): int(w[1]) for w in words if len(w) > 1 and w[1].isdigit()}
-        if used.get("VmRSS", 0) + used.get("VmPTE", 0) > limits["memory_bytes"] >> 10:
+        if used.get("VmRSS", 0) + used.get("VmPTE", 0) > limits["memory_mb"] << 10:
             exceeded = "memory"
         elif used.get("Threads", 0) > limits["num_threads"]:
             exceeded = "threads"
@@ -126,9 +126,7 @@ def _isolate(request: dict[str, Any], status: int, user: int, lifeline: int, cal
     _step(
         status,
         "files",
-        lambda: namespaces.build_root(
-            request["packages"], limits["disk_bytes"], limits["num_files"]
-        ),
+        lambda: namespaces.build_root(request["packages"], limits["disk_mb"], limits["num_files"]),
     )
     _read_nothing()  # once more: the device of the new root, which is read-only
     _step(status, "limits", lambda: _limit(limits, own_user=True))
@@ -148,10 +146,12 @@ def _isolate(request: dict[str, Any], status: int, user: int, lifeline: int, cal
 
 
 def _limit(limits: dict[str, Any], own_user: bool) -> None:
+    # The parent process limits the wall-clock time; this is for when the parent has died.
+    cpu_seconds = (int(limits["seconds"]) + 1) * limits["num_threads"] + 1
     wanted = [
-        (resource.RLIMIT_AS, limits["memory_bytes"]),
-        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
-        (resource.RLIMIT_FSIZE, limits["disk_bytes"]),
+        (resource.RLIMIT_AS, limits["memory_mb"] << 20),
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_FSIZE, limits["disk_mb"] << 20),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),

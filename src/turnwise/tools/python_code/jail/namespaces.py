@@ -58,7 +58,7 @@ def enter_namespaces() -> int:
     return new_user
 
 
-def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
+def build_root(packages: list[str], disk_mb: int, num_files: int) -> None:
     """Replaces the root by an empty one with what Python needs."""
     # Resolved now: an absolute symlink would lead elsewhere in the new root.
     sources = {path: os.path.realpath(path) for path in _wanted(packages)}
@@ -81,7 +81,7 @@ def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
         # Read-only, so that permissions cannot be changed; a device can still be written to.
         _show(f"/dev/{name}", f"/old/dev/{name}", system.ATTR_RDONLY | system.ATTR_NOSUID)
     os.mkdir(WORK_FOLDER)
-    options = f"size={disk_bytes},nr_inodes={num_files},mode=1777"
+    options = f"size={disk_mb}m,nr_inodes={num_files},mode=1777"
     system.mount("tmpfs", WORK_FOLDER, "tmpfs", safe, options)
     if not os.path.exists("/tmp"):  # Python itself may be installed there
         os.symlink(WORK_FOLDER, "/tmp")

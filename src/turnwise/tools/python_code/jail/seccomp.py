@@ -150,11 +150,7 @@ def _rules() -> dict[str, list[bytes]]:
             _load_argument(5),
             *_if_value(_JUMP_IF_EQUAL, 0, ALLOW),
         ],
-        "fcntl": [
-            _load_argument(1),
-            *_if_any_of(_FCNTL),
-            *_if_any_of(_FCNTL_LOCKS, _PRETEND),
-        ],
+        "fcntl": [_load_argument(1), *_if_any_of(_FCNTL), *_if_any_of(_FCNTL_LOCKS, _PRETEND)],
         "flock": [_instruction(_RETURN, _PRETEND)],
         "ioctl": [_load_argument(1), *_if_any_of(_IOCTL)],
     }
