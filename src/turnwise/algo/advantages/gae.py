@@ -57,36 +57,3 @@ def compute_gae_advantage_return(
         # An advantage is a difference of return and value, and rounded as these are.
         advantages = masked_whiten(advantages, mask, minuends=returns)
     return advantages, returns
-
-
-@torch.no_grad()
-def estimate_advantages(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    dones: torch.Tensor,
-    gamma: float,
-    lam: float,
-    response_mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE for plain step data: rows [B, T] of steps in which `dones` marks the ends of episodes.
-
-    The steps up to each done are one episode; the value after the last step of a row is 0. Steps
-    outside of `response_mask` are skipped. Returns advantages and returns [B, T], not whitened.
-    """
-    rewards, values, ends = wide(rewards), wide(values), as_mask(dones)
-    mask = torch.ones_like(ends) if response_mask is None else as_mask(response_mask)
-    ends = ends & mask
-    advantages = torch.zeros_like(values)
-    # In float64: over thousands of tokens float32 would lose digits.
-    next_advantage = torch.zeros(len(values), dtype=torch.float64, device=values.device)
-    next_value = next_advantage
-    for t in reversed(range(values.shape[1])):
-        here, value = mask[:, t], values[:, t].double()
-        next_value = next_value.masked_fill(ends[:, t], 0.0)
-        next_advantage = next_advantage.masked_fill(ends[:, t], 0.0)
-        delta = rewards[:, t] + gamma * next_value - value
-        advantage = delta + gamma * lam * next_advantage
-        advantages[:, t] = torch.where(here, advantage, 0.0)
-        next_advantage = torch.where(here, advantage, next_advantage)
-        next_value = torch.where(here, value, next_value)
-    return advantages, torch.where(mask, advantages + values, 0.0)

@@ -10,8 +10,8 @@ Metrics are means over the policy's tokens: `kl` is the k1 estimate of KL(old �
 mean of r = π_now / π_old, `clip_fraction` the share of tokens whose gradient was cut.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 
 import torch
 
@@ -157,25 +157,6 @@ def compute_policy_loss(
         return torch.minimum(pessimistic, bound), metrics
 
     return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
-
-
-def compute_ppo_loss(
-    old_log_probs: torch.Tensor,
-    new_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    config: Any = None,
-) -> tuple[torch.Tensor, TensorMetrics]:
-    """`compute_policy_loss` with the clip range read from a config.
-
-    `config` is a mapping or an object with `clip_ratio` (`ConfigStore().training` is one); None
-    takes the default.
-    """
-    if isinstance(config, Mapping):
-        clip_ratio = config.get("clip_ratio", 0.2)
-    else:
-        clip_ratio = getattr(config, "clip_ratio", 0.2)
-    return compute_policy_loss(old_log_probs, new_log_probs, advantages, response_mask, clip_ratio)
 
 
 def compute_sapo_loss(

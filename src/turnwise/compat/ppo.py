@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from turnwise.algo.advantages.gae import estimate_advantages
 from turnwise.algo.losses.policy import MAX_LOG_RATIO, compute_policy_loss
 from turnwise.algo.losses.value import compute_value_loss
 from turnwise.algo.masked import TensorMetrics, masked_whiten
+from turnwise.compat.algorithms import estimate_advantages
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
