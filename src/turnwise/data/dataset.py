@@ -3,6 +3,7 @@
 import itertools
 import logging
 import operator
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from turnwise.chat import ChatFormat
 from turnwise.config import DatasetConfig, EnvironmentConfig
 from turnwise.data.sources import (
     FILE_KINDS,
+    Row,
     Source,
     is_file_name,
     read_files,
@@ -29,8 +31,9 @@ from turnwise.env.prompts import prompt_of
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models import load_tokenizer
 
-Truncation: TypeAlias = Literal["error", "drop"]
-"""Prompts that are too long refuse the dataset, or their rows are left out."""
+Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
+"""Prompts that are too long refuse the dataset, their rows are left out, or their beginning
+(`left`) or end is cut off."""
 
 _LOG = logging.getLogger("turnwise")
 _DEFAULT_SIZE = 1000
@@ -85,6 +88,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
         self.max_prompt_length = max_prompt_length
         self._format: ChatFormat | None = None
         self._rows: Any = None
+        self._cut: dict[int, str] = {}
+        """What is left of prompts that were too long, by the number of the row."""
         self.origin: DatasetConfig | None = None
         """The files that the rows are from, or None."""
         if source is None:
@@ -93,7 +98,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
         if max_prompt_length is not None:
             self._rows = self._short_rows(rows, max_prompt_length, truncation)
         paths = source if isinstance(source, list | tuple) else [source]
-        if all(map(is_file_name, paths)) and self._rows is rows:  # else the files hold others too
+        is_whole = self._rows is rows and not self._cut  # otherwise the files hold other rows
+        if is_whole and all(map(is_file_name, paths)):
             names = [str(path) for path in paths]
             self.origin = DatasetConfig(names, prompt_key=prompt_key or "prompt")
 
@@ -168,10 +174,12 @@ class PromptDataset(Dataset[dict[str, Any]]):
         return {**self.__dict__, "_format": None}  # it cannot be pickled
 
     def _plain_row(self, index: int) -> dict[str, Any]:
-        return dict(self._rows[range(len(self))[operator.index(index)]])
+        number = range(len(self))[operator.index(index)]
+        row = dict(self._rows[number])
+        return {**row, "prompt": self._cut[number]} if number in self._cut else row
 
     def _short_rows(self, rows: Any, limit: int, truncation: Truncation) -> Any:
-        """Check the length of every prompt, and leave out those that are too long."""
+        """Check the length of every prompt; leave out those that are too long, or cut them."""
         if self.tokenizer is None or limit < 1:
             raise ConfigError(
                 f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
@@ -184,13 +192,35 @@ class PromptDataset(Dataset[dict[str, Any]]):
             f"{len(rows) - len(kept)} of {len(rows)} prompts are longer than "
             f"max_prompt_length={limit}"
         )
-        if truncation == "error" or not kept:
+        if truncation == "error" or (truncation == "drop" and not kept):
             raise ConfigError(
                 f"{share}, up to {max(lengths)} tokens. Raise the limit, or leave such rows out "
-                "with truncation='drop'."
+                "with truncation='drop', or cut texts with 'left' or 'right'."
             )
-        _LOG.warning("%s and left out.", share)
-        return Subset(rows, kept)
+        if truncation == "drop":
+            _LOG.warning("%s and left out.", share)
+            return Subset(rows, kept)
+        for number in set(range(len(rows))).difference(kept):
+            self._cut[number] = self._cut_text(rows[number], limit, truncation)
+        _LOG.warning("%s and cut on the %s.", share, truncation)
+        return rows
+
+    def _cut_text(self, row: Row, limit: int, side: Truncation) -> str:
+        """Return as much of the end or the beginning of a prompt as fits."""
+        text = row["prompt"]
+        if not isinstance(text, str):
+            raise ConfigError(f"messages cannot be cut with truncation={side!r}: {text!r:.80}")
+
+        def cut(length: int) -> str:
+            return text[-length:] if side == "left" else text[:length]
+
+        def count(length: int) -> int:
+            return sum(self._tokens({**row, "prompt": cut(length)})[1])
+
+        num_fit = bisect_right(range(1, len(text)), limit, key=count)
+        if num_fit == 0:
+            raise ConfigError(f"max_prompt_length={limit} leaves no character of {text!r:.80}")
+        return cut(num_fit)
 
 
 RLHFDataset = PromptDataset
