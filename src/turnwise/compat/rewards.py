@@ -26,7 +26,7 @@ from turnwise.reward.function import (
     compute_reward_async,
     list_trajectories,
 )
-from turnwise.reward.result import Reward, as_plain, count_turns, read_reward
+from turnwise.reward.result import Reward, add_rewards, as_plain, count_turns, read_reward
 from turnwise.types import Trajectory
 
 
@@ -79,14 +79,10 @@ class RewardManager:
         """Returns the reward with its four terms, each step's share on its turn."""
         trajectory = Trajectory.of(trajectory)
         check_scorable(trajectory)
-        num_turns = count_turns(trajectory)
-        steps = read_reward(trajectory.rewards, num_turns).by_turn(num_turns)
-        infos = trajectory.infos[:num_turns]
-        fines = [float(bool(info.get("invalid_action", False))) for info in infos]
-        weights = self.weights
-        per_turn = [weights.step * step for step in steps]
-        for turn, fine in enumerate(fines):
-            per_turn[turn] += weights.invalid_action * fine
+        num_turns, weights = count_turns(trajectory), self.weights
+        fines = [0.0] * num_turns
+        for turn, info in enumerate(trajectory.infos[:num_turns]):
+            fines[turn] = float(bool(info.get("invalid_action", False)))
         saved = 0
         if weights.efficiency:
             max_steps = getattr(self.environment, "max_steps", None)
@@ -96,15 +92,13 @@ class RewardManager:
                     "has none. Set it on the environment, or use RewardWeights(efficiency=0)."
                 )
             saved = int(max_steps) - num_turns
-        parts = {
-            "step": weights.step * sum(steps),
-            "success": weights.success * trajectory.success,
-            "invalid_action": weights.invalid_action * sum(fines),
-            "efficiency": weights.efficiency * saved,
+        terms = {
+            "step": (read_reward(trajectory.rewards, num_turns), weights.step),
+            "success": (Reward(float(trajectory.success)), weights.success),
+            "invalid_action": (read_reward(fines, num_turns), weights.invalid_action),
+            "efficiency": (Reward(float(saved)), weights.efficiency),
         }
-        if per_turn:
-            per_turn[-1] += parts["success"] + parts["efficiency"]
-        return Reward(sum(parts.values()), tuple(per_turn), parts)
+        return add_rewards(terms, num_turns)
 
     def compute_trajectory_reward(self, trajectory: Trajectory | Mapping[str, Any]) -> float:
         """Returns the reward of one episode."""
