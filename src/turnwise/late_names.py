@@ -9,10 +9,10 @@ from typing import Any
 
 
 def late_names(package: str, module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package: what its `__all__` has, and it has not, is `module`'s.
+    """Return the `__getattr__` of a package: names only in its `__all__` are `module`'s.
 
-    So a package can have names whose module needs the package itself. Use it beside an import for
-    type checkers: a `__getattr__` that these see would hide every misspelt import.
+    So that the module can need the package. Type checkers get an import instead: a `__getattr__`
+    would hide misspelt names from them.
     """
 
     def import_name(name: str) -> Any:

@@ -291,7 +291,7 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
     """
     if config.path is None:
         return None
-    paths = [config.path] if isinstance(config.path, str) else config.path
+    paths = config.paths
     if paths[0].startswith("<"):
         raise ConfigError(
             f"the dataset was {paths[0].partition(':')[2]} in a script, which cannot be read from "

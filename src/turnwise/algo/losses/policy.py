@@ -17,7 +17,6 @@ import torch
 
 from turnwise.algo.masked import (
     BatchTotals,
-    LossAggregation,
     TensorMetrics,
     aggregate_loss,
     as_mask,
@@ -25,6 +24,7 @@ from turnwise.algo.masked import (
     masked_mean,
     wide,
 )
+from turnwise.config.sections import LossAggregation
 from turnwise.errors import ConfigError
 
 # Ratios are bounded by exp(±20): beyond that a single token would dominate the sum.
