@@ -33,9 +33,8 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:  # an interrupt leaves no draft behind either
-        remove(draft)
-        raise
+    finally:
+        remove(draft)  # there is none after the rename
     if is_new:  # otherwise a power cut leaves the old or the new content
         sync(path.parent)
 

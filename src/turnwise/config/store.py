@@ -21,7 +21,7 @@ from turnwise.config.environment import (
     check_mix,
     part_names,
 )
-from turnwise.config.fields import Section, SettingTypes, setting, setting_types_of
+from turnwise.config.fields import Section, SettingTypes, describe_settings, setting
 from turnwise.config.reading import apply_override, checked, full_section
 from turnwise.config.sections import (
     CheckpointConfig,
@@ -222,7 +222,7 @@ class ConfigStore(Section):
 @functools.cache  # used for each override; resolving the annotations takes milliseconds
 def setting_types() -> SettingTypes:
     """Return every setting by its dotted name, with its line of help and its type."""
-    return setting_types_of(ConfigStore)
+    return describe_settings(ConfigStore)
 
 
 def find_config(folder: str | Path | None, name: str | None) -> Path | None:

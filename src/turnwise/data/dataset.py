@@ -146,8 +146,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
     def plain_row(self, index: int) -> dict[str, Any]:
         """Return an item without its token ids."""
-        is_own = type(self).__getitem__ is not PromptDataset.__getitem__
-        return self[index] if is_own else self._plain_row(index)
+        is_overridden = type(self).__getitem__ is not PromptDataset.__getitem__
+        return self[index] if is_overridden else self._plain_row(index)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(len(self)))
@@ -300,15 +300,15 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
     files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
     prompt_key = config.prompt_key if are_prompts else None
     rows = []
-    for place, value in itertools.islice(read_files(files), config.max_rows):
-        row = read_row(value, None, place)
+    for where, value in itertools.islice(read_files(files), config.max_rows):
+        row = read_row(value, None, where)
         renamed = {name: item for name, item in row.items() if name not in config.columns.values()}
         for new, old in config.columns.items():
             if old not in row:
                 hint = did_you_mean(old, map(str, row))
-                raise ConfigError(f"{place} has no {old!r}, which dataset.columns names. {hint}")
+                raise ConfigError(f"{where} has no {old!r}, which dataset.columns names. {hint}")
             renamed[new] = row[old]
-        rows.append(read_row(renamed, prompt_key, place))
+        rows.append(read_row(renamed, prompt_key, where))
     if not rows:
         raise ConfigError(f"there are no rows in {', '.join(map(str, files))}")
     dataset = PromptDataset(rows, prompt_key=prompt_key)
