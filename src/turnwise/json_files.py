@@ -26,7 +26,7 @@ def parse_json(data: bytes | str, where: str) -> Any:
         return json.loads(data)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{where} is not JSON: {error}; it begins with {start_of(data)}"
+            f"{where} is not JSON: {error}; it begins with {show_start(data)}"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8: {error}. Save the file as UTF-8.") from None
@@ -39,11 +39,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     data = read_bytes(path)
     value = parse_json(data, str(path))
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds {start_of(data)}, expected a JSON object")
+        raise ConfigError(f"{path} holds {show_start(data)}, expected a JSON object")
     return value
 
 
-def start_of(data: bytes | str) -> str:
+def show_start(data: bytes | str) -> str:
     """Return the beginning of data, for one line of an error message."""
     text = data[:240].decode("utf-8", "replace") if isinstance(data, bytes) else data
     return repr(text if len(text) <= 60 else f"{text[:60]}...")

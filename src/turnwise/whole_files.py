@@ -33,9 +33,8 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:  # an interrupt leaves no draft behind either
-        remove(draft)
-        raise
+    finally:
+        remove(draft)  # there is none after the rename
     if is_new:  # otherwise a power cut leaves the old or the new content
         sync(path.parent)
 
@@ -60,21 +59,16 @@ def write_folder(
                 sync(Path(folder, file))
             sync(Path(folder))
         check()
-        replaces = os.path.lexists(path)
-        try:
-            if replaces:
-                os.rename(path, old)
-            os.rename(draft, path)
-        except BaseException:  # an interrupt between the two renames
-            restore(path)
-            raise
-        sync(path.parent)
-        if replaces:
-            with suppress(OSError):  # a reader's `restore` may be removing it, too
-                discard(old)
-    except BaseException:
+        if os.path.lexists(path):
+            os.rename(path, old)
+        os.rename(draft, path)
+    except BaseException:  # also an interrupt between the two renames
+        restore(path)
         remove(draft)
         raise
+    sync(path.parent)
+    with suppress(OSError):  # there may be none, or a reader's `restore` is removing it
+        discard(old)
 
 
 def restore(path: Path) -> None:

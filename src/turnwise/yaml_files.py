@@ -83,7 +83,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def line_of(path: Path, names: Sequence[str]) -> int | None:
+def find_line(path: Path, names: Sequence[str]) -> int | None:
     """Return the line of a file that sets a value, given the path of its names, or None."""
     try:
         node: Any = yaml.compose(read_bytes(path).decode("utf-8-sig"), Loader=_Loader)

@@ -1,13 +1,12 @@
 """Settings: files, overrides, and errors that name the field, what it got and what it takes."""
 
-import dataclasses
 import math
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from turnwise import ConfigError, ConfigStore, EnvironmentConfig, EpisodeLimits
-from turnwise.config import LimitsConfig, RewardItem, setting_types
+from turnwise import ConfigError, ConfigStore, EnvironmentConfig
+from turnwise.config import RewardItem, setting_types
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 JSON_LIKE = st.recursive(
@@ -64,15 +63,6 @@ def test_the_defaults_are_valid_and_every_field_has_help():
     for name, (help_line, _) in described.items():
         assert help_line.endswith((".", "...")), name
         assert "\n" not in help_line
-
-
-def test_every_limit_of_an_episode_is_a_setting_with_the_same_default():
-    limits = {f.name: f.default for f in dataclasses.fields(EpisodeLimits)}
-    settings = dataclasses.asdict(LimitsConfig())
-    assert set(settings) == set(limits)
-    for name, value in settings.items():
-        if name not in ("max_turns", "max_tokens_per_turn"):  # those of the section inference
-            assert value == limits[name], name
 
 
 def test_settings_outside_the_sections_are_read_and_written(tmp_path):
@@ -145,12 +135,6 @@ def test_overrides_reach_every_kind_of_value():
     assert config.model.local_path is None
     assert config.ray.use_ray is True
     assert config.environment.params == {"size": 6, "names": ["a", "b"]}
-
-
-def test_overrides_come_after_the_file(tmp_path):
-    (tmp_path / "c.yaml").write_text("training:\n  batch_size: 8\n  gamma: 0.9\n")
-    config = ConfigStore.load(tmp_path / "c.yaml", overrides=["training.batch_size=16"])
-    assert (config.training.batch_size, config.training.gamma) == (16, 0.9)
 
 
 @pytest.mark.parametrize(

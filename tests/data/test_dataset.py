@@ -6,7 +6,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader
 
 from turnwise import (
@@ -89,10 +89,27 @@ class TestLimits:
         with pytest.raises(ConfigError, match="4 of 4 prompts"):
             PromptDataset(PROMPTS, tokenizer(), max_prompt_length=2, truncation="drop")
 
+    @given(st.text(min_size=1).filter(str.strip), st.integers(4, 30), st.booleans())
+    @settings(max_examples=60)
+    def test_a_cut_text_ends_or_begins_as_it_did(self, text, limit, from_left):
+        side = "left" if from_left else "right"
+        (item,) = PromptDataset([text], tokenizer(), max_prompt_length=limit, truncation=side)
+        assert len(item["input_ids"]) <= limit
+        assert text.endswith(item["prompt"]) if from_left else text.startswith(item["prompt"])
+        num_bytes = len(text.encode())
+        # The next character, of four bytes at most, would have been too much.
+        assert len(item["input_ids"]) > limit - 4 or len(item["input_ids"]) == num_bytes
+
+    def test_messages_are_not_cut(self):
+        with pytest.raises(ConfigError, match="messages cannot be cut"):
+            PromptDataset(
+                [{"prompt": MESSAGES}], tokenizer(), max_prompt_length=10, truncation="left"
+            )
+
     def test_a_limit_needs_a_tokenizer(self):
         with pytest.raises(ConfigError, match="a tokenizer to count by"):
             PromptDataset(PROMPTS, max_prompt_length=9)
-        with pytest.raises(ConfigError, match="expected error, drop"):
+        with pytest.raises(ConfigError, match="expected error, drop, left, right"):
             PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="middle")
 
 

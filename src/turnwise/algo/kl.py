@@ -70,10 +70,6 @@ def without_rounding(
     return torch.where(is_rounding, log_probs, ref_log_probs)
 
 
-compute_kl_penalty = estimate_kl
-"""The name of `estimate_kl` in hand-written training loops."""
-
-
 @torch.no_grad()
 def apply_kl_penalty(
     token_level_rewards: torch.Tensor,

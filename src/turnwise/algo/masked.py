@@ -6,20 +6,14 @@ holds NaN.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import torch
 from torch.nn.functional import pad
 
+from turnwise.config.sections import LossAggregation
 from turnwise.errors import ConfigError, did_you_mean
 
-LossAggregation: TypeAlias = Literal[
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "seq-mean-token-mean",
-]
 TensorMetrics: TypeAlias = dict[str, torch.Tensor]
 """Scalar tensors without a gradient: reading one transfers it from the GPU, keeping it does not."""
 ROUNDING = 4

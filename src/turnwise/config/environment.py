@@ -48,10 +48,10 @@ class EnvironmentConfig(Section):
                 f"an environment takes an EnvironmentConfig, a dict or None, "
                 f"got {type(config).__name__}"
             )
-        fields = {f.name for f in dataclasses.fields(cls)} - {"params"}
-        own = {key: value for key, value in config.items() if key in fields}
-        params = {key: value for key, value in config.items() if key not in {*fields, "params"}}
-        return cls(**own, params={**config.get("params", {}), **params})
+        names = {field.name for field in dataclasses.fields(cls)}
+        fields = {key: value for key, value in config.items() if key in names}
+        others = {key: value for key, value in config.items() if key not in names}
+        return cls(**{**fields, "params": {**config.get("params", {}), **others}})
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting by name, as a dict does; a field that is None counts as missing."""

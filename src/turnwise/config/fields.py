@@ -45,7 +45,7 @@ class Section:
         object.__setattr__(self, name, value)
 
 
-def setting_types_of(store: type[Section]) -> SettingTypes:
+def describe_settings(store: type[Section]) -> SettingTypes:
     """Return every setting of a class whose fields are sections and single settings."""
     settings: dict[str, tuple[str, Any]] = {}
     kinds = typing.get_type_hints(store, include_extras=True)

@@ -12,12 +12,12 @@ from turnwise.config.environment import EnvironmentItem
 from turnwise.config.fields import (
     Section,
     SettingTypes,
+    describe_settings,
     elsewhere,
     other_name,
-    setting_types_of,
 )
 from turnwise.errors import ConfigError
-from turnwise.yaml_files import line_of, parse_value
+from turnwise.yaml_files import find_line, parse_value
 
 SHORT_SECTIONS = {
     "model": "model_name",
@@ -113,7 +113,7 @@ def checked(
     """
     from pydantic import ValidationError
 
-    known = setting_types_of(store)
+    known = describe_settings(store)
     problems: list[tuple[Sequence[Any], str]] = []
     for name, (_, kind) in known.items():  # pydantic takes true for 1
         section, _, key = name.rpartition(".")
@@ -130,13 +130,13 @@ def checked(
     texts: dict[str, list[str]] = {}
     for where, problem in problems:
         what, expected = _explain(where, problem, data, known)
-        texts.setdefault(f"{_place(where, source, overrides)}: {what}", []).append(expected)
+        texts.setdefault(f"{_locate(where, source, overrides)}: {what}", []).append(expected)
     # pydantic reports each type of a union.
     lines = [what + " or ".join(dict.fromkeys(expected)) for what, expected in texts.items()]
     raise ConfigError("\n".join(lines))
 
 
-def _place(where: Sequence[Any], source: str, overrides: dict[str, str]) -> str:
+def _locate(where: Sequence[Any], source: str, overrides: dict[str, str]) -> str:
     """Return the override or the line of the file that set a value."""
     wrong = ".".join([*map(str, where), ""])
     for name, text in reversed(overrides.items()):
@@ -144,7 +144,7 @@ def _place(where: Sequence[Any], source: str, overrides: dict[str, str]) -> str:
             return f"override {text}"
     line = None
     if source != "config":
-        line = line_of(Path(source), [str(part) for part in where])
+        line = find_line(Path(source), [str(part) for part in where])
     return source if line is None else f"{source}, line {line}"
 
 
@@ -152,7 +152,7 @@ def _explain(where: Sequence[Any], problem: str, data: Any, known: SettingTypes)
     """Return what is wrong with a value, and what it should be."""
     settings, depth = known, 1 if where[0] in known else 2
     if where[0] == "environments" and len(where) > 2:
-        known = setting_types_of(EnvironmentItem)
+        known = describe_settings(EnvironmentItem)
         prefix, depth = f"environments.{where[1]}", 3
         settings = {f"{prefix}.{name}": kind for name, kind in known.items()}
     name = ".".join(map(str, where[:depth]))

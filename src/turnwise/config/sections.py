@@ -15,6 +15,18 @@ LossAggregation = Literal[
     "seq-mean-token-mean",
 ]
 
+Thoughts = Literal["keep", "as_template"]
+"""What becomes of thoughts in later prompts. `keep`: they stay, and the conversation only grows.
+`as_template`: what the chat template writes; where it drops thoughts, a branch begins."""
+
+ErrorPolicy = Literal["retry", "drop_group", "fail"]
+"""What to do with an episode that failed: play it again with a fresh environment (and keep the
+failure if it fails each time), leave out its whole group, or stop."""
+
+StaleCache = Literal["keep", "recompute"]
+"""The KV cache that older weights computed: `keep` uses it for the rest of the conversation,
+`recompute` computes it again with the new weights."""
+
 KLEstimate = Literal["k1", "k2", "k3", "abs"]
 KLLossType = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
 
@@ -63,7 +75,7 @@ class InferenceConfig(Section):
     enable_thinking: bool | None = setting(
         None, "Whether the chat template lets the model think; null: the template's default."
     )
-    thoughts: Literal["keep", "as_template"] | None = setting(
+    thoughts: Thoughts | None = setting(
         None,
         "Thoughts in later prompts: keep leaves them; as_template does as the chat template; null: "
         "keep in environments, as an agent sends them.",
@@ -79,7 +91,7 @@ class InferenceConfig(Section):
         "Maximum turns of the model in one episode; null: the environment's own limit, max_steps. "
         "With tools or an agent at least 64.",
     )
-    stale_kv: Literal["keep", "recompute"] = setting(
+    stale_kv: StaleCache = setting(
         "keep",
         "The KV cache of conversations under way when new weights arrive (training.max_staleness): "
         "keep uses it as it is, recompute computes it again with the new weights.",
@@ -139,7 +151,7 @@ class TrainingConfig(Section):
         "Updates by which an episode's oldest token may be behind the weights that are trained on "
         "it. 0: play, then learn; above: episodes go on while the learner updates.",
     )
-    on_error: Literal["retry", "drop_group", "fail"] = setting(
+    on_error: ErrorPolicy = setting(
         "retry", "How to treat a failed episode; retry: up to three tries, then without it."
     )
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from turnwise.config.environment import (
     check_mix,
     part_names,
 )
-from turnwise.config.fields import Section, SettingTypes, setting, setting_types_of
+from turnwise.config.fields import Section, SettingTypes, describe_settings, setting
 from turnwise.config.reading import apply_override, checked, full_section
 from turnwise.config.sections import (
     CheckpointConfig,
@@ -214,21 +215,14 @@ class ConfigStore(Section):
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Yield every setting by its dotted name, `training.gamma` or `parser`, with its value."""
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if "help" in item.metadata:
-                yield item.name, value
-            else:
-                yield from (
-                    (f"{item.name}.{inner.name}", getattr(value, inner.name))
-                    for inner in dataclasses.fields(value)
-                )
+        for name in setting_types():
+            yield name, operator.attrgetter(name)(self)
 
 
 @functools.cache  # used for each override; resolving the annotations takes milliseconds
 def setting_types() -> SettingTypes:
     """Return every setting by its dotted name, with its line of help and its type."""
-    return setting_types_of(ConfigStore)
+    return describe_settings(ConfigStore)
 
 
 def find_config(folder: str | Path | None, name: str | None) -> Path | None:
@@ -243,10 +237,10 @@ def _read(
     data: dict[str, Any], source: str, overrides: dict[str, str] | None = None
 ) -> ConfigStore:
     """Return settings from nested mappings as a YAML file has them, short forms included."""
-    full = {name: full_section(name, given) for name, given in data.items()}
-    for name, value in full.items():
-        if value is None and name not in setting_types():  # an empty section
-            full[name] = {}
+    full = {}
+    for name, given in data.items():
+        is_empty_section = given is None and name not in setting_types()
+        full[name] = {} if is_empty_section else full_section(name, given)
     store = checked(ConfigStore, full, source, overrides or {})
     if store.environments is not None:
         datasets = {"dataset": store.dataset, "eval_dataset": store.eval_dataset}

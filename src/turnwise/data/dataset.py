@@ -3,6 +3,7 @@
 import itertools
 import logging
 import operator
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from turnwise.chat import ChatFormat
 from turnwise.config import DatasetConfig, EnvironmentConfig
 from turnwise.data.sources import (
     FILE_KINDS,
+    Row,
     Source,
     is_file_name,
     read_files,
@@ -29,8 +31,9 @@ from turnwise.env.prompts import read_prompt
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models import load_tokenizer
 
-Truncation: TypeAlias = Literal["error", "drop"]
-"""Prompts that are too long refuse the dataset, or their rows are left out."""
+Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
+"""Prompts that are too long refuse the dataset, their rows are left out, or their beginning
+(`left`) or end is cut off."""
 
 _LOG = logging.getLogger("turnwise")
 _DEFAULT_SIZE = 1000
@@ -85,6 +88,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
         self.max_prompt_length = max_prompt_length
         self._format: ChatFormat | None = None
         self._rows: Any = None
+        self._cut: dict[int, str] = {}
+        """What is left of prompts that were too long, by the number of the row."""
         self.origin: DatasetConfig | None = None
         """The files that the rows are from, or None."""
         if source is None:
@@ -93,7 +98,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
         if max_prompt_length is not None:
             self._rows = self._short_rows(rows, max_prompt_length, truncation)
         paths = source if isinstance(source, list | tuple) else [source]
-        if all(map(is_file_name, paths)) and self._rows is rows:  # else the files hold others too
+        is_whole = self._rows is rows and not self._cut  # otherwise the files hold other rows
+        if is_whole and all(map(is_file_name, paths)):
             names = [str(path) for path in paths]
             self.origin = DatasetConfig(names, prompt_key=prompt_key or "prompt")
 
@@ -140,8 +146,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
     def plain_row(self, index: int) -> dict[str, Any]:
         """Return an item without its token ids."""
-        is_own = type(self).__getitem__ is not PromptDataset.__getitem__
-        return self[index] if is_own else self._plain_row(index)
+        is_overridden = type(self).__getitem__ is not PromptDataset.__getitem__
+        return self[index] if is_overridden else self._plain_row(index)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(len(self)))
@@ -168,10 +174,12 @@ class PromptDataset(Dataset[dict[str, Any]]):
         return {**self.__dict__, "_format": None}  # it cannot be pickled
 
     def _plain_row(self, index: int) -> dict[str, Any]:
-        return dict(self._rows[range(len(self))[operator.index(index)]])
+        number = range(len(self))[operator.index(index)]
+        row = dict(self._rows[number])
+        return {**row, "prompt": self._cut[number]} if number in self._cut else row
 
     def _short_rows(self, rows: Any, limit: int, truncation: Truncation) -> Any:
-        """Check the length of every prompt, and leave out those that are too long."""
+        """Check the length of every prompt; leave out those that are too long, or cut them."""
         if self.tokenizer is None or limit < 1:
             raise ConfigError(
                 f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
@@ -184,13 +192,35 @@ class PromptDataset(Dataset[dict[str, Any]]):
             f"{len(rows) - len(kept)} of {len(rows)} prompts are longer than "
             f"max_prompt_length={limit}"
         )
-        if truncation == "error" or not kept:
+        if truncation == "error" or (truncation == "drop" and not kept):
             raise ConfigError(
                 f"{share}, up to {max(lengths)} tokens. Raise the limit, or leave such rows out "
-                "with truncation='drop'."
+                "with truncation='drop', or cut texts with 'left' or 'right'."
             )
-        _LOG.warning("%s and left out.", share)
-        return Subset(rows, kept)
+        if truncation == "drop":
+            _LOG.warning("%s and left out.", share)
+            return Subset(rows, kept)
+        for number in set(range(len(rows))).difference(kept):
+            self._cut[number] = self._cut_text(rows[number], limit, truncation)
+        _LOG.warning("%s and cut on the %s.", share, truncation)
+        return rows
+
+    def _cut_text(self, row: Row, limit: int, side: Truncation) -> str:
+        """Return as much of the end or the beginning of a prompt as fits."""
+        text = row["prompt"]
+        if not isinstance(text, str):
+            raise ConfigError(f"messages cannot be cut with truncation={side!r}: {text!r:.80}")
+
+        def cut(length: int) -> str:
+            return text[-length:] if side == "left" else text[:length]
+
+        def count(length: int) -> int:
+            return sum(self._tokens({**row, "prompt": cut(length)})[1])
+
+        num_fit = bisect_right(range(1, len(text)), limit, key=count)
+        if num_fit == 0:
+            raise ConfigError(f"max_prompt_length={limit} leaves no character of {text!r:.80}")
+        return cut(num_fit)
 
 
 RLHFDataset = PromptDataset
@@ -261,7 +291,7 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
     """
     if config.path is None:
         return None
-    paths = [config.path] if isinstance(config.path, str) else config.path
+    paths = config.paths
     if paths[0].startswith("<"):
         raise ConfigError(
             f"the dataset was {paths[0].partition(':')[2]} in a script, which cannot be read from "
@@ -270,15 +300,15 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
     files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
     prompt_key = config.prompt_key if are_prompts else None
     rows = []
-    for place, value in itertools.islice(read_files(files), config.max_rows):
-        row = read_row(value, None, place)
+    for where, value in itertools.islice(read_files(files), config.max_rows):
+        row = read_row(value, None, where)
         renamed = {name: item for name, item in row.items() if name not in config.columns.values()}
         for new, old in config.columns.items():
             if old not in row:
                 hint = did_you_mean(old, map(str, row))
-                raise ConfigError(f"{place} has no {old!r}, which dataset.columns names. {hint}")
+                raise ConfigError(f"{where} has no {old!r}, which dataset.columns names. {hint}")
             renamed[new] = row[old]
-        rows.append(read_row(renamed, prompt_key, place))
+        rows.append(read_row(renamed, prompt_key, where))
     if not rows:
         raise ConfigError(f"there are no rows in {', '.join(map(str, files))}")
     dataset = PromptDataset(rows, prompt_key=prompt_key)

@@ -16,7 +16,7 @@ from turnwise.json_files import parse_json
 FILE_KINDS = (".jsonl", ".json", ".parquet")
 
 Row: TypeAlias = dict[str, Any]
-Placed: TypeAlias = tuple[str, object]
+Located: TypeAlias = tuple[str, object]
 """Where a value is, for error messages, and the value."""
 
 
@@ -42,8 +42,8 @@ def read_rows(source: Source, prompt_key: str | None) -> list[Row] | LazyRows:
     if isinstance(source, list | tuple):
         is_files = len(source) > 0 and all(map(is_file_name, source))
         listed = ((f"row {number} of the list", value) for number, value in enumerate(source))
-        placed = read_files(source) if is_files else listed
-        rows = [read_row(value, prompt_key, place) for place, value in placed]
+        located = read_files(source) if is_files else listed
+        rows = [read_row(value, prompt_key, where) for where, value in located]
     elif isinstance(source, Indexed) and not isinstance(source, Mapping):
         rows = LazyRows(source, prompt_key)
     else:
@@ -73,31 +73,31 @@ class LazyRows:
 
     def __getitem__(self, index: int) -> Row:
         number = range(len(self))[operator.index(index)]
-        place = f"row {number} of the {type(self._source).__name__}"
+        where = f"row {number} of the {type(self._source).__name__}"
         try:
             value = self._source[number]
         except KeyError as error:
             raise ConfigError(
-                f"{place} cannot be read by its index: KeyError {error}. "
+                f"{where} cannot be read by its index: KeyError {error}. "
                 "A table of pandas is given as table.to_dict('records')."
             ) from error
-        return read_row(value, self._prompt_key, place)
+        return read_row(value, self._prompt_key, where)
 
 
-def read_row(value: object, prompt_key: str | None, place: str) -> Row:
+def read_row(value: object, prompt_key: str | None, where: str) -> Row:
     """Return a row with its `prompt`, which is text or a list of messages."""
     if isinstance(value, str):
         value = {prompt_key or "prompt": value}
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{place} is {value!r:.100} ({type(value).__name__}), expected a text or a dict"
+            f"{where} is {value!r:.100} ({type(value).__name__}), expected a text or a dict"
         )
     row = dict(value)
     if prompt_key is None:
         return row
     if prompt_key not in row:
         raise ConfigError(
-            f"{place} has no {prompt_key!r}. {did_you_mean(prompt_key, map(str, row))} "
+            f"{where} has no {prompt_key!r}. {did_you_mean(prompt_key, map(str, row))} "
             "Say which column is the prompt: the setting dataset.prompt_key, or prompt_key=..."
         )
     prompt = row[prompt_key]
@@ -106,9 +106,9 @@ def read_row(value: object, prompt_key: str | None, place: str) -> Row:
     try:
         is_empty = not read_prompt(row).text.strip()
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     if is_empty:
-        raise ConfigError(f"{place}: the prompt is empty: {prompt!r:.100}")
+        raise ConfigError(f"{where}: the prompt is empty: {prompt!r:.100}")
     return row
 
 
@@ -119,8 +119,8 @@ def is_file_name(value: object) -> bool:
     return isinstance(value, Path)
 
 
-def read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
-    """Yield the rows of all files in order, each with its place for error messages."""
+def read_files(paths: Iterable[str | Path]) -> Iterator[Located]:
+    """Yield the rows of all files in order, each with its location for error messages."""
     readers = {".jsonl": _read_lines, ".json": _read_array, ".parquet": _read_parquet}
     for path in (Path(path).expanduser() for path in paths):
         if path.suffix not in FILE_KINDS:
@@ -138,7 +138,7 @@ def read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _read_lines(path: Path) -> Iterator[Placed]:
+def _read_lines(path: Path) -> Iterator[Located]:
     """Yield one JSON value per line; empty lines are skipped."""
     # In bytes, whose lines end with line feeds alone: JSON may contain U+2028 and the like.
     with path.open("rb") as file:
@@ -147,7 +147,7 @@ def _read_lines(path: Path) -> Iterator[Placed]:
                 yield f"{path}, line {number}", parse_json(data, f"{path}, line {number}")
 
 
-def _read_array(path: Path) -> Iterator[Placed]:
+def _read_array(path: Path) -> Iterator[Located]:
     """Yield the rows of a JSON list."""
     values = parse_json(path.read_bytes(), str(path))
     if not isinstance(values, list):
@@ -159,7 +159,7 @@ def _read_array(path: Path) -> Iterator[Placed]:
         yield f"{path}, row {number}", value
 
 
-def _read_parquet(path: Path) -> Iterator[Placed]:
+def _read_parquet(path: Path) -> Iterator[Located]:
     from pyarrow import ArrowException, parquet  # late: most datasets are JSON
 
     try:

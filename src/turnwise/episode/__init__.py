@@ -1,5 +1,7 @@
 """Episodes: a model, its tools and an environment, one episode or many at once."""
 
+from typing import TYPE_CHECKING
+
 from turnwise.episode.collector import (
     Collection,
     EpisodeCollector,
@@ -9,11 +11,6 @@ from turnwise.episode.collector import (
     run_episode_async,
 )
 from turnwise.episode.episode import Episode
-from turnwise.episode.multi_turn import (
-    MultiTurnChatHarness,
-    MultiTurnInferenceEngine,
-    MultiTurnManager,
-)
 from turnwise.episode.options import (
     CollectorOptions,
     EpisodeLimits,
@@ -28,6 +25,16 @@ from turnwise.episode.types import (
     EpisodeTask,
     TurnRecord,
 )
+from turnwise.late_names import late_names
+
+if TYPE_CHECKING:
+    from turnwise.compat.multi_turn import (
+        MultiTurnChatHarness,
+        MultiTurnInferenceEngine,
+        MultiTurnManager,
+    )
+else:
+    __getattr__ = late_names(__name__, "turnwise.compat.multi_turn")
 
 __all__ = [
     "AgentRecord",

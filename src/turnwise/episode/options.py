@@ -9,10 +9,11 @@ import logging
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from turnwise.chat import ChatFormat
 from turnwise.config import ConfigStore, LimitsConfig
+from turnwise.config.sections import ErrorPolicy, Thoughts
 from turnwise.env import BaseEnvironment
 from turnwise.episode.engine_sessions import EngineSession
 from turnwise.episode.environment_session import CallMode, EnvironmentCalls
@@ -28,14 +29,6 @@ from turnwise.types import Trajectory
 
 ParserChoice: TypeAlias = ActionParser | str
 """A parser of tool calls, or its name; `auto` chooses the one that fits the chat template."""
-
-Thoughts: TypeAlias = Literal["keep", "as_template"]
-"""What becomes of thoughts in later prompts. `keep`: they stay, and the conversation only grows.
-`as_template`: what the chat template writes; where it drops thoughts, a branch begins."""
-
-ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
-"""What to do with an episode that failed: play it again with a fresh environment (and keep the
-failure if it fails each time), leave out its whole group, or stop."""
 
 _TURNS_WITHOUT_LIMIT = 64
 """Turns of an episode that no environment limits: an agent's, and one with tools."""

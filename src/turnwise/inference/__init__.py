@@ -1,5 +1,7 @@
 """Engines that generate, behind one small class: token ids in, sampled ids and log-probs out."""
 
+from typing import TYPE_CHECKING
+
 from turnwise.inference.base import (
     BaseInferenceEngine,
     FinishReason,
@@ -7,14 +9,19 @@ from turnwise.inference.base import (
     GenerationRequest,
     GenerationResult,
 )
-from turnwise.inference.batches import BatchInferenceManager, VLLMRolloutSPMD
 from turnwise.inference.create import create_inference_engine, engine_class
 from turnwise.inference.local import LocalEngine
 from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_log_probs
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
-from turnwise.inference.transformers import InferenceEngine, TransformersEngine
+from turnwise.inference.transformers import TransformersEngine
 from turnwise.inference.vllm import VLLMInferenceEngine, VLLMServerEngine
+from turnwise.late_names import late_names
+
+if TYPE_CHECKING:
+    from turnwise.compat.rollouts import BatchInferenceManager, InferenceEngine, VLLMRolloutSPMD
+else:
+    __getattr__ = late_names(__name__, "turnwise.compat.rollouts")
 
 __all__ = [
     "BaseInferenceEngine",

@@ -16,15 +16,13 @@ import numpy as np
 import torch
 
 from turnwise.chat.encoding import configured_ends
+from turnwise.config.sections import StaleCache
 from turnwise.deadlines import result_within, run_sync
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference.sampling import SamplingParams
 
 Overflow: TypeAlias = Literal["truncate", "error"]
 """What to do with a request that needs more tokens than the context has."""
-StaleCache: TypeAlias = Literal["keep", "recompute"]
-"""The KV cache that older weights computed: `keep` uses it for the rest of the conversation,
-`recompute` computes it again with the new weights."""
 Prompts: TypeAlias = str | Sequence[str | Sequence[int]]
 """Prompts of `generate`: one text, or a list of texts or of rows of token ids."""
 

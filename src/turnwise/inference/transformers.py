@@ -7,17 +7,15 @@ wait until it has finished.
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
-from turnwise.inference.base import FinishReason, GenerationOutput, Overflow, Prompts, check_scored
+from turnwise.inference.base import FinishReason, Overflow, check_scored
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.worker import EngineTurn, WorkerEngine
-from turnwise.models import load_model
 from turnwise.models.attention import lock_of
 from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, rotary_limit
 
@@ -167,36 +165,6 @@ class TransformersEngine(ModelEngine):
         if reason is not None:
             turn.deliver(turn.result(reason, self.weight_version))
         return reason
-
-
-class InferenceEngine(TransformersEngine):
-    """The transformers engine on a model that it loads itself: a name, a folder, or a hub id."""
-
-    def __init__(
-        self,
-        model_path: str | os.PathLike[str],
-        device: str | torch.device = "auto",
-        *,
-        dtype: str | torch.dtype = "auto",
-        trust_remote_code: bool = False,
-        **options: Any,
-    ) -> None:
-        loaded = load_model(
-            model_path, dtype=dtype, device=device, trust_remote_code=trust_remote_code
-        )
-        super().__init__(loaded.model, loaded.tokenizer, **options)
-        self.device: torch.device = loaded.model.device
-
-    def generate(
-        self,
-        prompts: Prompts,
-        max_tokens: int = 256,
-        temperature: float = 0.7,
-        top_p: float = 0.9,
-        **options: Any,
-    ) -> GenerationOutput:
-        """Continue each prompt as every engine does, with other defaults for sampling."""
-        return super().generate(prompts, max_tokens, temperature, top_p, **options)
 
 
 def _padded_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:

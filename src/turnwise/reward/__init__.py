@@ -1,5 +1,8 @@
 """Rewards: scoring episodes with a user's function, by rules, by a judge, or by a mixture."""
 
+from typing import TYPE_CHECKING
+
+from turnwise.late_names import late_names
 from turnwise.reward.batches import RewardBatch
 from turnwise.reward.combine import WeightedReward
 from turnwise.reward.function import (
@@ -10,8 +13,12 @@ from turnwise.reward.function import (
     score_trajectories,
 )
 from turnwise.reward.judge import LLMJudge, openai_complete
-from turnwise.reward.manager import RewardManager, RewardWeights
 from turnwise.reward.result import Reward, RewardFailure, RewardOutcome
+
+if TYPE_CHECKING:
+    from turnwise.compat.rewards import RewardManager, RewardWeights
+else:
+    __getattr__ = late_names(__name__, "turnwise.compat.rewards")
 
 __all__ = [
     "LLMJudge",

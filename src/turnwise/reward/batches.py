@@ -1,20 +1,11 @@
-"""Rewards of whole batches in the layout of VERL's `DataProto`: the batch, and its responses."""
+"""Batches of episodes in the layout of VERL's `DataProto`."""
 
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeGuard
-
-from turnwise.deadlines import run_sync
-from turnwise.errors import ConfigError
-from turnwise.reward.function import RewardFn, compute_reward_async
-from turnwise.reward.result import as_plain
-from turnwise.types import Trajectory
-
-if TYPE_CHECKING:
-    from turnwise.env.base import BaseEnvironment
+from typing import Any, TypeGuard
 
 
 class Columns(UserDict[str, Any]):
@@ -90,90 +81,3 @@ class RewardBatch:
 def is_data_proto(kind: type | str) -> TypeGuard[type]:
     """Whether a class is VERL's own `DataProto`, without importing VERL."""
     return isinstance(kind, type) and kind.__module__.split(".")[0] == "verl"
-
-
-def is_batch(data: object) -> bool:
-    """Whether this is a batch of VERL, or one in its layout."""
-    return _has(getattr(data, "batch", None), "responses") or "trajectory" in _objects(data)
-
-
-def carried_trajectories(data: Any) -> list[Trajectory] | None:
-    """Returns the episodes in a batch, as turnwise's trainers provide them; None without any."""
-    trajectories = _objects(data).get("trajectory")
-    return None if trajectories is None else [Trajectory.of(one) for one in trajectories]
-
-
-def score_responses(
-    make: Callable[[], BaseEnvironment], data: Any, tokenizer: Any, reward_fn: RewardFn | None
-) -> list[float]:
-    """Scores each response of a batch as the first action of an episode of its own."""
-    texts = _response_texts(data, tokenizer)
-    starts = _objects(data).get("extra_info", [None] * len(texts))
-    return [
-        run_sync(_score_response(make, action, start or {}, reward_fn))
-        for action, start in zip(texts, starts, strict=True)
-    ]
-
-
-async def _score_response(
-    make: Callable[[], BaseEnvironment],
-    action: str,
-    start: Mapping[str, Any],
-    reward_fn: RewardFn | None,
-) -> float:
-    """Takes one action in a fresh environment; `start` has its `seed` and `task`."""
-    from turnwise.env import reset_environment, step_environment
-
-    environment = make()
-    try:
-        seed, environment.task = start.get("seed"), start.get("task")
-        first = await reset_environment(environment, seed)
-        state = environment.get_state_description()
-        step = await step_environment(environment, action)
-        trajectory = Trajectory(
-            [state],
-            [action],
-            [step.reward],
-            [step.done],
-            [step.info],
-            [step.observation],
-            prompts=[environment.get_prompt_prefix(), first],
-            seed=seed,
-            task=environment.task,
-        )
-        return (await compute_reward_async(trajectory, environment, reward_fn)).total
-    finally:
-        environment.close()
-
-
-def _response_texts(data: Any, tokenizer: Any) -> list[str]:
-    """Returns the responses of a batch as texts.
-
-    They are texts already, or token ids [B, T], which the tokenizer decodes. The last columns of
-    `attention_mask`, if the batch has it, tell tokens from padding.
-    """
-    texts = _objects(data).get("response_texts")
-    responses = data.batch["responses"] if texts is None else texts
-    if all(isinstance(response, str) for response in responses):
-        return list(responses)
-    if tokenizer is None:
-        raise ConfigError(
-            "the responses are token ids, and there is no tokenizer to decode them. "
-            "Pass tokenizer=, or a batch whose responses are texts."
-        )
-    rows: list[list[int]] = [as_plain(row) for row in responses]
-    if _has(data.batch, "attention_mask"):
-        masks = [as_plain(row) for row in data.batch["attention_mask"]]
-        rows = [
-            [token for token, seen in zip(row, mask[len(mask) - len(row) :], strict=True) if seen]
-            for row, mask in zip(rows, masks, strict=True)
-        ]
-    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
-
-
-def _objects(data: Any) -> Mapping[str, Any]:
-    return getattr(data, "non_tensor_batch", None) or {}
-
-
-def _has(columns: Any, name: str) -> bool:
-    return hasattr(columns, "keys") and name in columns.keys()  # noqa: SIM118 - a TensorDict's too

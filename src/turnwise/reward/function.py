@@ -6,6 +6,7 @@ All failures of the function become `RewardError`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,17 +76,20 @@ class RewardFunction:
 
         A synchronous function runs in a thread of its own, so that one that hangs can be abandoned.
         """
-        argument = self._environment_argument
+        arguments: list[Any] = [trajectory]
+        keywords = {"environment": environment} if self._environment_argument == "keyword" else {}
+        if self._environment_argument == "second":
+            arguments.append(environment)
         try:
-            if self.function is step_rewards:
+            if self.function is step_rewards:  # without a thread
                 return read_reward(trajectory.rewards, count_turns(trajectory))
             value = await call_with_deadline(
                 self.function,
-                *([trajectory, environment] if argument == "second" else [trajectory]),
+                *arguments,
                 timeout=timeout,
                 waiting_for=f"reward function {self.name!r}",
                 limit_name="limits.reward_timeout",
-                **({"environment": environment} if argument == "keyword" else {}),
+                **keywords,
             )
             return read_reward(value, count_turns(trajectory))
         except Exception as error:  # the boundary where a failing reward fails its episode
@@ -112,25 +116,23 @@ def _environment_argument(function: RewardFn, name: str) -> Literal["second", "k
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C have no signature
         return None
-    parameters = list(signature.parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_environment = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if len(positional) > 1:  # with a default it is the environment only if its name says so
-        second = positional[1]
-        takes_environment = second.default is second.empty or second.name in ("environment", "env")
+    by_position = [p for p in signature.parameters.values() if p.kind <= p.VAR_POSITIONAL]
+    if by_position and by_position[-1].kind is inspect.Parameter.VAR_POSITIONAL:
+        by_position.append(by_position[-1])  # `*args` takes a second one too
+    second = by_position[1] if len(by_position) > 1 else None
+    keyword = signature.parameters.get("environment")
     is_bound = isinstance(function, functools.partial) and "environment" in function.keywords
     argument: Literal["second", "keyword"] | None = None
-    if takes_environment:
-        argument = "second"
-    elif not is_bound and any(
-        p.kind is p.KEYWORD_ONLY and p.name == "environment" for p in parameters
-    ):
-        argument = "keyword"
     try:
-        signature.bind(
-            *([None, None] if argument == "second" else [None]),
-            **({"environment": None} if argument == "keyword" else {}),
-        )
+        # With a default it is the environment only if its name says so.
+        if second and (second.default is second.empty or second.name in ("environment", "env")):
+            argument = "second"
+            signature.bind(None, None)
+        elif keyword and keyword.kind is keyword.KEYWORD_ONLY and not is_bound:
+            argument = "keyword"
+            signature.bind(None, environment=None)
+        else:
+            signature.bind(None)
     except TypeError as error:
         raise ConfigError(
             f"reward function {name!r} takes {signature}, expected (trajectory) or "
@@ -152,18 +154,15 @@ def batch_type(function: RewardFn | None) -> type | str | None:
     if function is None or isinstance(function, type) or not callable(function):
         return None
     try:
-        try:
+        signature = inspect.signature(function)
+        # A name that only type checkers can resolve, such as one of VERL's, stays a text.
+        with contextlib.suppress(Exception):
             signature = inspect.signature(function, eval_str=True)
-        except Exception:  # a name that only type checkers can resolve, such as one of VERL's
-            signature = inspect.signature(function)
     except ValueError:  # some functions written in C have no signature
         return None
     kind = next((parameter.annotation for parameter in signature.parameters.values()), None)
-    if isinstance(kind, str):
-        name = kind.strip("'\" ").rpartition(".")[2]
-    else:
-        name = getattr(kind, "__name__", "")
-    return kind if name in BATCH_TYPES else None
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+    return kind if name.strip("'\" ").rpartition(".")[2] in BATCH_TYPES else None
 
 
 def single_episode_function(function: RewardFn | None) -> RewardFunction:

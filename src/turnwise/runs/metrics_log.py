@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.json_files import parse_json, start_of
+from turnwise.json_files import parse_json, show_start
 from turnwise.whole_files import explained, write_whole
 
 _LOG = logging.getLogger("turnwise")
@@ -125,7 +125,7 @@ def _decode(line: bytes, where: str) -> dict[str, Any]:
     values = parse_json(line, where)
     if not isinstance(values, dict) or not isinstance(values.get("step", 0), int):
         raise ConfigError(
-            f"{where}: expected a JSON object with a whole step, got {start_of(line)}"
+            f"{where}: expected a JSON object with a whole step, got {show_start(line)}"
         )
     for name, value in values.items():
         if value is not None and not isinstance(value, str | int | float):

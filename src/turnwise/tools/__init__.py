@@ -1,7 +1,8 @@
 """Tools that a model can call, the registry that calls them, and the parsers that find calls."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from turnwise.late_names import late_names
 from turnwise.tools.base import FunctionTool, Tool, tool
 from turnwise.tools.calculator import CalculatorTool
 from turnwise.tools.mcp_source import MCPTools
@@ -23,15 +24,8 @@ from turnwise.tools.types import ToolCall, ToolContext, ToolDefinition, ToolFail
 
 if TYPE_CHECKING:
     from turnwise.env.step_tool import EnvironmentStepTool
-
-
-def __getattr__(name: str) -> Any:
-    if name == "EnvironmentStepTool":  # imported late: turnwise.env needs this package
-        from turnwise.env.step_tool import EnvironmentStepTool
-
-        return EnvironmentStepTool
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+else:  # turnwise.env needs this package
+    __getattr__ = late_names(__name__, "turnwise.env.step_tool")
 
 __all__ = [
     "PARSERS",

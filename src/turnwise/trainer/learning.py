@@ -17,10 +17,10 @@ from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
 from turnwise.algo.choose import AdvantageEstimator
 from turnwise.algo.kl import without_rounding
 from turnwise.config import ConfigStore, TrainingConfig
+from turnwise.config.sections import StaleCache
 from turnwise.episode import AgentRecord, Collection, EpisodeCollector, EpisodeResult
 from turnwise.errors import TrainingStopped
 from turnwise.inference import BaseInferenceEngine, SamplingParams
-from turnwise.inference.base import StaleCache
 from turnwise.learner import PPOBatch, has_adapters, merged_weights
 from turnwise.learner.base import BaseLearner
 from turnwise.reward import Reward

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.user_code.fingerprint import fingerprint as fingerprint, is_installed as is_installed
@@ -103,18 +103,12 @@ def import_file(path: Path) -> ModuleType:
     known = sys.modules.get(name)
     if known is not None and getattr(known, _STAMP, None) == stamp:
         return known
-    spec = importlib.util.spec_from_file_location(name, resolved)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(name, resolved)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
-        with _guarded(str(resolved)):
-            spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    vars(module)[_STAMP] = stamp
+    with _guarded(str(resolved)):
+        spec.loader.exec_module(module)
+    vars(module)[_STAMP] = stamp  # so a module whose import failed is imported again
     return module
 
 
@@ -167,12 +161,9 @@ def imported_files() -> list[ModuleType]:
 
 def module_file(module: str, folder: Path) -> Path | None:
     """Return the file of `package.module` below a folder; it is looked for, not imported."""
-    *packages, name = module.split(".")
-    parent = folder.joinpath(*packages)
-    for path in (parent / name / "__init__.py", parent / f"{name}.py"):
-        if path.is_file():
-            return path.resolve()
-    return None
+    path = folder.joinpath(*module.split("."))
+    files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    return next((file.resolve() for file in files if file.is_file()), None)
 
 
 # ---- from the object to its name ----
@@ -269,30 +260,35 @@ def require_code(target: str, folder: Path | None = None) -> None:
 
     `folder` is where a module will be looked for first; without it, it is looked for in `sys.path`.
     """
-    _require(*_locate(target, folder), f"code that would be run: {target}")
+    _require(_locate(target, folder), f"code that would be run: {target}")
 
 
 def remember_code(target: str) -> None:
     """Record that the user ran this code: a run folder that names it may use it later."""
     if not _untrusted:
-        _remember(*_locate(target))
+        _remember(_locate(target))
 
 
 def require_model_code(name_or_path: str | os.PathLike[str]) -> None:
     """Refuse, in the same way, the Python code that comes with a model."""
-    what = f"the Python code that comes with the model {os.fspath(name_or_path)}"
-    _require(*_locate_model(name_or_path), f"code that would be run: {what}")
+    named = f"the Python code that comes with the model {os.fspath(name_or_path)}"
+    _require(_locate_model(name_or_path), f"code that would be run: {named}")
+
+
+def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:
+    """Return whether `require_model_code` would allow it."""
+    return _is_allowed(_locate_model(name_or_path))
 
 
 def require_use(what: str) -> None:
     """Refuse, in the same way, anything else that runs code: a command, a server, a cluster."""
-    _require(f"use {what}", None, what)
+    _require(_Code(f"use {what}"), what)
 
 
 def remember_use(what: str) -> None:
     """Record that the user used this, as `remember_code` does for code."""
     if not _untrusted:
-        _remember(f"use {what}", None)
+        _remember(_Code(f"use {what}"))
 
 
 def remember_agent(label: str | None) -> None:
@@ -306,80 +302,80 @@ def server_use(url: str) -> str:
     return f"the inference server {url}"
 
 
-def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:
-    """Return whether `require_model_code` would allow it."""
-    return _is_allowed(_locate_model(name_or_path)[0])
-
-
 def is_in_run(path: Path) -> bool:
     """Return whether a file is in the folder of a run or of a checkpoint."""
-    return any(
-        (folder / "run.json").is_file() or (folder / "state.json").is_file()
-        for folder in path.parents
-    )
+    marks = ("run.json", "state.json")
+    return any((folder / mark).is_file() for folder in path.parents for mark in marks)
 
 
-def _require(code: str, path: Path | None, named: str) -> None:
-    if not _is_allowed(code):
-        raise ConfigError(
-            f"the settings in {_untrusted[-1]} name {named}. Nobody has used it from there on "
-            "this machine before, so it may be another person's. If you trust it, add "
-            "--trust-remote-code (in Python: trust_remote_code=True)."
-        )
-    _remember(code, path)
+class _Code(NamedTuple):
+    """What would be run."""
+
+    text: str
+    """Identifies it from any working directory."""
+    path: Path | None = None
+    """Its file or folder."""
 
 
-def _is_allowed(code: str) -> bool:
-    return not _untrusted or code in _remembered or code in _read()
-
-
-def _locate(target: str, folder: Path | None = None) -> tuple[str, Path | None]:
-    """Return a text that identifies the code from any working directory, and its file or folder."""
+def _locate(target: str, folder: Path | None = None) -> _Code:
     source, _, name = target.rpartition(":")
     if source.endswith(".py"):
         path = Path(source).resolve()
-        return f"file {path}:{name}", path
+        return _Code(f"file {path}:{name}", path)
     # The location of the outermost package; to find an inner one would import it.
     first = [] if folder is None else [str(folder)]
     spec = PathFinder.find_spec(source.partition(".")[0], [*first, *sys.path])
     inner = list(spec.submodule_search_locations or []) if spec else []
     origin = (inner[0] if inner else spec.origin) if spec else None
     package = None if origin is None else Path(origin).resolve()
-    return f"module {source}:{name} in {package}", package
+    return _Code(f"module {source}:{name} in {package}", package)
 
 
-def _locate_model(name_or_path: str | os.PathLike[str]) -> tuple[str, Path | None]:
-    path = Path(name_or_path).expanduser()
-    is_folder = path.is_dir()
-    return f"model {path.resolve() if is_folder else os.fspath(name_or_path)}", path.resolve()
+def _locate_model(name_or_path: str | os.PathLike[str]) -> _Code:
+    path = Path(name_or_path).expanduser().resolve()
+    return _Code(f"model {path if path.is_dir() else os.fspath(name_or_path)}", path)
 
 
-def _remember(code: str, path: Path | None) -> None:
+def _require(code: _Code, named: str) -> None:
+    if not _is_allowed(code):
+        raise ConfigError(
+            f"the settings in {_untrusted[-1]} name {named}. Nobody has used it from there on "
+            "this machine before, so it may be another person's. If you trust it, add "
+            "--trust-remote-code (in Python: trust_remote_code=True)."
+        )
+    _remember(code)
+
+
+def _is_allowed(code: _Code) -> bool:
+    return not _untrusted or code.text in _remembered or code.text in _read_remembered()
+
+
+def _remember(code: _Code) -> None:
     """Save it for later commands; if it cannot be saved, they will ask again."""
-    if code in _remembered:
+    if code.text in _remembered:
         return
-    _remembered.add(code)
+    _remembered.add(code.text)
     # Code in a run folder may be replaced together with the folder, so it is not saved.
-    if code in _read() or (path is not None and is_in_run(path / "x")):
+    is_in_folder = code.path is not None and is_in_run(code.path / "x")
+    if is_in_folder or code.text in _read_remembered():
         return
     with contextlib.suppress(OSError, RuntimeError):
-        file = _file()
+        file = _remembered_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "a", encoding="utf-8") as lines:
-            lines.write(f"{json.dumps(code)}\n")
+            lines.write(f"{json.dumps(code.text)}\n")
 
 
-def _read() -> list[str]:
-    known = []
-    try:
-        for line in _file().read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # a line that a full disk has cut
-                known.append(json.loads(line))
-    except (OSError, ValueError, RuntimeError):  # no file yet, no home, or not our format
-        return []
-    return known
+def _read_remembered() -> list[str]:
+    codes = []
+    # There may be no file yet or no home, and a full disk may have cut a line.
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        for line in _remembered_file().read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                codes.append(json.loads(line))
+    return codes
 
 
-def _file() -> Path:
+def _remembered_file() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "turnwise" / "trusted-code"

@@ -148,8 +148,8 @@ def _file_of_class(cls: type) -> str | None:
     # A class of a notebook has no file, but its methods have one in `linecache`.
     for item in vars(cls).values():
         function = inspect.unwrap(item) if callable(item) else item
-        is_own = isinstance(function, FunctionType) and function.__module__ == cls.__module__
-        if is_own and function.__code__.co_filename != "<string>":  # which a dataclass generates
+        is_method = isinstance(function, FunctionType) and function.__module__ == cls.__module__
+        if is_method and function.__code__.co_filename != "<string>":  # which a dataclass generates
             return str(function.__code__.co_filename)
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
 

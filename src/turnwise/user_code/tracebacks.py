@@ -37,7 +37,7 @@ def user_traceback(error: BaseException) -> str | None:
     lines = []
     # `extract` reads the files, so it gets only the user's own.
     for frame in traceback.StackSummary.extract(user_frames)[-_MAX_LINES:]:
-        lines.append(f"  {_place(frame.filename)}, line {frame.lineno}, in {frame.name}")
+        lines.append(f"  {_file_label(frame.filename)}, line {frame.lineno}, in {frame.name}")
         if frame.line:
             lines.append(f"    {frame.line}")
     return "\n".join([*lines, describe_error(cause)])
@@ -49,10 +49,10 @@ def definition_note(function: Callable[..., Any]) -> str | None:
     code = getattr(plain, "__code__", None)
     if code is None or is_foreign(code.co_filename):
         return None
-    return f"  {_place(code.co_filename)}, line {code.co_firstlineno}, in {code.co_name}"
+    return f"  {_file_label(code.co_filename)}, line {code.co_firstlineno}, in {code.co_name}"
 
 
-def _place(file: str) -> str:
+def _file_label(file: str) -> str:
     """Return the number of a notebook cell, or a file, relative to the working directory."""
     path, here = Path(file), Path.cwd()
     return _cell(file) or f'File "{path.relative_to(here) if path.is_relative_to(here) else file}"'

@@ -57,29 +57,3 @@ def compute_gae_advantage_return(
         # An advantage is a difference of return and value, and rounded as these are.
         advantages = masked_whiten(advantages, mask, minuends=returns)
     return advantages, returns
-
-
-@torch.no_grad()
-def estimate_advantages(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    dones: torch.Tensor,
-    gamma: float,
-    lam: float,
-    response_mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE for plain step data: rows [B, T] of steps in which `dones` marks the ends of episodes.
-
-    The steps up to each done are one episode; the value after the last step of a row is 0. Steps
-    outside of `response_mask` are skipped. Returns advantages and returns [B, T], not whitened.
-    """
-    mask = torch.ones_like(as_mask(dones)) if response_mask is None else as_mask(response_mask)
-    ends = as_mask(dones) & mask
-    advantages, returns = torch.zeros_like(wide(values)), torch.zeros_like(wide(values))
-    # The first episodes of all rows, then the second ones, and so on.
-    episodes = ends.cumsum(1) - ends.long()
-    for number in range(int(episodes.max()) + 1 if episodes.numel() else 0):
-        steps = mask & (episodes == number)
-        parts = compute_gae_advantage_return(rewards, values, steps, gamma, lam, whiten=False)
-        advantages, returns = advantages + parts[0], returns + parts[1]
-    return advantages, returns

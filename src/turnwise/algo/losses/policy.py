@@ -10,14 +10,12 @@ Metrics are means over the policy's tokens: `kl` is the k1 estimate of KL(old �
 mean of r = π_now / π_old, `clip_fraction` the share of tokens whose gradient was cut.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 
 from turnwise.algo.masked import (
     BatchTotals,
-    LossAggregation,
     TensorMetrics,
     aggregate_loss,
     as_mask,
@@ -25,6 +23,7 @@ from turnwise.algo.masked import (
     masked_mean,
     wide,
 )
+from turnwise.config.sections import LossAggregation
 from turnwise.errors import ConfigError
 
 # Ratios are bounded by exp(±20): beyond that a single token would dominate the sum.
@@ -148,25 +147,6 @@ def compute_policy_loss(
         "ratio": ratio,
     }
     return tokens.aggregate(torch.minimum(pessimistic, bound), metrics, options)
-
-
-def compute_ppo_loss(
-    old_log_probs: torch.Tensor,
-    new_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    config: Any = None,
-) -> tuple[torch.Tensor, TensorMetrics]:
-    """`compute_policy_loss` with the clip range read from a config.
-
-    `config` is a mapping or an object with `clip_ratio` (`ConfigStore().training` is one); None
-    takes the default.
-    """
-    if isinstance(config, Mapping):
-        clip_ratio = config.get("clip_ratio", 0.2)
-    else:
-        clip_ratio = getattr(config, "clip_ratio", 0.2)
-    return compute_policy_loss(old_log_probs, new_log_probs, advantages, response_mask, clip_ratio)
 
 
 def compute_sapo_loss(

@@ -5,7 +5,6 @@ import torch
 from turnwise.algo.losses.policy import is_above
 from turnwise.algo.masked import (
     BatchTotals,
-    LossAggregation,
     TensorMetrics,
     aggregate_loss,
     as_mask,
@@ -13,6 +12,7 @@ from turnwise.algo.masked import (
     masked_mean,
     wide,
 )
+from turnwise.config.sections import LossAggregation
 
 
 def compute_value_loss(

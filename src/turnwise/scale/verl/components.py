@@ -9,9 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from turnwise.compat.multi_turn import MultiTurnInferenceEngine
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.episode import CollectorOptions, MultiTurnInferenceEngine
+from turnwise.episode import CollectorOptions
 from turnwise.errors import ConfigError, import_extra
 from turnwise.trainer.components import UserComponents
 from turnwise.user_code import is_installed

@@ -1,4 +1,4 @@
-"""Rewards in VERL: `EnvironmentRewardWrapper`, and scorers of whole batches in the driver."""
+"""Scorers of whole batches in VERL's driver."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,56 +7,15 @@ import numpy as np
 import torch
 
 from turnwise.deadlines import run_sync
-from turnwise.env import BaseEnvironment, environment_factory
-from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.batch_reward import with_columns
 from turnwise.errors import RewardError
-from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type, compute_reward
-from turnwise.reward.batches import carried_trajectories, score_responses
-from turnwise.types import Trajectory
+from turnwise.reward import RewardBatch, RewardFn, batch_type
 
 TRAJECTORY = "trajectory"
 """The column that carries an episode from the agent loop to a reward function of batches."""
 
 BatchScorer = Callable[[Any], Any]
 """From a batch to rewards [B], or [B, T] for each token of the responses."""
-
-
-class EnvironmentRewardWrapper:
-    """Scores what VERL has sampled by an environment and `reward_fn`.
-
-    Called with a batch of VERL's it returns one reward per row: `reward_fn`'s for the episode that
-    the batch carries, or the one earned in the agent loop, or else, for a batch of another rollout,
-    the environment's reward for the response as its first action. Responses are texts, or token
-    ids that `tokenizer` decodes. A single trajectory is scored by `reward_fn`.
-    """
-
-    def __init__(
-        self,
-        environment: EnvironmentSource,
-        reward_fn: RewardFn | None = None,
-        tokenizer: Any = None,
-        *,
-        config: Any = None,
-    ) -> None:
-        self._factory = environment_factory(environment, config)
-        self._reward_fn = reward_fn
-        self._tokenizer = tokenizer
-
-    def __call__(
-        self, data: Any, environment: BaseEnvironment | None = None
-    ) -> Reward | torch.Tensor:
-        """Return the rewards [B] of a `DataProto` or `RewardBatch`, or a trajectory's `Reward`."""
-        if isinstance(data, Trajectory):
-            return compute_reward(data, environment, self._reward_fn)
-        carried = carried_trajectories(data)
-        if carried is not None:
-            rewards = [compute_reward(episode, None, self._reward_fn).total for episode in carried]
-            return torch.tensor(rewards)
-        if "rm_scores" in data.batch:
-            earned: torch.Tensor = data.batch["rm_scores"].sum(-1)
-            return earned
-        return torch.tensor(score_responses(self._factory, data, self._tokenizer, self._reward_fn))
 
 
 def function_scorer(function: RewardFn) -> BatchScorer:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from turnwise.compat.multi_turn import MultiTurnInferenceEngine
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource, declared_max_steps
-from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
+from turnwise.episode import EpisodeLimits
 from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, import_extra
 from turnwise.progress.lines import LineReporter

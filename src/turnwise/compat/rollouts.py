@@ -1,7 +1,8 @@
-"""Generation for batches of prompts: long lists, and the interface of VERL's rollouts."""
+"""Generation by hand: an engine that loads its model, long lists, the calls of VERL's rollouts."""
 
 import asyncio
 import copy
+import os
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -16,7 +17,39 @@ from turnwise.inference.base import (
     Prompts,
 )
 from turnwise.inference.create import create_inference_engine
+from turnwise.inference.transformers import TransformersEngine
+from turnwise.models import load_model
 from turnwise.reward.batches import Columns, RewardBatch, is_data_proto
+
+
+class InferenceEngine(TransformersEngine):
+    """The transformers engine on a model that it loads itself: a name, a folder, or a hub id."""
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        device: str | torch.device = "auto",
+        *,
+        dtype: str | torch.dtype = "auto",
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> None:
+        loaded = load_model(
+            model_path, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        )
+        super().__init__(loaded.model, loaded.tokenizer, **options)
+        self.device: torch.device = loaded.model.device
+
+    def generate(
+        self,
+        prompts: Prompts,
+        max_tokens: int = 256,
+        temperature: float = 0.7,
+        top_p: float = 0.9,
+        **options: Any,
+    ) -> GenerationOutput:
+        """Continue each prompt as every engine does, with other defaults for sampling."""
+        return super().generate(prompts, max_tokens, temperature, top_p, **options)
 
 
 class BatchInferenceManager:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from turnwise.algo.advantages.gae import estimate_advantages
 from turnwise.algo.losses.policy import MAX_LOG_RATIO, compute_policy_loss
 from turnwise.algo.losses.value import compute_value_loss
 from turnwise.algo.masked import TensorMetrics, masked_whiten
+from turnwise.compat.algorithms import estimate_advantages
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
@@ -125,14 +125,7 @@ class PPOTrainer:
             data.advantages = advantages if data.advantages is None else data.advantages
         if data.old_log_probs is None and not data.sampler_is_exact:
             data.old_log_probs = self.learner.score(data).log_probs
-        epochs: list[dict[str, float]] = []
-        ratio: dict[str, float] = {}
-        for _ in range(num_epochs):
-            epochs.append(self.learner.update(data))
-            assert self.learner.log_probs_before_update is not None
-            ratio = _ratio_metrics(
-                data.behaviour_log_probs, self.learner.log_probs_before_update, data.response_mask
-            )
+        epochs = [self.learner.update(data) for _ in range(num_epochs)]
         metrics: dict[str, float] = {}
         for name in dict.fromkeys(name for epoch in epochs for name in epoch):
             values = [epoch[name] for epoch in epochs if name in epoch]
@@ -145,7 +138,9 @@ class PPOTrainer:
                 if name in epoch:
                     label = "total_loss" if name == "loss" else name
                     metrics[f"epoch_{number}_{label}"] = epoch[name]
-        return {**metrics, **ratio}
+        if (log_probs := self.learner.log_probs_before_update) is not None:
+            metrics |= _ratio_metrics(data.behaviour_log_probs, log_probs, data.response_mask)
+        return metrics
 
 
 class DataParallelPPOActor:
