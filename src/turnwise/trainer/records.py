@@ -58,7 +58,7 @@ class Records:
         self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
-        self._doctor = Doctor()
+        self._doctor = Doctor(config)
         self._said_at: dict[str, int] = {}
         """The step in which each finding of the doctor was reported last."""
         self.num_steps = 0

@@ -10,11 +10,12 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.doctor import Doctor
+from turnwise.runs.doctor import Doctor, settings_if_readable
 from turnwise.runs.episode_store import file_name, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MetricsReader
+from turnwise.runs.run_folder import RunFolder
 from turnwise.view.episodes import EpisodeList, overview
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.payloads import TokenTexts
@@ -43,8 +44,8 @@ class NotFound(ConfigError):
 class RunMetrics:
     """The metrics of a run, and what the doctor found in them."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
         self._lock = threading.Lock()
         self._reader = MetricsReader()
         self._doctor: Doctor | None = None
@@ -60,7 +61,9 @@ class RunMetrics:
         """Read the new lines."""
         with self._lock:
             try:
-                if self._reader.update(self._path):  # all are new: the run was rewound
+                if self._reader.update(
+                    self._folder.metrics_file
+                ):  # all are new: the run was rewound
                     self._doctor = None
                 self.problem = self._reader.problem
             except (FileNotFoundError, ConfigError) as error:
@@ -71,7 +74,7 @@ class RunMetrics:
         """Return the doctor's findings so far, each with its step; it examines the new steps."""
         with self._lock:
             if self._doctor is None:
-                self._doctor = Doctor()
+                self._doctor = Doctor(settings_if_readable(self._folder))
                 self._findings, self._num_examined = [], 0
             for metrics in self.steps[self._num_examined :]:
                 self._num_examined += 1
@@ -114,7 +117,7 @@ class ViewedRun:
         self.key = key
         self.files = RunFiles(path)
         self.folder = self.files.folder
-        self.metrics = RunMetrics(self.folder.metrics_file)
+        self.metrics = RunMetrics(self.folder)
         self.episodes = EpisodeList(self.folder.episodes)
         self._episode_files: dict[FileKey, FileStamp] = {}
         """The existing files of episodes; `episodes` may not have them yet."""
