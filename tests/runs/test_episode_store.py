@@ -1,9 +1,11 @@
 """The store of episodes: what goes in comes back, and never stops a run."""
 
+import itertools
 import json
 import logging
 import math
 import re
+import tracemalloc
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -30,6 +32,7 @@ from turnwise.inference import FinishReason
 from turnwise.reward import Reward
 from turnwise.runs.episode_store import EpisodeStore, read_table
 from turnwise.runs.episode_table import FORMAT_KEY, episodes_to_table
+from turnwise.runs.plain_json import json_text
 
 NO_LIMIT = 1e12
 SHORT = EpisodeLimits(max_turns=4, max_tokens_per_turn=16)
@@ -184,8 +187,37 @@ def test_infos_that_are_no_json_and_huge_ones(store):
     assert info["status"] == "done"
     assert info["5"] == [1, [2]]
     assert info["long"].startswith("xxx")
-    assert info["..."].startswith("[cut: 1000")
+    assert info["..."] == "[cut after 4,000 characters]"
     assert len(json.dumps(info)) < 6000
+
+
+class Endless(list):
+    """A list of more items than any machine has room for."""
+
+    def __iter__(self):
+        return itertools.count()
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        Endless(),
+        {"board": Endless()},
+        {"pages": ["x" * 10_000_000] * 1000},
+        {"image": bytes(100_000_000), "pages": ["x" * 10_000_000] * 1000},
+        ["x" * 10_000_000] * 1000,
+        "x" * 100_000_000,
+    ],
+    ids=range(6),
+)
+def test_a_huge_info_costs_no_more_than_what_is_kept_of_it(huge):
+    tracemalloc.start()
+    text = json_text(huge, 4000)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1_000_000
+    assert len(text) < 6000
+    assert "[cut after 4,000 characters]" in json.dumps(json.loads(text))
 
 
 def test_kinds_and_rewinding(store):
