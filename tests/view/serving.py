@@ -9,7 +9,7 @@ import time
 from urllib.parse import quote, urlencode
 
 from turnwise.view.app import Viewer, make_app
-from turnwise.view.library import Library
+from turnwise.view.runs import Library
 from turnwise.view.server import ViewServer, listening
 
 

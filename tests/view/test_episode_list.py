@@ -9,7 +9,7 @@ from trainer.runs import Listener
 from trainer.worlds import Memory, small_trainer
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.view.episodes import EpisodeQuery
-from turnwise.view.library import Library
+from turnwise.view.runs import Library
 from view.runs_to_view import SMALL, crowd, said, write_run
 from view.serving import open_library, refresh
 

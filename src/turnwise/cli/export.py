@@ -115,7 +115,7 @@ def export(
 
 
 def _export_page(run: str, target: Path, num_episodes: int) -> None:
-    from turnwise.view.library import Library
+    from turnwise.view.runs import Library
     from turnwise.view.report import export_run
 
     library = Library([run_containing(require_run(run))])

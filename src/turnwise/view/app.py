@@ -23,12 +23,11 @@ from turnwise.json_files import parse_json
 from turnwise.view.compare import compare
 from turnwise.view.episodes import EpisodeQuery, neighbours
 from turnwise.view.export import export_episode
-from turnwise.view.library import Library
 from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, timeline, tokens_payload
 from turnwise.view.report import export_run
 from turnwise.view.run_files import legible_path
-from turnwise.view.runs import NotFound, ViewedRun
+from turnwise.view.runs import Library, NotFound, ViewedRun
 from turnwise.view.security import Guard
 
 _LOG = logging.getLogger("turnwise")

@@ -6,8 +6,6 @@ once, and for a search the column of texts.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 import threading
@@ -210,10 +208,7 @@ def task_key(task_id: str | None, seed: int, part: str) -> str:
     In a mix, each environment has its own tasks.
     """
     key = task_id or f"seed-{seed}"
-    if part:
-        named = json.dumps([part, key]).encode()
-        key = hashlib.blake2b(named, digest_size=8).hexdigest()
-    return key
+    return f"{part}/{key}" if part else key
 
 
 # ---- queries ----

@@ -269,15 +269,6 @@ def json_bytes(data: Any) -> bytes:
     try:
         text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
     except ValueError:
-        text = json.dumps(_finite(data), separators=(",", ":"), default=str)
+        finite = json.loads(json.dumps(data, default=str), parse_constant=lambda constant: None)
+        text = json.dumps(finite, separators=(",", ":"))
     return text.encode()
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(name): _finite(value) for name, value in data.items()}
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        return [_finite(value) for value in data]
-    return data

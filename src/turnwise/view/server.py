@@ -14,7 +14,7 @@ from types import FrameType
 from turnwise.errors import ConfigError
 from turnwise.http_server import AppServer, open_listener
 from turnwise.view.app import Viewer, make_app
-from turnwise.view.library import Library
+from turnwise.view.runs import Library
 
 HOST = "127.0.0.1"
 PORT = 8765
