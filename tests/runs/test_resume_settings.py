@@ -5,7 +5,7 @@ from pathlib import Path
 
 from turnwise import ConfigStore
 from turnwise.config import EnvironmentItem
-from turnwise.runs.resume_settings import FIXED, changes_between, refusals
+from turnwise.runs.choose_folder import FIXED, changes_between, refusals
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
 SETTINGS = dict(ConfigStore().settings())

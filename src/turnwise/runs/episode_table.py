@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, pairwise, zip_longest
+from itertools import accumulate, islice, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -296,34 +296,26 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.Array]:
     """Return each of `_AGENT_TOKENS` with one list for each agent."""
     streams = [agent.stream for agent in records]
-    lengths = np.array([len(stream) for stream in streams], np.int64)
-    total = int(lengths.sum())
-
-    def concatenated(lists: Iterable[Sequence[Any]], kind: Any) -> Array:
-        return np.fromiter(chain.from_iterable(lists), kind, total)
-
-    mask = concatenated((stream.mask for stream in streams), np.bool_)
-    flat: dict[str, Array] = {
-        "token_ids": concatenated((stream.ids for stream in streams), np.int32),
-        "mask": mask,
-        "sampler_log_probs": concatenated((stream.log_probs for stream in streams), np.float32),
-    }
-    starts = np.cumsum(lengths) - lengths
-    row = np.repeat(np.arange(len(streams)), lengths)
-    position = np.arange(total) - np.repeat(starts, lengths)
+    numbers: dict[str, Iterable[Any]] = {"sampler_log_probs": [s.log_probs for s in streams]}
     for name, column in columns.items():
-        values = column if isinstance(column, np.ndarray) else column.detach().float().cpu().numpy()
-        flat[name] = values.astype(np.float32, copy=False)[row, position]
-    offsets = pa.array([*starts, total], pa.int32())
-    arrays = []
-    for name, kind in _AGENT_TOKENS.items():
-        if name in flat:
-            is_unknown = ~mask if name in FLOAT_COLUMNS else None
-            elements = pa.array(flat[name], kind.value_type, mask=is_unknown)
-            arrays.append(pa.ListArray.from_arrays(offsets, elements))
-        else:
-            arrays.append(pa.nulls(len(streams), kind))
-    return arrays
+        is_array = isinstance(column, np.ndarray)
+        numbers[name] = column if is_array else column.detach().float().cpu().numpy()
+    lists: dict[str, list[Array]] = {
+        "token_ids": [np.array(stream.ids, np.int32) for stream in streams],
+        "mask": [np.array(stream.mask, np.bool_) for stream in streams],
+    }
+    for name, rows in numbers.items():
+        lists[name] = [
+            np.where(mask, row[: len(mask)], np.nan).astype(np.float32)
+            for mask, row in zip(lists["mask"], rows, strict=True)
+        ]
+    return [
+        # `from_pandas`: null for NaN, which is a token that was not sampled.
+        pa.array(lists[name], kind, from_pandas=True)
+        if name in lists
+        else pa.nulls(len(streams), kind)
+        for name, kind in _AGENT_TOKENS.items()
+    ]
 
 
 def _episode_row(

@@ -18,7 +18,7 @@ from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.whole_files import explained, is_draft, write_whole
 
 if TYPE_CHECKING:
-    from turnwise.runs.resume_settings import Change
+    from turnwise.runs.choose_folder import Change
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`

@@ -17,12 +17,12 @@ from turnwise.episode import EpisodeResult
 from turnwise.errors import CheckpointError, TurnwiseError, describe_error
 from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
+from turnwise.runs.choose_folder import Change, changes_between
 from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.provenance import provenance
-from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.learning import RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter

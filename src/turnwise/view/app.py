@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from turnwise.errors import ConfigError
 from turnwise.json_files import parse_json
 from turnwise.view.compare import compare
-from turnwise.view.episodes import EpisodeQuery, neighbours
+from turnwise.view.episodes import find_episodes, neighbours
 from turnwise.view.export import export_episode
 from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, timeline, tokens_payload
@@ -106,8 +106,8 @@ class Viewer:
 
     def episodes(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
-        query = EpisodeQuery.parse(request.query_params.multi_items())
-        return {**query.run(run.episodes), "indexed": run.indexed()}
+        listed = find_episodes(run.episodes, request.query_params.multi_items())
+        return {**listed, "indexed": run.indexed()}
 
     def episode(self, request: Request) -> dict[str, Any]:
         run = self._run(request)

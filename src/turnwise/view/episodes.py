@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,7 @@ def task_key(task_id: str | None, seed: int, part: str) -> str:
 # ---- queries ----
 
 _SORTS = [name for name in _LIST.names if name != "tools"]
-_WORDS = ("kind", "status", "tool", "task", "part")
+_WORDS = {"kind": "kind", "status": "status", "task": "task_key", "part": "part"}
 _RANGES = {
     f"{end}_{name}": name
     for name in ("reward", "turns", "tokens", "step", "branches")
@@ -226,7 +226,7 @@ _CHOICES = {
     "sort": (*_SORTS, *(f"-{name}" for name in _SORTS)),
 }
 _NUMBERS = ("limit", "offset", "seed", "step", *_RANGES)
-_FILTERS = ("text", *_WORDS, *_CHOICES, *_NUMBERS)
+_FILTERS = ("text", "tool", *_WORDS, *_CHOICES, *_NUMBERS)
 _ERRORS = [status.value for status in EpisodeStatus if status.is_error]
 _IS_SUCCESS = pc.coalesce(pc.field("success"), pc.scalar(False))
 _SUCCESSES = {
@@ -240,89 +240,69 @@ _AROUND = 60
 """Characters of a text that are shown on either side of a hit."""
 
 
-@dataclass
-class EpisodeQuery:
-    """The conditions that an episode must meet, the order, and the page of results."""
+def find_episodes(episodes: EpisodeList, asked: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return how many episodes meet the filters of an address, and those of the requested page.
 
-    conditions: list[pc.Expression] = field(default_factory=list)
-    tools: list[str] = field(default_factory=list)
-    """Tools of which the episode must have called one; empty for any."""
-    text: str = ""
-    part: str = "anything"
-    """Where the text must occur."""
-    sort: str = "-step"
-    limit: int = 50
-    offset: int = 0
-
-    @classmethod
-    def parse(cls, asked: Iterable[tuple[str, str]]) -> EpisodeQuery:
-        """Make a query from the address. Empty values are ignored; wrong ones are an error."""
-        query = cls()
-        words: dict[str, list[str]] = {}
-        for name, value in asked:
-            if name not in _FILTERS:
-                raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, _FILTERS)}")
-            if value == "":
-                continue
-            if name in _NUMBERS:
-                number = _number(name, value)
-                column = pc.field(_RANGES.get(name, name))
-                if name in ("limit", "offset"):
-                    setattr(query, name, int(number))
-                elif name.startswith("min_"):
-                    query.conditions.append(column >= number)
-                elif name.startswith("max_"):
-                    query.conditions.append(column <= number)
-                else:
-                    query.conditions.append(column == number)
-            elif value not in _CHOICES.get(name, (value,)):
+    Empty values are ignored; wrong ones are an error.
+    """
+    given: dict[str, list[str]] = {}
+    for name, value in asked:
+        if name not in _FILTERS:
+            raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, _FILTERS)}")
+        if value:
+            given.setdefault(name, []).append(value)
+            if value not in _CHOICES.get(name, (value,)):
                 near = did_you_mean(value, _CHOICES[name])
                 raise ConfigError(f"{name} got {value[:80]!r}. {near}")
-            elif name in _WORDS:
-                # A tool's name is the model's own, and may have a comma in it.
-                words.setdefault(name, []).extend([value, *value.split(",")])
-            elif name == "success":
-                query.conditions.append(_SUCCESSES[value])
-            else:
-                setattr(query, "part" if name == "in" else name, value)
-        query.tools = words.pop("tool", [])
-        for name, given in words.items():
-            column = pc.field("task_key" if name == "task" else name)
-            is_any_error = name == "status" and "error" in given
-            query.conditions.append(column.isin([*given, *(_ERRORS if is_any_error else ())]))
-        return query
+    page = {"text": "", "in": "anything", "sort": "-step", "limit": "50", "offset": "0"}
+    page = {name: given.pop(name, [usual])[-1] for name, usual in page.items()}
+    text, part = page["text"], page["in"]
+    start, limit = (int(_number(name, page[name])) for name in ("offset", "limit"))
+    tools = _words(given.pop("tool", []))
+    conditions = [_condition(name, values) for name, values in given.items()]
 
-    def run(self, episodes: EpisodeList) -> dict[str, Any]:
-        """Return the number of episodes found, and those of the requested page."""
-        table = episodes.table
-        if self.text:
-            hits = episodes.search(table, self.text, self.part)
-            table = table.take(pa.array(hits, pa.int64()))
-        if self.tools:
-            called = pc.is_in(pc.list_flatten(table["tools"]), pa.array(self.tools, pa.string()))
-            callers = pc.list_parent_indices(table["tools"]).filter(called)
-            table = table.take(pc.unique(callers))
-        for condition in self.conditions:
-            table = table.filter(condition)
-        way = "descending" if self.sort.startswith("-") else "ascending"
-        chosen = self.sort.removeprefix("-")
-        usual = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
-        keys = [(chosen, way), *(key for key in usual if key[0] != chosen)]
-        order = pc.sort_indices(table, keys)
-        rows = table.take(order[self.offset : self.offset + self.limit]).to_pylist()
-        shown = [
-            {**row, "id": f"{row['kind']}-{row['step']}-{row['index']}", "seed": str(row["seed"])}
-            for row in rows
-        ]
-        if self.text:
-            keys_shown = {(row["kind"], row["step"]) for row in rows}
-            texts = {key: episodes.texts(key, self.part) for key in keys_shown}
-            for one in shown:
-                texts_of_file = texts[one["kind"], one["step"]]
-                is_there = one["index"] < len(texts_of_file)
-                text = texts_of_file[one["index"]].as_py() if is_there else ""
-                one["snippet"] = snippet(text, self.text)
-        return {"total": table.num_rows, "episodes": shown}
+    table = episodes.table
+    if text:
+        table = table.take(pa.array(episodes.search(table, text, part), pa.int64()))
+    if tools:
+        called = pc.is_in(pc.list_flatten(table["tools"]), pa.array(tools, pa.string()))
+        callers = pc.list_parent_indices(table["tools"]).filter(called)
+        table = table.take(pc.unique(callers))
+    for condition in conditions:
+        table = table.filter(condition)
+    column = page["sort"].removeprefix("-")
+    usual_order = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
+    order = [(column, "descending" if page["sort"].startswith("-") else "ascending")]
+    order += [key for key in usual_order if key[0] != column]
+    rows = table.take(pc.sort_indices(table, order)[start : start + limit]).to_pylist()
+    files = {(row["kind"], row["step"]) for row in rows if text}
+    texts = {key: episodes.texts(key, part) for key in files}
+    for row in rows:
+        row["id"], row["seed"] = f"{row['kind']}-{row['step']}-{row['index']}", str(row["seed"])
+        if text:
+            texts_of_file = texts[row["kind"], row["step"]]
+            is_there = row["index"] < len(texts_of_file)
+            searched = texts_of_file[row["index"]].as_py() if is_there else ""
+            row["snippet"] = snippet(searched, text)
+    return {"total": table.num_rows, "episodes": rows}
+
+
+def _condition(name: str, values: list[str]) -> pc.Expression:
+    if name == "success":
+        return _SUCCESSES[values[-1]]
+    if name in _WORDS:
+        words = _words(values)
+        is_any_error = name == "status" and "error" in words
+        return pc.field(_WORDS[name]).isin([*words, *(_ERRORS if is_any_error else ())])
+    number, column = _number(name, values[-1]), pc.field(_RANGES.get(name, name))
+    if name.startswith("min_"):
+        return column >= number
+    return column <= number if name.startswith("max_") else column == number
+
+
+def _words(values: list[str]) -> list[str]:
+    # A tool's name is the model's own, and may have a comma in it.
+    return [word for value in values for word in (value, *value.split(","))]
 
 
 def neighbours(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from turnwise.view.episodes import EpisodeList, EpisodeQuery
+from turnwise.view.episodes import EpisodeList, find_episodes
 from turnwise.view.export import render
 from turnwise.view.payloads import episode_payload
 from turnwise.view.runs import ViewedRun
@@ -92,7 +92,7 @@ def _choose(
 
 
 def _ask(episodes: EpisodeList, **query: object) -> dict[str, Any]:
-    return EpisodeQuery.parse([(name, str(value)) for name, value in query.items()]).run(episodes)
+    return find_episodes(episodes, [(name, str(value)) for name, value in query.items()])
 
 
 def spread(steps: Sequence[int], number: int) -> list[int]:
