@@ -7,7 +7,6 @@ import math
 import re
 import tracemalloc
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -126,30 +125,16 @@ def play(environment="guess-number"):
         engine.close()
 
 
-def single_turns(num_episodes=32, num_tokens=256):
-    """Every token sampled, and nothing about any word or number to be foreseen."""
+def single_turns(num_episodes, num_tokens):
+    """Episodes of one turn, in which every token was sampled."""
     random = np.random.default_rng(0)
-    words = [" " + "".join(map(chr, random.integers(97, 123, 5))) for _ in range(32_000)]
-    said = [
-        [words[token] for token in row]
-        for row in random.integers(0, 32_000, (num_episodes, num_tokens))
-    ]
-    return sampled(said)
-
-
-def sampled(said):
-    """Episodes of one turn that say these tokens, numbered as in a vocabulary of 50,000."""
-    random = np.random.default_rng(1)
-    number = dict(
-        zip(dict.fromkeys(chain(*said)), random.permutation(50_000).tolist(), strict=False)
-    )
     results = []
-    for seed, tokens in enumerate(said):
-        stream, end = TokenStream(), len(tokens)
-        log_probs = -random.standard_exponential(end).astype(np.float32)
-        stream.add_turn([number[token] for token in tokens], log_probs.tolist())
-        text = "".join(tokens)
-        turn = TurnRecord((0, end), text, FinishReason.STOP, 3, reward=1.0, done=True)
+    for seed in range(num_episodes):
+        stream = TokenStream()
+        ids = random.integers(0, 50_000, num_tokens).tolist()
+        stream.add_turn(ids, (-random.standard_exponential(num_tokens)).tolist())
+        text = " ".join(map(str, ids))
+        turn = TurnRecord((0, num_tokens), text, FinishReason.STOP, 3, reward=1.0, done=True)
         messages = [{"role": "user", "content": "Speak."}, {"role": "assistant", "content": text}]
         agent = AgentRecord("agent", stream, messages, [turn], reward=Reward(1.0))
         results.append(EpisodeResult(seed, agents=[agent], seconds={"engine": random.random()}))

@@ -1,6 +1,6 @@
 """The viewer: a local web page over run folders. It writes nothing but a user's notes.
 
 `runs` finds and reads runs, `run_files` their files, `episodes` lists and searches episodes,
-`app` answers the page, `server` serves it on this machine alone, `export` makes one episode a file,
-`report` a whole run.
+`server` answers the page on this machine alone, `export` makes one episode a file, `report` a whole
+run.
 """

@@ -36,18 +36,6 @@ _READ = {
     "tools": "tools",
 }
 """The columns of the list that are in the files as they are, by their names in the list."""
-_DERIVED = {
-    "kind": pa.string(),
-    "step": pa.int64(),
-    "index": pa.int64(),
-    "seconds": pa.float64(),
-    "task": pa.string(),
-    "answer": pa.string(),
-    "task_key": pa.string(),
-}
-_LIST = pa.schema(
-    [*((name, SCHEMA.field(column).type) for name, column in _READ.items()), *_DERIVED.items()]
-)
 
 
 # ---- the list ----
@@ -60,7 +48,7 @@ class _File:
     stamp: FileStamp
     num_episodes: int = 0
     rows: pa.Table | None = None
-    """None: not read yet, or the file cannot be read."""
+    """None: nobody looks at them yet, or the file cannot be read."""
     problem: str | None = None
 
 
@@ -73,8 +61,14 @@ class EpisodeList:
         self._lock = threading.Lock()
         self._table: pa.Table | None = None
         self._searched: tuple[pa.Table, str, str, list[int]] | None = None
-        self.is_open = False
+        self._is_open = False
         """Whether someone looks at the episodes; else they are only counted."""
+
+    def open(self) -> None:
+        """From the next update on read the episodes too, which until now were counted."""
+        with self._lock:
+            if not self._is_open:
+                self._is_open, self._files = True, {}
 
     def update(self, stamps: Mapping[FileKey, FileStamp], seconds: float) -> bool:
         """Follow the run's files for so long, the newest steps first; return whether any changed.
@@ -86,9 +80,9 @@ class EpisodeList:
             gone = [key for key, file in self._files.items() if stamps.get(key) != file.stamp]
             for key in gone:
                 del self._files[key]
-            fresh = [key for key in stamps if not self._is_read(key)]
-            fresh.sort(key=lambda key: (-key[1], key[0] != "train"))
-            for number, key in enumerate(fresh):
+            fresh = stamps.keys() - self._files.keys()
+            newest_first = sorted(fresh, key=lambda key: (-key[1], key[0] != "train"))
+            for number, key in enumerate(newest_first):
                 if number and time.monotonic() > end:
                     break
                 self._files[key] = self._read(key, stamps[key])
@@ -96,17 +90,12 @@ class EpisodeList:
                 self._table = None
             return bool(gone or fresh)
 
-    def _is_read(self, key: FileKey) -> bool:
-        file = self._files.get(key)
-        return file is not None and (
-            not self.is_open or file.rows is not None or file.problem is not None
-        )
-
     def _read(self, key: FileKey, stamp: FileStamp) -> _File:
         path = self._folder / file_name(*key)
         try:
-            if self.is_open:
-                rows = _list_rows(path, key)
+            if self._is_open:
+                names = [*_READ.values(), "seconds.total", "task_id", "prompt", "answer"]
+                rows = _list_rows(read_table(path, names), key)
                 return _File(stamp, rows.num_rows, rows)
             with open_table(path) as file:
                 return _File(stamp, file.metadata.num_rows)
@@ -120,7 +109,7 @@ class EpisodeList:
     @property
     def num_files(self) -> int:
         """How many files were read."""
-        return sum(self._is_read(key) for key in list(self._files))
+        return len(self._files)
 
     @property
     def steps(self) -> list[int]:
@@ -139,7 +128,7 @@ class EpisodeList:
         with self._lock:
             if self._table is None:
                 files = sorted((key, file) for key, file in self._files.items() if file.rows)
-                self._table = pa.concat_tables([_LIST.empty_table(), *(f.rows for _, f in files)])
+                self._table = pa.concat_tables([_NO_ROWS, *(file.rows for _, file in files)])
             return self._table
 
     def search(self, table: pa.Table, text: str, part: str) -> list[int]:
@@ -176,23 +165,22 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(4, "turnwise-search")
 
 
-def _list_rows(path: Path, key: FileKey) -> pa.Table:
+def _list_rows(read: pa.Table, key: FileKey) -> pa.Table:
     """Return what a list shows of the episodes of a file."""
-    names = [*_READ.values(), "seconds.total", "task_id", "prompt", "answer"]
-    read = read_table(path, names)
     keys = zip(*(read[name].to_pylist() for name in ("task_id", "seed", "part")), strict=True)
     size = read.num_rows
-    columns = {
-        **{name: read[column] for name, column in _READ.items()},
-        "kind": pa.array([key[0]] * size, pa.string()),
-        "step": pa.array([key[1]] * size, pa.int64()),
-        "index": pa.array(range(size), pa.int64()),
-        "seconds": pc.struct_field(read["seconds"], "total"),
-        "task": _beginnings(read["prompt"]),
-        "answer": _beginnings(read["answer"]),
-        "task_key": pa.array([task_key(*names) for names in keys], pa.string()),
-    }
-    return pa.table([columns[name] for name in _LIST.names], _LIST)
+    return pa.table(
+        {
+            **{name: read[column] for name, column in _READ.items()},
+            "kind": pa.array([key[0]] * size, pa.string()),
+            "step": pa.array([key[1]] * size, pa.int64()),
+            "index": pa.array(range(size), pa.int64()),
+            "seconds": pc.struct_field(read["seconds"], "total"),
+            "task": _beginnings(read["prompt"]),
+            "answer": _beginnings(read["answer"]),
+            "task_key": pa.array([task_key(*names) for names in keys], pa.string()),
+        }
+    )
 
 
 def _beginnings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -211,9 +199,11 @@ def task_key(task_id: str | None, seed: int, part: str) -> str:
     return f"{part}/{key}" if part else key
 
 
+_NO_ROWS = _list_rows(SCHEMA.empty_table(), ("train", 0))
+
 # ---- queries ----
 
-_SORTS = [name for name in _LIST.names if name != "tools"]
+_SORTS = [name for name in _NO_ROWS.column_names if name != "tools"]
 _WORDS = {"kind": "kind", "status": "status", "task": "task_key", "part": "part"}
 _RANGES = {
     f"{end}_{name}": name

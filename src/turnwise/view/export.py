@@ -45,19 +45,10 @@ def export_episode(
             columns["gap"] = [None if a is None or b is None else a - b for a, b in pairs]
         known = [name for name in _NAMES if name in columns]
         audit |= {"buttons": [*known, "mask"], "shown": _tokens(audit, known)}
-    rewards = [agent["reward"] for agent in payload["agents"]]
-    about = {
-        **{name: payload[name] for name in ("kind", "step", "seed")},
-        "group, member": f"{payload['group']}, {payload['member']}",
-        "status": payload["status"],
-        "reward": ", ".join("none" if r is None else f"{r['total']:.6g}" for r in rewards),
-        **{name: fact for name in ("error", "traceback") if (fact := payload[name])},
-        "seconds": f"{payload['seconds'].get('total', 0.0):.3f}",
-    }
     return render(
         "episode.html",
         title=f"{run}: {payload['id']}",
-        about=about,
+        episode=payload,
         agents=list(zip(payload["agents"], audits, strict=True)),
         names=_NAMES,
         num_shades=NUM_SHADES,

@@ -19,16 +19,19 @@ from turnwise.runs.headline import headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MetricsReader
 from turnwise.runs.run_folder import RunFolder
 from turnwise.view.episodes import EpisodeList, overview
-from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.payloads import TokenTexts
 from turnwise.view.run_files import (
+    NO_NOTES,
+    NOTES_FILE,
     FileKey,
     FileStamp,
     RunFiles,
+    change_notes,
     describe,
     file_stamp,
     legible_path,
     locked_inodes,
+    read_notes,
 )
 from turnwise.yaml_files import read_yaml
 
@@ -152,7 +155,7 @@ class ViewedRun:
 
     def open_episodes(self, seconds: float = _READ_SECONDS) -> bool:
         """Read what is new, and from now on the episodes too, which until now were counted."""
-        self.episodes.is_open = True
+        self.episodes.open()
         return self.refresh(seconds)
 
     def _refresh(self, seconds: float, locked: set[int] | None) -> bool:
@@ -329,8 +332,8 @@ class Library:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = list(folders)
-        self._runs: dict[Path, ViewedRun] = {}
-        self._keys: dict[str, ViewedRun] = {}
+        self._runs: dict[str, ViewedRun] = {}
+        """By their keys."""
         self._lock = threading.Lock()
 
     def find(self) -> bool:
@@ -339,16 +342,16 @@ class Library:
             path.resolve() for folder in self.folders for path in _runs_in(folder.resolve(), _DEPTH)
         }
         with self._lock:
-            gone, new = self._runs.keys() - paths, paths - self._runs.keys()
+            known = {run.folder.path: key for key, run in self._runs.items()}
+            gone, new = known.keys() - paths, paths - known.keys()
             for path in gone:
-                run = self._runs.pop(path)
-                del self._keys[run.key]
+                del self._runs[known[path]]
             for path in sorted(new):
                 # The folder's name, made unique; a run keeps the key that it got.
                 name = re.sub(r"[^\w.+=-]+", "-", path.name, flags=re.ASCII) or "run"
                 names = chain([name], (f"{name}~{number}" for number in count(2)))
-                key = next(key for key in names if key not in self._keys)
-                self._runs[path] = self._keys[key] = ViewedRun(key, path)
+                key = next(key for key in names if key not in self._runs)
+                self._runs[key] = ViewedRun(key, path)
         return bool(gone or new)
 
     def refresh(self) -> bool:
@@ -367,7 +370,7 @@ class Library:
 
     def get(self, key: str) -> ViewedRun:
         with self._lock:
-            run = self._keys.get(key)
+            run = self._runs.get(key)
         if run is not None:
             return run
         raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
