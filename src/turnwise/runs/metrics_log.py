@@ -149,6 +149,6 @@ def _decode(line: bytes, where: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+def numeric_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are numbers."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

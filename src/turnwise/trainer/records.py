@@ -21,7 +21,7 @@ from turnwise.runs.choose_folder import Change, changes_between
 from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
-from turnwise.runs.metrics_log import MetricsLog, numbers_of
+from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
 from turnwise.runs.provenance import provenance
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.learning import RunComponents, Stopwatch
@@ -126,7 +126,7 @@ class Records:
         for checkpoint in self.checkpoints.list():
             if checkpoint.step > step:
                 self.checkpoints.remove(checkpoint)
-        history = [numbers_of(line) for line in self._metrics.read()]
+        history = [numeric_metrics(line) for line in self._metrics.read()]
         for metrics in history:
             self._doctor.look(metrics)
             self._last = metrics
