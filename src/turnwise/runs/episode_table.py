@@ -369,8 +369,10 @@ def _agent_row(
             more["content"], content = content, None
         text = json_text(more) if more else None
         messages.append({"role": str(message["role"]), "content": content, "more": text})
-    numbers = {"sampler_log_probs": stream.log_probs}
-    numbers |= {name: values.tolist() for name, values in computed.items()}  # with padding
+    numbers: dict[str, list[float | None]] = {}
+    for name, values in {"sampler_log_probs": np.array(stream.log_probs), **computed}.items():
+        pairs = zip(values.tolist(), stream.mask, strict=False)  # the learner's have padding
+        numbers[name] = [value if is_sampled else None for value, is_sampled in pairs]
     tree = turn_tree([turn.tokens for turn in agent.turns], stream.branches)
     turns = [
         {**_turn_row(turn, with_starts), "branch": branch, "follows": follows}
@@ -392,13 +394,7 @@ def _agent_row(
         "result": None if result is None else json_text(result, _MAX_CALL),
         "token_ids": stream.ids,
         "mask": stream.mask,
-        **{
-            name: [
-                value if is_sampled else None
-                for value, is_sampled in zip(values, stream.mask, strict=False)
-            ]
-            for name, values in numbers.items()
-        },
+        **numbers,
     }
 
 
