@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.config import ConfigStore
-from turnwise.runs.doctor import CHECKS, STOPPED, Doctor, diagnose, present
+from turnwise.runs.doctor import CHECKS, STOPPED, Doctor, diagnose
 
 NUM_EPISODES = 32
 
@@ -219,8 +219,15 @@ def test_what_a_step_leaves_out_counts_as_none():
 
 def explained(run):
     """Each finding of the last step, and those that it explains."""
-    found = present(run)
-    return {finding.code: [one.code for one in finding.consequences] for finding in found}
+    return {one.code: [other.code for other in one.consequences] for one in present(run)}
+
+
+def present(run):
+    """What is wrong as of the last step."""
+    doctor = Doctor()
+    for metrics in run:
+        doctor.add(metrics)
+    return doctor.present()
 
 
 LOST = {"success": after(3, 0.0, 0.4), "reward": after(3, 0.0, 0.4)}
@@ -285,6 +292,34 @@ def test_a_hard_task_whose_reward_rises_is_not_too_hard(seed):
     rewards = [max(0.001 * step + rng.gauss(0, 0.004), 0.0) for step in range(46)]
     ways = {"success": lambda s: rewards[s], "reward": lambda s: rewards[s], "zero_variance": 0.9}
     assert codes(healthy_run(45, **FLAT | {"reward_std": 0.1} | ways)) == []
+
+
+def fixes(config, **ways):
+    return " ".join(finding.fix for _, finding in diagnose(healthy_run(45, **FLAT | ways), config))
+
+
+HARD = {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9}
+
+
+def test_nothing_is_advised_that_the_settings_have():
+    config, skipped = ConfigStore(), {"num_skipped_steps": after(20, 2, 0)}
+    assert "set training.warm_start=expert" in fixes(config, **HARD)
+    assert "max_grad_norm" not in fixes(config, **skipped)  # it is set
+    assert "take model.dtype=float32" in fixes(config, **skipped)
+    config.training.warm_start, config.training.max_grad_norm = "expert", None
+    config.model.dtype = "float32"
+    advised = fixes(config, **HARD)
+    assert "warm" not in advised
+    assert advised.startswith("Begin with an easier task (environment.params, a curriculum); ")
+    assert "max_grad_norm" in fixes(config, **skipped)
+    assert "float32" not in fixes(config, **skipped)
+
+
+def test_an_agent_is_told_nothing_of_environments():
+    assert "environment.params" in fixes(ConfigStore(), **HARD)
+    advised = fixes(ConfigStore(agent="solve.py:solve"), **HARD)
+    assert "training.group_size" in advised
+    assert "environment." not in advised
 
 
 def test_a_consequence_is_not_reported_while_its_cause_is_there():
@@ -360,7 +395,7 @@ def test_the_guide_explains_every_finding():
     assert sorted(told) == sorted([STOPPED, "shared-rows", *(check.code for check in CHECKS)])
     a_setting = r"\b(?:training|inference|model|environment|limits)\.[a-z_]+"
     settings_named = set(re.findall(a_setting, guide))
-    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.fix)}
+    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.advise())}
     for name in settings_named:
         section, setting = name.split(".")
         assert hasattr(getattr(ConfigStore(), section), setting), name

@@ -64,6 +64,7 @@ def test_a_constant_reward(tmp_path, amount):
         folder, "constant-reward", f"earned exactly {amount:g}", "All 40 episodes"
     )
     assert finding.fix.startswith("First look at the reward")
+    assert finding.example == "train-6-0"
 
 
 def test_a_reward_with_the_wrong_sign(tmp_path):
@@ -78,7 +79,8 @@ def test_a_reward_on_the_wrong_turn(tmp_path):
         return [float(trajectory.success), *[0.0] * (trajectory.num_turns - 1)]
 
     folder = train(tmp_path, Memory, "training.batch_size=16", reward_fn=on_the_first)
-    the_finding(folder, "misplaced-reward", "100% of the successful episodes")
+    finding = the_finding(folder, "misplaced-reward", "100% of the successful episodes")
+    assert finding.example.startswith("train-6-")
 
 
 def test_a_parser_of_another_format(tmp_path):
@@ -94,6 +96,7 @@ def test_too_few_tokens_for_a_turn(tmp_path):
     folder = train(tmp_path, Long, model=speaking_model(Long))
     finding = the_finding(folder, "cut-turns", "100% of the model's turns")
     assert [one.code for one in finding.consequences] == ["constant-reward"]
+    assert finding.example == "train-6-0"
 
 
 def test_an_entropy_that_collapses_while_the_run_learns(tmp_path):

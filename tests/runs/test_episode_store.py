@@ -1,11 +1,12 @@
 """The store of episodes: what goes in comes back, and never stops a run."""
 
+import itertools
 import json
 import logging
 import math
 import re
+import tracemalloc
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from turnwise.inference import FinishReason
 from turnwise.reward import Reward
 from turnwise.runs.episode_store import EpisodeStore, read_table
 from turnwise.runs.episode_table import FORMAT_KEY, episodes_to_table
+from turnwise.runs.plain_json import json_text
 
 NO_LIMIT = 1e12
 SHORT = EpisodeLimits(max_turns=4, max_tokens_per_turn=16)
@@ -123,30 +125,16 @@ def play(environment="guess-number"):
         engine.close()
 
 
-def single_turns(num_episodes=32, num_tokens=256):
-    """Every token sampled, and nothing about any word or number to be foreseen."""
+def single_turns(num_episodes, num_tokens):
+    """Episodes of one turn, in which every token was sampled."""
     random = np.random.default_rng(0)
-    words = [" " + "".join(map(chr, random.integers(97, 123, 5))) for _ in range(32_000)]
-    said = [
-        [words[token] for token in row]
-        for row in random.integers(0, 32_000, (num_episodes, num_tokens))
-    ]
-    return sampled(said)
-
-
-def sampled(said):
-    """Episodes of one turn that say these tokens, numbered as in a vocabulary of 50,000."""
-    random = np.random.default_rng(1)
-    number = dict(
-        zip(dict.fromkeys(chain(*said)), random.permutation(50_000).tolist(), strict=False)
-    )
     results = []
-    for seed, tokens in enumerate(said):
-        stream, end = TokenStream(), len(tokens)
-        log_probs = -random.standard_exponential(end).astype(np.float32)
-        stream.add_turn([number[token] for token in tokens], log_probs.tolist())
-        text = "".join(tokens)
-        turn = TurnRecord((0, end), text, FinishReason.STOP, 3, reward=1.0, done=True)
+    for seed in range(num_episodes):
+        stream = TokenStream()
+        ids = random.integers(0, 50_000, num_tokens).tolist()
+        stream.add_turn(ids, (-random.standard_exponential(num_tokens)).tolist())
+        text = " ".join(map(str, ids))
+        turn = TurnRecord((0, num_tokens), text, FinishReason.STOP, 3, reward=1.0, done=True)
         messages = [{"role": "user", "content": "Speak."}, {"role": "assistant", "content": text}]
         agent = AgentRecord("agent", stream, messages, [turn], reward=Reward(1.0))
         results.append(EpisodeResult(seed, agents=[agent], seconds={"engine": random.random()}))
@@ -184,8 +172,37 @@ def test_infos_that_are_no_json_and_huge_ones(store):
     assert info["status"] == "done"
     assert info["5"] == [1, [2]]
     assert info["long"].startswith("xxx")
-    assert info["..."].startswith("[cut: 1000")
+    assert info["..."] == "[cut after 4,000 characters]"
     assert len(json.dumps(info)) < 6000
+
+
+class Endless(list):
+    """A list of more items than any machine has room for."""
+
+    def __iter__(self):
+        return itertools.count()
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        Endless(),
+        {"board": Endless()},
+        {"pages": ["x" * 10_000_000] * 1000},
+        {"image": bytes(100_000_000), "pages": ["x" * 10_000_000] * 1000},
+        ["x" * 10_000_000] * 1000,
+        "x" * 100_000_000,
+    ],
+    ids=range(6),
+)
+def test_a_huge_info_costs_no_more_than_what_is_kept_of_it(huge):
+    tracemalloc.start()
+    text = json_text(huge, 4000)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1_000_000
+    assert len(text) < 6000
+    assert "[cut after 4,000 characters]" in json.dumps(json.loads(text))
 
 
 def test_kinds_and_rewinding(store):

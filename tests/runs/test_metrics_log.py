@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise import CheckpointError, ConfigError
-from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.metrics_log import MetricsLog, MetricsReader
 
 VALUES = st.one_of(st.floats(), st.integers(), st.booleans(), st.text())
 METRICS = st.dictionaries(st.text().filter(lambda name: name != "step"), VALUES, max_size=5)
@@ -83,13 +83,30 @@ def test_a_crash_at_any_byte_of_a_line_loses_that_line_only(log, caplog):
     fill(log, 3)
     whole = log.path.read_bytes()
     start = whole.rindex(b"\n", 0, -1) + 1
-    for length in range(start, len(whole)):
+    for length in range(start, len(whole) - 1):
         log.path.write_bytes(whole[:length])
         caplog.clear()
         assert [line["step"] for line in log.read()] == [1, 2]
         assert len(caplog.records) == (length != start)
         log.append({"step": 9})
         assert [line["step"] for line in log.read()] == [1, 2, 9]
+
+
+def test_a_whole_last_line_without_its_newline_counts(log, caplog):
+    fill(log, 3)
+    log.path.write_bytes(log.path.read_bytes().removesuffix(b"\n"))
+    reader = MetricsReader()
+    reader.update(log.path)
+    assert reader.lines == log.read()
+    assert len(reader.lines) == 3
+    log.append({"step": 4})
+    assert not reader.update(log.path)
+    assert [line["step"] for line in reader.lines] == [1, 2, 3, 4]
+    assert reader.lines == log.read()
+    log.path.write_bytes(log.path.read_bytes().removesuffix(b"\n"))
+    log.rewind(4)
+    assert log.path.read_bytes().endswith(b'{"step": 4}\n')
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("bad", [b"", b"nonsense", b"[1]", b'{"a": "\xff"}'])

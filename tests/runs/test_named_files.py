@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turnwise import ConfigStore
 from turnwise.config import DatasetConfig, EnvironmentItem, RewardItem, setting_types
-from turnwise.runs.places import NAMES, names_in, servers_in
+from turnwise.runs.places import NAMES, names_in
 
 NO_FILES = {
     *("model.device", "system_prompt", "inference.summary_prompt"),
@@ -60,9 +60,3 @@ def test_all_names_are_rewritten_and_nothing_else():
     for name in names_in(config):
         name.replace(name.text.removeprefix("new "))
     assert config.to_yaml() == before
-
-
-def test_only_a_server_that_is_started_has_a_working_directory():
-    config = ConfigStore()
-    config.tools = ["calculator", {"mcp": "serve x"}, {"mcp": "https://tools.example/mcp"}]
-    assert servers_in(config) == [{"mcp": "serve x"}]

@@ -5,49 +5,35 @@ from pathlib import Path
 
 from turnwise import ConfigStore
 from turnwise.config import EnvironmentItem
-from turnwise.runs.resume_settings import FIXED, changes_between, refusals
+from turnwise.runs.choose_folder import FIXED, changes_between, refusals
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
 SETTINGS = dict(ConfigStore().settings())
-MAY_CHANGE = frozenset(
-    {
-        *("model.device", "model.tensor_parallel_size", "model.trust_remote_code"),
-        *("inference.backend", "inference.max_tokens", "inference.temperature"),
-        *("inference.top_p", "inference.multi_turn", "inference.max_turns"),
-        *("inference.start_timeout", "inference.stall_timeout", "inference.enable_thinking"),
-        *("inference.thoughts", "inference.options", "inference.url"),
-        *("inference.summary_prompt", "limits.max_thinking_tokens", "limits.max_context_tokens"),
-        *("training.learning_rate", "training.lr_schedule", "training.warmup_steps"),
-        *("training.num_epochs", "training.steps_per_epoch", "training.eval_episodes"),
-        *("training.group_size", "training.resample", "training.on_error"),
-        *("training.lam", "training.clip_ratio", "training.policy_loss"),
-        *("training.loss_agg_mode", "training.entropy_coef", "training.value_coef"),
-        *("training.use_kl_in_reward", "training.kl_coef", "training.kl_target"),
-        *("training.kl_loss_coef", "training.target_kl", "training.max_grad_norm"),
-        *("training.adv_options", "training.policy_loss_options", "training.clip_ratio_low"),
-        "training.optimizer_options",
-        *("training.clip_ratio_high", "training.kl_horizon", "training.kl_penalty"),
-        *("training.kl_loss_type", "training.value_clip", "training.importance_level"),
-        *("training.importance_bounds", "training.adam_betas", "training.adam_epsilon"),
-        *("training.weight_decay", "training.update_epochs", "training.mini_batch_size"),
-        *("training.micro_batch_tokens", "training.gradient_checkpointing"),
-        *("training.max_log_prob_gap", "training.lora_dropout", "training.offload_optimizer"),
-        *("training.max_staleness", "inference.stale_kv", "inference.options", "inference.url"),
-        *("parser", "eval_dataset.path", "eval_dataset.split", "eval_dataset.prompt_key"),
-        *("eval_dataset.columns", "eval_dataset.max_rows", "limits.max_turns"),
-        *("limits.max_tokens_per_turn", "limits.max_tokens", "limits.max_tool_calls"),
-        *("limits.max_seconds", "limits.max_observation", "limits.reset_timeout"),
-        *("limits.step_timeout", "limits.tool_timeout", "limits.generation_timeout"),
-        *("limits.reward_timeout", "limits.close_timeout"),
-        *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.save_interval"),
-        *("checkpoint.keep_last_n", "checkpoint.best_metric", "checkpoint.save_steps"),
-        *("training.max_steps", "training.eval_steps"),
-        *("ray.use_ray", "ray.num_actors", "ray.min_actors", "ray.num_learners"),
-        *("ray.address", "ray.max_failures", "ray.context_parallel_size"),
-        "ray.gpus_per_worker",
-        *("logging.level", "logging.sinks", "logging.episodes_gb", "logging.wandb"),
-    }
-)
+FREE_SECTIONS = ("checkpoint.", "logging.", "ray.", "limits.", "eval_dataset.")
+MAY_CHANGE = {
+    *(name for name in SETTINGS if name.startswith(FREE_SECTIONS)),
+    *("model.device", "model.tensor_parallel_size", "model.trust_remote_code"),
+    *("inference.backend", "inference.max_tokens", "inference.temperature", "inference.top_p"),
+    *("inference.multi_turn", "inference.max_turns", "inference.start_timeout"),
+    *("inference.stall_timeout", "inference.enable_thinking", "inference.thoughts"),
+    *("inference.options", "inference.url", "inference.summary_prompt", "inference.stale_kv"),
+    *("training.learning_rate", "training.lr_schedule", "training.warmup_steps"),
+    *("training.num_epochs", "training.steps_per_epoch", "training.eval_episodes"),
+    *("training.group_size", "training.resample", "training.on_error", "training.lam"),
+    *("training.clip_ratio", "training.policy_loss", "training.loss_agg_mode"),
+    *("training.entropy_coef", "training.value_coef", "training.use_kl_in_reward"),
+    *("training.kl_coef", "training.kl_target", "training.kl_loss_coef", "training.target_kl"),
+    *("training.max_grad_norm", "training.adv_options", "training.policy_loss_options"),
+    *("training.clip_ratio_low", "training.optimizer_options", "training.clip_ratio_high"),
+    *("training.kl_horizon", "training.kl_penalty", "training.kl_loss_type"),
+    *("training.value_clip", "training.importance_level", "training.importance_bounds"),
+    *("training.adam_betas", "training.adam_epsilon", "training.weight_decay"),
+    *("training.update_epochs", "training.mini_batch_size", "training.micro_batch_tokens"),
+    *("training.gradient_checkpointing", "training.max_log_prob_gap", "training.lora_dropout"),
+    *("training.offload_optimizer", "training.max_staleness", "training.max_steps"),
+    "training.eval_steps",
+    "parser",
+}
 """New settings go here, or with a reason into `FIXED`."""
 
 

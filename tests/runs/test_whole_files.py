@@ -1,35 +1,12 @@
 """Files that are there whole or not at all: kills, full disks, several writers."""
 
 import os
-import signal
 import threading
 
 import pytest
 
-from runs.saved_folders import in_child
-from turnwise import whole_files
+from runs.saved_folders import die_at, in_child
 from turnwise.whole_files import remove_abandoned, write_whole
-
-STEPS = ("open", "fsync", "replace", "close")
-
-
-def die_before(number):
-    """From now on this process kills itself just before its so many-th step on the disk."""
-    left = number
-
-    def guarded(function):
-        def call(*args, **options):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **options)
-
-        return call
-
-    real = {name: getattr(os, name) for name in STEPS}
-    for name in STEPS:
-        setattr(whole_files.os, name, guarded(real[name]))
 
 
 @pytest.mark.parametrize("before", [None, b"old"])
@@ -43,7 +20,7 @@ def test_killed_before_every_step(tmp_path, before):
             path.write_bytes(before)
 
         def write(report, number=number):
-            die_before(number)
+            die_at(number)
             write_whole(path, b"new content")
 
         _, killed = in_child(write).wait()

@@ -17,7 +17,7 @@ SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
 NAMED = re.compile(rf"(?<![\w./])({'|'.join(SECTIONS)})\.([a-z_]+)(?![\w/(]|\.[a-z])")
 LIMITS = re.compile(r"EpisodeLimits\(\s*([a-z_]+)=")
 # Tables of settings are checked by their own tests; files and attributes look like settings.
-TABLES = {"scale/verl/settings.py", "runs/resume_settings.py"}
+TABLES = {"scale/verl/settings.py", "runs/choose_folder.py"}
 NO_SETTINGS = {"model.safetensors", "model.layers", "ray.cloudpickle"}
 
 

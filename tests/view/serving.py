@@ -8,9 +8,8 @@ import threading
 import time
 from urllib.parse import quote, urlencode
 
-from turnwise.view.app import Viewer, make_app
-from turnwise.view.library import Library
-from turnwise.view.server import ViewServer, listening
+from turnwise.view.runs import Library
+from turnwise.view.server import Viewer, ViewServer, listening, make_app
 
 
 class Client:

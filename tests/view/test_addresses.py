@@ -134,6 +134,8 @@ class TestTokens:
         told = client.get(f"{TALK}/episodes/train-3-0/tokens")
         assert "".join(told["tokens"]) == "Begin.HelloGo on.ByeGo on."
         assert told["note"] is None
+        told = client.get(f"{REAL}/episodes/train-2-1/tokens")  # by the tokenizer that it kept
+        assert "".join(told["tokens"]).startswith("<|im_start|>user\n")
 
     def test_a_run_without_its_tokenizer_says_so(self, client, shown_runs):
         file = shown_runs / "c" / "talk" / "tokenizer.json"

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.stored_examples import episodes
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.view.episodes import EpisodeQuery
+from turnwise.view.episodes import find_episodes
 from turnwise.view.export import export_episode
 from turnwise.view.payloads import episode_payload, json_bytes, timeline, tokens_payload
 from view.runs_to_view import write_run
@@ -36,7 +36,7 @@ def shelf(tmp_path_factory):
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_episode_is_shown(shelf, results):
     run = shelf.put(results)
-    listed = EpisodeQuery.parse([]).run(run.episodes)["episodes"]
+    listed = find_episodes(run.episodes, [])["episodes"]
     assert [episode["seed"] for episode in listed] == [str(result.seed) for result in results]
     decoded, phases = run.step_episodes(("train", 1))
     json.loads(json_bytes(timeline("train", 1, decoded, phases, run.metrics.at(1))))
@@ -64,4 +64,4 @@ def test_any_message_is_found_by_any_part_of_it(shelf, result):
         for message in agent.messages:
             text = message["content"]
             if text:
-                assert EpisodeQuery.parse([("text", text)]).run(run.episodes)["total"] == 1
+                assert find_episodes(run.episodes, [("text", text)])["total"] == 1

@@ -8,15 +8,15 @@ import pytest
 from trainer.runs import Listener
 from trainer.worlds import Memory, small_trainer
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.view.episodes import EpisodeQuery
-from turnwise.view.library import Library
+from turnwise.view.episodes import find_episodes
+from turnwise.view.runs import Library
 from view.runs_to_view import SMALL, crowd, said, write_run
 from view.serving import open_library, refresh
 
 
 def ids(run, **query):
     asked = [("limit", "500"), *query.items()]
-    return {e["id"] for e in EpisodeQuery.parse(asked).run(run.episodes)["episodes"]}
+    return {e["id"] for e in find_episodes(run.episodes, asked)["episodes"]}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.view.export import export_episode, is_odd, visible_text
+from turnwise.view.export import export_episode, is_odd
 from turnwise.view.payloads import TokenTexts
 from view.runs_to_view import said, write_run
 from view.test_security import NASTY
@@ -116,13 +116,3 @@ def test_every_token_says_what_is_known_of_it(client):
 def test_an_episode_that_is_not_there(client):
     assert client.error("/export/real/train-2-99.html", 404)
     assert client.error("/export/none/train-2-1.html", 404)
-
-
-class TestLegible:
-    def test_plain_words_stay_as_they_are(self):
-        for text in ("Größe 数字 😀 ελ עברית", "two\nlines\tand a tab"):
-            assert visible_text(text) == text
-
-    def test_what_cannot_be_seen_is_written_out(self):
-        assert visible_text("a\u202eb\x1b[0m") == "a⟦U+202E⟧b⟦U+001B⟧[0m"
-        assert visible_text("\U000e0041") == "⟦U+E0041⟧"

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from turnwise import ConfigError
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.types import EpisodeStatus
-from turnwise.view.episodes import EpisodeQuery, snippet
+from turnwise.view.episodes import find_episodes, snippet
 from view.runs_to_view import WORDS, crowd, said, write_run
 from view.serving import open_library
 
@@ -28,7 +28,7 @@ class Everything:
 
     def ask(self, **query):
         items = [(name, str(value)) for name, value in query.items()]
-        return EpisodeQuery.parse([("limit", "500"), *items]).run(self.run.episodes)
+        return find_episodes(self.run.episodes, [("limit", "500"), *items])
 
     def ids(self, **query):
         found = self.ask(**query)
@@ -115,7 +115,7 @@ def test_a_long_message_is_cut_around_the_place(tmp_path):
     long = f"{'before ' * 100}needle{' after' * 100}"
     run = write_run(tmp_path / "long", {1: [said(long)]})
     episodes = open_library(run).get("long").episodes
-    (episode,) = EpisodeQuery.parse([("text", "needle")]).run(episodes)["episodes"]
+    (episode,) = find_episodes(episodes, [("text", "needle")])["episodes"]
     snippet = episode["snippet"]
     assert len(snippet["text"]) < 200
     assert snippet["text"][snippet["start"] : snippet["end"]] == "needle"
@@ -197,7 +197,7 @@ def ask(tmp_path_factory):
 
     def ask(**query):
         items = [(name, str(value)) for name, value in query.items()]
-        return EpisodeQuery.parse(items).run(library.get("sums").episodes)["episodes"]
+        return find_episodes(library.get("sums").episodes, items)["episodes"]
 
     ask.run = library.get("sums")
     return ask
@@ -251,8 +251,8 @@ class TestTasks:
         mixed = [said("a", seed=1, part="chess"), said("b", seed=1, part="go/9"), said("c", seed=1)]
         run = open_library(write_run(tmp_path / "mix", {1: mixed})).get("mix")
         assert run.detail()["parts"] == {"chess": 1, "go/9": 1}
-        every = EpisodeQuery.parse([]).run(run.episodes)["episodes"]
-        (one,) = EpisodeQuery.parse([("part", "go/9")]).run(run.episodes)["episodes"]
+        every = find_episodes(run.episodes, [])["episodes"]
+        (one,) = find_episodes(run.episodes, [("part", "go/9")])["episodes"]
         assert (one["id"], one["part"]) == ("train-1-1", "go/9")
         assert len({episode["task_key"] for episode in every}) == 3
 

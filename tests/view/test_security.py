@@ -40,14 +40,7 @@ def nasty(tmp_path_factory):
 
 
 class TestWhoMayAsk:
-    @pytest.mark.parametrize(
-        "host",
-        [
-            "evil.example",
-            "evil.example:{port}",
-            "",
-        ],
-    )
+    @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", ""])
     def test_a_foreign_host_is_turned_away(self, client, host):
         for path in ("/", "/api/runs", "/api/events", "/export/talk/train-3-0.html"):
             status, _, body = client.request(path, Host=host.format(port=client.port))
@@ -66,17 +59,9 @@ class TestWhoMayAsk:
             assert answer.split(b" ")[1] in (b"400", b"403")
             assert b"talk" not in answer
 
-    @pytest.mark.parametrize(
-        "origin",
-        [
-            "http://evil.example",
-            "null",
-            "file://",
-        ],
-    )
+    @pytest.mark.parametrize("origin", ["http://evil.example", "null", "file://"])
     def test_a_foreign_origin_is_turned_away(self, client, origin):
-        found = client.request("/api/runs", Origin=origin.format(port=client.port))
-        assert found[0] == 403
+        assert client.request("/api/runs", Origin=origin)[0] == 403
 
     def test_its_own_origin_is_fine_and_nobody_else_may_read(self, client):
         status, headers, _ = client.request("/api/runs", Origin=f"http://localhost:{client.port}")

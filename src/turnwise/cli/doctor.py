@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ from turnwise.cli.run_paths import find_run, metrics_file, run_containing
 from turnwise.errors import ConfigError
 from turnwise.progress.lines import count
 from turnwise.runs.checkpoints import CheckpointStore
-from turnwise.runs.doctor import Finding, diagnose, findings
+from turnwise.runs.doctor import Finding, diagnose, findings, settings_if_readable
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools.python_code import why_not_isolated
@@ -219,7 +219,7 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     now, steps = findings(folder.path), folder.read_metrics()
     if not now and not steps:
         raise ConfigError(f"{run}: no step of this run was finished yet")
-    over_time = diagnose(steps)
+    over_time = diagnose(steps, settings_if_readable(folder))
     main = headline(steps, folder.evaluated_on)
     if as_json:
         facts = {
@@ -236,13 +236,13 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     lasting = {finding.code: finding for finding in now}
     began = {finding.code: step for step, finding in over_time}  # the last time
     for step, finding in over_time:
-        # One that lasts is shown with its present consequences.
+        # One that lasts is shown with its present consequences and example.
         is_last = began[finding.code] == step
         latest = lasting.get(finding.code, finding) if is_last else finding
-        _print_finding(console, f"step {step:<6}", finding, latest.consequences)
+        _print_finding(console, f"step {step:<6}", finding, latest, folder.path)
     for finding in now:
         if finding.code not in began:
-            _print_finding(console, "", finding, finding.consequences)
+            _print_finding(console, "", finding, finding, folder.path)
     if over_time or now:
         console.print()
     words = [count(len(steps), "step") if steps else "no step was finished"]
@@ -262,13 +262,16 @@ def _diagnose_run(run: str, as_json: bool) -> None:
 
 
 def _print_finding(
-    console: Console, title: str, finding: Finding, consequences: Sequence[Finding]
+    console: Console, title: str, finding: Finding, latest: Finding, run: Path
 ) -> None:
-
     console.print(Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold"))
     lines = [("", finding.text)]
-    lines += [("because of this: ", f"{one.code}. {one.text}") for one in consequences]
-    for title, text in [*lines, ("fix: ", finding.fix)]:
+    lines += [("because of this: ", f"{one.code}. {one.text}") for one in latest.consequences]
+    lines.append(("fix: ", finding.fix))
+    if latest.example is not None:
+        page = f"#/run/{run.resolve().name}/episodes/{latest.example}"
+        lines.append(("example: ", f"turnwise view {shlex.quote(str(run))}, {page}"))
+    for title, text in lines:
         style = "bold green" if title == "fix: " else "bold"
         line = Text.assemble((title, style), legible(text))
         console.print(Padding(line, (0, 0, 0, 2), expand=False))

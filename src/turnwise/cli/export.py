@@ -115,8 +115,8 @@ def export(
 
 
 def _export_page(run: str, target: Path, num_episodes: int) -> None:
-    from turnwise.view.library import Library
     from turnwise.view.report import export_run
+    from turnwise.view.runs import Library
 
     library = Library([run_containing(require_run(run))])
     library.find()

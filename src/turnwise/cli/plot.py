@@ -17,7 +17,7 @@ from turnwise.cli.run_paths import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 from turnwise.runs.headline import Headline, headline
-from turnwise.runs.metrics_log import MetricsLog, numbers_of
+from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
 from turnwise.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class _Curve:
 def _read_run(file: Path) -> _Run:
 
     folder, name = RunFolder(file.parent), os.path.relpath(file.parent)
-    rows = [numbers_of(line) for line in MetricsLog(file).read()]
+    rows = [numeric_metrics(line) for line in MetricsLog(file).read()]
     if not rows:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
     metrics: dict[str, list[tuple[float, float]]] = {}

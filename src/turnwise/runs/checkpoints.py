@@ -283,11 +283,10 @@ class CheckpointStore:
         if not math.isfinite(value):
             raise CheckpointError(f"the best {metric} got {value}, expected a finite number")
         low, high = interval or (None, None)
-        mark = asdict(BestMark(checkpoint.step, metric, float(value), low, high, num_episodes))
-        known = {name: entry for name, entry in mark.items() if entry is not None}
+        mark = BestMark(checkpoint.step, metric, float(value), low, high, num_episodes)
         path = self.folder / "best.json"
         with explained(path):
-            write_whole(path, json.dumps({"format": _FORMAT, **known}, indent=2).encode())
+            write_whole(path, json.dumps({"format": _FORMAT, **asdict(mark)}, indent=2).encode())
 
     @property
     def best(self) -> BestMark | None:

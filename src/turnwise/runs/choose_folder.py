@@ -1,18 +1,67 @@
-"""Chooses the folder of a run: a new one, or that of a run to resume."""
+"""Chooses the folder of a run: a new one, or that of a run to resume with these settings.
 
+A resumed run may change a setting that affects only future steps. It may not if it determines the
+weights, the task, or the position in the data and in the random streams.
+"""
+
+import copy
 import itertools
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.runs.places import with_recorded_names
-from turnwise.runs.resume_settings import changes_between, refusals
+from turnwise.runs.places import names_in, servers_in, with_recorded_names
 from turnwise.runs.run_folder import Resume, RunFolder
 
 _LOG = logging.getLogger("turnwise")
+
+_MODEL = "the weights in the checkpoints are those of this model"
+_TASK = "it defines the task, and another task is another run"
+_DATA = "the position in the dataset is counted in its rows"
+_ADAPTERS = "it decides what the adapters in the checkpoints are"
+_IMITATION = "the warm start comes before the first step, and is over"
+
+FIXED: Mapping[str, str] = {
+    "model.model_name": _MODEL,
+    "model.local_path": _MODEL,
+    "model.reference": "a KL term has kept the model close to it",
+    "model.dtype": "the optimiser's state is kept for this precision",
+    "model.load_in_4bit": "the adapters in the checkpoints have learned with these weights",
+    "training.adv_estimator": "it decides whether there is a value head in the checkpoints",
+    "training.optimizer": "its state is in the checkpoints",
+    "training.critic": "it decides where the value head is in the checkpoints",
+    "training.lora_rank": "it decides which weights there are in the checkpoints",
+    "training.lora_alpha": _ADAPTERS,
+    "training.lora_target_modules": _ADAPTERS,
+    "training.use_rslora": _ADAPTERS,
+    "training.gamma": "it defines the return that the value head has learned",
+    "training.batch_size": "the position in the dataset is counted in batches",
+    "training.eval_fraction": "it decides which rows are trained on",
+    "training.seed": "the order of the data and every random number follow from it",
+    "training.warm_start": _IMITATION,
+    "training.warm_start_steps": _IMITATION,
+    "training.warm_start_learning_rate": _IMITATION,
+    "expert": _IMITATION,
+    "environment.name": _TASK,
+    "environment.max_steps": _TASK,
+    "environment.params": _TASK,
+    "environments": _TASK,
+    "policies": "each player has the weights of its own model in the checkpoint",
+    "agent": _TASK,
+    "reward": _TASK,
+    "tools": _TASK,
+    "system_prompt": _TASK,
+    "dataset.path": _DATA,
+    "dataset.split": _DATA,
+    "dataset.prompt_key": _DATA,
+    "dataset.columns": _DATA,
+    "dataset.max_rows": _DATA,
+}
+"""Settings that a resumed run must leave as they are, each with the reason; others may change."""
 
 
 def choose_run_folder(
@@ -25,10 +74,10 @@ def choose_run_folder(
 ) -> tuple[RunFolder, bool]:
     """Return the folder for this run, and whether to resume the run in it. Nothing is created.
 
-    A run given by name may be resumed with changed settings, as far as `resume_settings` allows it
-    and unless `allow_changes` is False. A run found by its environment must have the same ones.
-    `identity` has hashes of environment, reward, tools and dataset: if they differ from the run's,
-    it is resumed only with `always`.
+    A run given by name may be resumed with changed settings, as far as `FIXED` allows it and unless
+    `allow_changes` is False. A run found by its environment must have the same ones. `identity` has
+    hashes of environment, reward, tools and dataset: if they differ from the run's, it is resumed
+    only with `always`.
     """
     base = Path(config.checkpoint.output_dir).expanduser()
     name = config.checkpoint.run_name
@@ -39,15 +88,28 @@ def choose_run_folder(
                 "dots and dashes"
             )
         folder = RunFolder(base / name)
-        is_resumed = _resumes_named_run(folder, config, environment, resume, allow_changes)
-        changed = changed_code(folder, identity) if is_resumed else []
+        if not folder.exists:
+            if resume == "always":
+                raise ConfigError(f"there is no run to resume in {folder.path}")
+            return folder, False
+        if not _is_run(folder) or resume == "never":
+            kind = "a run" if _is_run(folder) else "something that is not a run"
+            raise ConfigError(
+                f"there is {kind} in {folder.path}. Choose another checkpoint.run_name."
+            )
+        if obstacles := _obstacles(folder, config, environment, allow_changes=allow_changes):
+            raise ConfigError(
+                f"the run in {folder.path} has other settings: {'; '.join(obstacles)}. "
+                "Resume it with its own config.yaml, or choose another checkpoint.run_name."
+            )
+        changed = changed_code(folder, identity)
         if changed and resume == "auto":
             raise ConfigError(
                 f"{' and '.join(changed)} changed since the run in {folder.path} began. To "
                 "continue it in spite of that, pass resume=True (or --resume); for a new run, "
                 "choose another checkpoint.run_name."
             )
-        return folder, is_resumed
+        return folder, True
     stem = _slug(environment)
     for number in itertools.count(1):
         folder = RunFolder(base / (stem if number == 1 else f"{stem}-{number}"))
@@ -83,46 +145,16 @@ def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[
     ]
 
 
-def _resumes_named_run(
-    folder: RunFolder,
-    config: ConfigStore,
-    environment: str,
-    resume: Resume,
-    allow_changes: bool,
-) -> bool:
-    """Return whether to resume the run that the user named; raise if that is impossible."""
-    if not folder.exists:
-        if resume == "always":
-            raise ConfigError(f"there is no run to resume in {folder.path}")
-        return False
-    is_run = folder.status_file.exists() or folder.has_checkpoints
-    if not is_run or resume == "never":
-        kind = "there is a run in" if is_run else "there is something that is not a run in"
-        raise ConfigError(f"{kind} {folder.path}. Choose another checkpoint.run_name.")
-    before, now = _settings_then_and_now(folder, config)
-    refused = refusals(before, now)
-    if not allow_changes:
-        changes = changes_between(before, now)
-        refused = [str(change) for change in changes if change.makes_another_run]
-    if not _is_same_environment(folder, environment):
-        refused.insert(0, f"the environment was {folder.status.get('environment')}")
-    if refused:
-        raise ConfigError(
-            f"the run in {folder.path} has other settings: {'; '.join(refused)}. "
-            "Resume it with its own config.yaml, or choose another checkpoint.run_name."
-        )
-    return True
+def _is_run(folder: RunFolder) -> bool:
+    return folder.status_file.exists() or folder.has_checkpoints
 
 
 def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> bool:
-    if not folder.status_file.exists() and not folder.has_checkpoints:
-        return False  # not a run
-    is_finished = folder.status.get("status") == "finished"
-    if is_finished or not _is_same_environment(folder, environment):
+    """Return whether a run without a name is the one that these settings began."""
+    if not _is_run(folder) or folder.status.get("status") == "finished":
         return False
     try:
-        before, now = _settings_then_and_now(folder, config)
-        if any(change.makes_another_run for change in changes_between(before, now)):
+        if _obstacles(folder, config, environment, allow_changes=False):
             return False
         with folder.held():
             return True
@@ -131,21 +163,21 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
         return False
 
 
-def _is_same_environment(folder: RunFolder, environment: str) -> bool:
-    """Return whether a run can be of this class; hashes tell whether its code changed."""
-    before = str(folder.status.get("environment"))
-    return before.rpartition(":")[2] == environment.rpartition(":")[2]
-
-
-def _settings_then_and_now(folder: RunFolder, now: ConfigStore) -> tuple[ConfigStore, ConfigStore]:
-    """Return the settings of a run, and those of now under the names that the run recorded.
-
-    A run that was killed before it wrote its settings has those of now.
-    """
+def _obstacles(
+    folder: RunFolder, config: ConfigStore, environment: str, *, allow_changes: bool
+) -> list[str]:
+    """Return what keeps a run from continuing with these settings and this environment."""
+    # The class alone: hashes tell whether its code changed, and the file may have moved.
+    recorded = str(folder.status.get("environment"))
+    if recorded.rpartition(":")[2] != environment.rpartition(":")[2]:
+        return [f"the environment was {recorded}"]
     before = folder.settings()
-    if before is None:
-        return now, now
-    return before, with_recorded_names(now, before, folder.path)[0]
+    if before is None:  # it was killed before it wrote them
+        return []
+    now = with_recorded_names(config, before, folder.path)[0]
+    if allow_changes:
+        return refusals(before, now)
+    return [str(one) for one in changes_between(before, now) if one.makes_another_run]
 
 
 def _slug(environment: str) -> str:
@@ -157,3 +189,75 @@ def _slug(environment: str) -> str:
     if ".py:" in environment:
         environment = environment.rpartition(":")[2]
     return re.sub(r"[^\w.-]+", "-", environment).strip("-.") or "run"
+
+
+# ---- settings of a resumed run ----
+
+_SAME_EXPERIMENT = {"training.num_epochs", "training.max_steps"}
+_SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
+_REFERENCE = (
+    "training.use_kl_in_reward and training.kl_loss_coef had no KL term and now have one: the "
+    "reference model that it needs is chosen when a run begins"
+)
+
+
+class Change(NamedTuple):
+    """A setting with another value in the resumed run."""
+
+    name: str
+    before: Any
+    now: Any
+
+    @property
+    def makes_another_run(self) -> bool:
+        """False for settings of place, duration and output: a run without a name is resumed only
+        if nothing else differs."""
+        is_same = self.name in _SAME_EXPERIMENT or self.name.startswith(_SAME_EXPERIMENT_SECTIONS)
+        return not is_same
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.before!r} and is {self.now!r}"
+
+
+def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
+    """Return every setting that differs.
+
+    The same file has another path from another working directory, and hashes tell whether its
+    content changed: folders of code and rows are not compared. Models and parsers have no such
+    hash, so their names are compared unchanged.
+    """
+    old, same_old, same_new = (
+        dict(before.settings()),
+        _without_folders(before),
+        _without_folders(now),
+    )
+    return [
+        Change(name, old[name], value)
+        for name, value in now.settings()
+        if same_old[name] != same_new[name]
+    ]
+
+
+def _without_folders(config: ConfigStore) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    config.dataset.path, config.eval_dataset.path = config.dataset.paths, config.eval_dataset.paths
+    for name in names_in(config):
+        if name.kind in ("code", "rows", "folder") and name.setting != "parser":
+            name.replace(name.text.rpartition("/")[2])
+    for server in servers_in(config):
+        server.pop("cwd", None)
+    return dict(config.settings())
+
+
+def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:
+    """Return the changes that a resumed run cannot have, each with the reason."""
+    refused = [
+        f"{change}, and may not change: {FIXED[change.name]}"
+        for change in changes_between(before, now)
+        if change.name in FIXED
+    ]
+    begins_with_kl, has_kl = (
+        config.training.use_kl_in_reward or config.training.kl_loss_coef > 0
+        for config in (before, now)
+    )
+    return [*refused, _REFERENCE] if has_kl and not begins_with_kl else refused

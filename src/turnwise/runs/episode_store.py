@@ -161,7 +161,7 @@ def open_table(path: Path) -> Iterator[parquet.ParquetFile]:
             if number != str(FORMAT).encode():
                 raise ConfigError(f"{path} has the format {number.decode()}, expected {FORMAT}")
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a footer
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{path} is no whole Parquet file: {reason:.300}") from error
 

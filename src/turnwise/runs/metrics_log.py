@@ -43,8 +43,13 @@ class MetricsLog:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(size - 1, 0))
                 if file.read() not in (b"\n", b""):
-                    _LOG.warning("%s: half a line, left by a crash, was cut off", self.path)
-                    file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+                    lines = self.path.read_bytes()
+                    last = lines[lines.rfind(b"\n") + 1 :]
+                    if _is_whole(last):
+                        file.write(b"\n")
+                    else:
+                        _LOG.warning("%s: half a line, left by a crash, was cut off", self.path)
+                        file.truncate(size - len(last))
                 file.write(json.dumps(kept).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -88,7 +93,7 @@ class MetricsReader:
     def _begin(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.unfinished = b""
-        """What follows the last whole line: it may just be written."""
+        """What follows the last whole line: it may just be written, or be left by a crash."""
         self.problem: str | None = None
         """The first line that cannot be read."""
         self._num_lines = self._offset = 0
@@ -107,17 +112,28 @@ class MetricsReader:
                 file.seek(0)
             self._inode = inode
             data = file.read()
-        whole = data.rfind(b"\n") + 1
-        for line in data[:whole].splitlines():
+        last = data[data.rfind(b"\n") + 1 :]
+        self.unfinished = b"" if _is_whole(last) else last
+        new = data.removesuffix(self.unfinished)
+        # The newline that the last line did not have yet when it was read.
+        is_continued = self._before[-1:] not in (b"\n", b"")
+        for line in new.removeprefix(b"\n" if is_continued else b"").splitlines():
             self._num_lines += 1
             try:
                 self.lines.append(_decode(line, f"{path}, line {self._num_lines}"))
             except ConfigError as error:
                 self.problem = self.problem or f"{error}. Correct or delete that line."
-        self.unfinished = data[whole:]
-        self._offset += whole
-        self._before = (self._before + data[:whole])[-_NUM_COMPARED:]
+        self._offset += len(new)
+        self._before = (self._before + new)[-_NUM_COMPARED:]
         return is_rewound
+
+
+def _is_whole(line: bytes) -> bool:
+    """Return whether a line without its newline is complete: an editor may have left that out."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _decode(line: bytes, where: str) -> dict[str, Any]:
@@ -133,6 +149,6 @@ def _decode(line: bytes, where: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+def numeric_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are numbers."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

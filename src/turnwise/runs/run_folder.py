@@ -14,11 +14,11 @@ from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.json_files import parse_json, read_bytes, read_json_object
 from turnwise.legible import LegibleFormatter
-from turnwise.runs.metrics_log import MetricsLog, numbers_of
+from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
 from turnwise.whole_files import explained, is_draft, write_whole
 
 if TYPE_CHECKING:
-    from turnwise.runs.resume_settings import Change
+    from turnwise.runs.choose_folder import Change
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`
@@ -114,7 +114,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, float]]:
         """Return the numeric metrics of every step; empty if there are none."""
-        return [numbers_of(line) for line in MetricsLog(self.metrics_file).read()]
+        return [numeric_metrics(line) for line in MetricsLog(self.metrics_file).read()]
 
     def settings(self) -> ConfigStore | None:
         """Return the run's settings; None if it was killed before it wrote them."""

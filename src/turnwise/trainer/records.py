@@ -17,12 +17,12 @@ from turnwise.episode import EpisodeResult
 from turnwise.errors import CheckpointError, TurnwiseError, describe_error
 from turnwise.models.empty import device_of, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
+from turnwise.runs.choose_folder import Change, changes_between
 from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
-from turnwise.runs.metrics_log import MetricsLog, numbers_of
+from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
 from turnwise.runs.provenance import provenance
-from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.learning import RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
@@ -58,7 +58,7 @@ class Records:
         self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
-        self._doctor = Doctor()
+        self._doctor = Doctor(config)
         self._said_at: dict[str, int] = {}
         """The step in which each finding of the doctor was reported last."""
         self.num_steps = 0
@@ -126,7 +126,7 @@ class Records:
         for checkpoint in self.checkpoints.list():
             if checkpoint.step > step:
                 self.checkpoints.remove(checkpoint)
-        history = [numbers_of(line) for line in self._metrics.read()]
+        history = [numeric_metrics(line) for line in self._metrics.read()]
         for metrics in history:
             self._doctor.look(metrics)
             self._last = metrics

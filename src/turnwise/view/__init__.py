@@ -1,6 +1,6 @@
 """The viewer: a local web page over run folders. It writes nothing but a user's notes.
 
-`library` finds runs, `runs` and `run_files` read one, `episodes` lists and searches its episodes,
-`app` answers the page, `server` serves it on this machine alone, `export` makes one episode a file,
-`report` a whole run.
+`runs` finds and reads runs, `run_files` their files, `episodes` lists and searches episodes,
+`server` answers the page on this machine alone, `export` makes one episode a file, `report` a whole
+run.
 """

@@ -6,15 +6,13 @@ once, and for a search the column of texts.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,18 +36,6 @@ _READ = {
     "tools": "tools",
 }
 """The columns of the list that are in the files as they are, by their names in the list."""
-_DERIVED = {
-    "kind": pa.string(),
-    "step": pa.int64(),
-    "index": pa.int64(),
-    "seconds": pa.float64(),
-    "task": pa.string(),
-    "answer": pa.string(),
-    "task_key": pa.string(),
-}
-_LIST = pa.schema(
-    [*((name, SCHEMA.field(column).type) for name, column in _READ.items()), *_DERIVED.items()]
-)
 
 
 # ---- the list ----
@@ -62,7 +48,7 @@ class _File:
     stamp: FileStamp
     num_episodes: int = 0
     rows: pa.Table | None = None
-    """None: not read yet, or the file cannot be read."""
+    """None: nobody looks at them yet, or the file cannot be read."""
     problem: str | None = None
 
 
@@ -75,8 +61,14 @@ class EpisodeList:
         self._lock = threading.Lock()
         self._table: pa.Table | None = None
         self._searched: tuple[pa.Table, str, str, list[int]] | None = None
-        self.is_open = False
+        self._is_open = False
         """Whether someone looks at the episodes; else they are only counted."""
+
+    def open(self) -> None:
+        """From the next update on read the episodes too, which until now were counted."""
+        with self._lock:
+            if not self._is_open:
+                self._is_open, self._files = True, {}
 
     def update(self, stamps: Mapping[FileKey, FileStamp], seconds: float) -> bool:
         """Follow the run's files for so long, the newest steps first; return whether any changed.
@@ -88,9 +80,9 @@ class EpisodeList:
             gone = [key for key, file in self._files.items() if stamps.get(key) != file.stamp]
             for key in gone:
                 del self._files[key]
-            fresh = [key for key in stamps if not self._is_read(key)]
-            fresh.sort(key=lambda key: (-key[1], key[0] != "train"))
-            for number, key in enumerate(fresh):
+            fresh = stamps.keys() - self._files.keys()
+            newest_first = sorted(fresh, key=lambda key: (-key[1], key[0] != "train"))
+            for number, key in enumerate(newest_first):
                 if number and time.monotonic() > end:
                     break
                 self._files[key] = self._read(key, stamps[key])
@@ -98,17 +90,12 @@ class EpisodeList:
                 self._table = None
             return bool(gone or fresh)
 
-    def _is_read(self, key: FileKey) -> bool:
-        file = self._files.get(key)
-        return file is not None and (
-            not self.is_open or file.rows is not None or file.problem is not None
-        )
-
     def _read(self, key: FileKey, stamp: FileStamp) -> _File:
         path = self._folder / file_name(*key)
         try:
-            if self.is_open:
-                rows = _list_rows(path, key)
+            if self._is_open:
+                names = [*_READ.values(), "seconds.total", "task_id", "prompt", "answer"]
+                rows = _list_rows(read_table(path, names), key)
                 return _File(stamp, rows.num_rows, rows)
             with open_table(path) as file:
                 return _File(stamp, file.metadata.num_rows)
@@ -122,7 +109,7 @@ class EpisodeList:
     @property
     def num_files(self) -> int:
         """How many files were read."""
-        return sum(self._is_read(key) for key in list(self._files))
+        return len(self._files)
 
     @property
     def steps(self) -> list[int]:
@@ -141,7 +128,7 @@ class EpisodeList:
         with self._lock:
             if self._table is None:
                 files = sorted((key, file) for key, file in self._files.items() if file.rows)
-                self._table = pa.concat_tables([_LIST.empty_table(), *(f.rows for _, f in files)])
+                self._table = pa.concat_tables([_NO_ROWS, *(file.rows for _, file in files)])
             return self._table
 
     def search(self, table: pa.Table, text: str, part: str) -> list[int]:
@@ -178,23 +165,22 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(4, "turnwise-search")
 
 
-def _list_rows(path: Path, key: FileKey) -> pa.Table:
+def _list_rows(read: pa.Table, key: FileKey) -> pa.Table:
     """Return what a list shows of the episodes of a file."""
-    names = [*_READ.values(), "seconds.total", "task_id", "prompt", "answer"]
-    read = read_table(path, names)
     keys = zip(*(read[name].to_pylist() for name in ("task_id", "seed", "part")), strict=True)
     size = read.num_rows
-    columns = {
-        **{name: read[column] for name, column in _READ.items()},
-        "kind": pa.array([key[0]] * size, pa.string()),
-        "step": pa.array([key[1]] * size, pa.int64()),
-        "index": pa.array(range(size), pa.int64()),
-        "seconds": pc.struct_field(read["seconds"], "total"),
-        "task": _beginnings(read["prompt"]),
-        "answer": _beginnings(read["answer"]),
-        "task_key": pa.array([task_key(*names) for names in keys], pa.string()),
-    }
-    return pa.table([columns[name] for name in _LIST.names], _LIST)
+    return pa.table(
+        {
+            **{name: read[column] for name, column in _READ.items()},
+            "kind": pa.array([key[0]] * size, pa.string()),
+            "step": pa.array([key[1]] * size, pa.int64()),
+            "index": pa.array(range(size), pa.int64()),
+            "seconds": pc.struct_field(read["seconds"], "total"),
+            "task": _beginnings(read["prompt"]),
+            "answer": _beginnings(read["answer"]),
+            "task_key": pa.array([task_key(*names) for names in keys], pa.string()),
+        }
+    )
 
 
 def _beginnings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -210,16 +196,15 @@ def task_key(task_id: str | None, seed: int, part: str) -> str:
     In a mix, each environment has its own tasks.
     """
     key = task_id or f"seed-{seed}"
-    if part:
-        named = json.dumps([part, key]).encode()
-        key = hashlib.blake2b(named, digest_size=8).hexdigest()
-    return key
+    return f"{part}/{key}" if part else key
 
+
+_NO_ROWS = _list_rows(SCHEMA.empty_table(), ("train", 0))
 
 # ---- queries ----
 
-_SORTS = [name for name in _LIST.names if name != "tools"]
-_WORDS = ("kind", "status", "tool", "task", "part")
+_SORTS = [name for name in _NO_ROWS.column_names if name != "tools"]
+_WORDS = {"kind": "kind", "status": "status", "task": "task_key", "part": "part"}
 _RANGES = {
     f"{end}_{name}": name
     for name in ("reward", "turns", "tokens", "step", "branches")
@@ -231,7 +216,7 @@ _CHOICES = {
     "sort": (*_SORTS, *(f"-{name}" for name in _SORTS)),
 }
 _NUMBERS = ("limit", "offset", "seed", "step", *_RANGES)
-_FILTERS = ("text", *_WORDS, *_CHOICES, *_NUMBERS)
+_FILTERS = ("text", "tool", *_WORDS, *_CHOICES, *_NUMBERS)
 _ERRORS = [status.value for status in EpisodeStatus if status.is_error]
 _IS_SUCCESS = pc.coalesce(pc.field("success"), pc.scalar(False))
 _SUCCESSES = {
@@ -245,89 +230,69 @@ _AROUND = 60
 """Characters of a text that are shown on either side of a hit."""
 
 
-@dataclass
-class EpisodeQuery:
-    """The conditions that an episode must meet, the order, and the page of results."""
+def find_episodes(episodes: EpisodeList, asked: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return how many episodes meet the filters of an address, and those of the requested page.
 
-    conditions: list[pc.Expression] = field(default_factory=list)
-    tools: list[str] = field(default_factory=list)
-    """Tools of which the episode must have called one; empty for any."""
-    text: str = ""
-    part: str = "anything"
-    """Where the text must occur."""
-    sort: str = "-step"
-    limit: int = 50
-    offset: int = 0
-
-    @classmethod
-    def parse(cls, asked: Iterable[tuple[str, str]]) -> EpisodeQuery:
-        """Make a query from the address. Empty values are ignored; wrong ones are an error."""
-        query = cls()
-        words: dict[str, list[str]] = {}
-        for name, value in asked:
-            if name not in _FILTERS:
-                raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, _FILTERS)}")
-            if value == "":
-                continue
-            if name in _NUMBERS:
-                number = _number(name, value)
-                column = pc.field(_RANGES.get(name, name))
-                if name in ("limit", "offset"):
-                    setattr(query, name, int(number))
-                elif name.startswith("min_"):
-                    query.conditions.append(column >= number)
-                elif name.startswith("max_"):
-                    query.conditions.append(column <= number)
-                else:
-                    query.conditions.append(column == number)
-            elif value not in _CHOICES.get(name, (value,)):
+    Empty values are ignored; wrong ones are an error.
+    """
+    given: dict[str, list[str]] = {}
+    for name, value in asked:
+        if name not in _FILTERS:
+            raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, _FILTERS)}")
+        if value:
+            given.setdefault(name, []).append(value)
+            if value not in _CHOICES.get(name, (value,)):
                 near = did_you_mean(value, _CHOICES[name])
                 raise ConfigError(f"{name} got {value[:80]!r}. {near}")
-            elif name in _WORDS:
-                # A tool's name is the model's own, and may have a comma in it.
-                words.setdefault(name, []).extend([value, *value.split(",")])
-            elif name == "success":
-                query.conditions.append(_SUCCESSES[value])
-            else:
-                setattr(query, "part" if name == "in" else name, value)
-        query.tools = words.pop("tool", [])
-        for name, given in words.items():
-            column = pc.field("task_key" if name == "task" else name)
-            is_any_error = name == "status" and "error" in given
-            query.conditions.append(column.isin([*given, *(_ERRORS if is_any_error else ())]))
-        return query
+    page = {"text": "", "in": "anything", "sort": "-step", "limit": "50", "offset": "0"}
+    page = {name: given.pop(name, [usual])[-1] for name, usual in page.items()}
+    text, part = page["text"], page["in"]
+    start, limit = (int(_number(name, page[name])) for name in ("offset", "limit"))
+    tools = _words(given.pop("tool", []))
+    conditions = [_condition(name, values) for name, values in given.items()]
 
-    def run(self, episodes: EpisodeList) -> dict[str, Any]:
-        """Return the number of episodes found, and those of the requested page."""
-        table = episodes.table
-        if self.text:
-            hits = episodes.search(table, self.text, self.part)
-            table = table.take(pa.array(hits, pa.int64()))
-        if self.tools:
-            called = pc.is_in(pc.list_flatten(table["tools"]), pa.array(self.tools, pa.string()))
-            callers = pc.list_parent_indices(table["tools"]).filter(called)
-            table = table.take(pc.unique(callers))
-        for condition in self.conditions:
-            table = table.filter(condition)
-        way = "descending" if self.sort.startswith("-") else "ascending"
-        chosen = self.sort.removeprefix("-")
-        usual = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
-        keys = [(chosen, way), *(key for key in usual if key[0] != chosen)]
-        order = pc.sort_indices(table, keys)
-        rows = table.take(order[self.offset : self.offset + self.limit]).to_pylist()
-        shown = [
-            {**row, "id": f"{row['kind']}-{row['step']}-{row['index']}", "seed": str(row["seed"])}
-            for row in rows
-        ]
-        if self.text:
-            keys_shown = {(row["kind"], row["step"]) for row in rows}
-            texts = {key: episodes.texts(key, self.part) for key in keys_shown}
-            for one in shown:
-                texts_of_file = texts[one["kind"], one["step"]]
-                is_there = one["index"] < len(texts_of_file)
-                text = texts_of_file[one["index"]].as_py() if is_there else ""
-                one["snippet"] = snippet(text, self.text)
-        return {"total": table.num_rows, "episodes": shown}
+    table = episodes.table
+    if text:
+        table = table.take(pa.array(episodes.search(table, text, part), pa.int64()))
+    if tools:
+        called = pc.is_in(pc.list_flatten(table["tools"]), pa.array(tools, pa.string()))
+        callers = pc.list_parent_indices(table["tools"]).filter(called)
+        table = table.take(pc.unique(callers))
+    for condition in conditions:
+        table = table.filter(condition)
+    column = page["sort"].removeprefix("-")
+    usual_order = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
+    order = [(column, "descending" if page["sort"].startswith("-") else "ascending")]
+    order += [key for key in usual_order if key[0] != column]
+    rows = table.take(pc.sort_indices(table, order)[start : start + limit]).to_pylist()
+    files = {(row["kind"], row["step"]) for row in rows if text}
+    texts = {key: episodes.texts(key, part) for key in files}
+    for row in rows:
+        row["id"], row["seed"] = f"{row['kind']}-{row['step']}-{row['index']}", str(row["seed"])
+        if text:
+            texts_of_file = texts[row["kind"], row["step"]]
+            is_there = row["index"] < len(texts_of_file)
+            searched = texts_of_file[row["index"]].as_py() if is_there else ""
+            row["snippet"] = snippet(searched, text)
+    return {"total": table.num_rows, "episodes": rows}
+
+
+def _condition(name: str, values: list[str]) -> pc.Expression:
+    if name == "success":
+        return _SUCCESSES[values[-1]]
+    if name in _WORDS:
+        words = _words(values)
+        is_any_error = name == "status" and "error" in words
+        return pc.field(_WORDS[name]).isin([*words, *(_ERRORS if is_any_error else ())])
+    number, column = _number(name, values[-1]), pc.field(_RANGES.get(name, name))
+    if name.startswith("min_"):
+        return column >= number
+    return column <= number if name.startswith("max_") else column == number
+
+
+def _words(values: list[str]) -> list[str]:
+    # A tool's name is the model's own, and may have a comma in it.
+    return [word for value in values for word in (value, *value.split(","))]
 
 
 def neighbours(

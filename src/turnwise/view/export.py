@@ -45,19 +45,10 @@ def export_episode(
             columns["gap"] = [None if a is None or b is None else a - b for a, b in pairs]
         known = [name for name in _NAMES if name in columns]
         audit |= {"buttons": [*known, "mask"], "shown": _tokens(audit, known)}
-    rewards = [agent["reward"] for agent in payload["agents"]]
-    about = {
-        **{name: payload[name] for name in ("kind", "step", "seed")},
-        "group, member": f"{payload['group']}, {payload['member']}",
-        "status": payload["status"],
-        "reward": ", ".join("none" if r is None else f"{r['total']:.6g}" for r in rewards),
-        **{name: fact for name in ("error", "traceback") if (fact := payload[name])},
-        "seconds": f"{payload['seconds'].get('total', 0.0):.3f}",
-    }
     return render(
         "episode.html",
         title=f"{run}: {payload['id']}",
-        about=about,
+        episode=payload,
         agents=list(zip(payload["agents"], audits, strict=True)),
         names=_NAMES,
         num_shades=NUM_SHADES,
@@ -146,25 +137,6 @@ def _position(turn: Mapping[str, Any]) -> str:
     return f"branch {turn['branch'] + 1} · {before}"
 
 
-def _turn_facts(agent: Mapping[str, Any], number: int) -> Iterator[tuple[str, str]]:
-    turn, earned = agent["turns"][number], (agent["reward"] or {}).get("turns", [])
-    yield "turn", str(number + 1)
-    if turn["kind"] == "summary":
-        yield "kind", "summary"
-    if "row" in turn:
-        yield "place", _position(turn)
-    yield "tokens", f"{turn['tokens'][0]} to {turn['tokens'][1]}"
-    yield "ended by", turn["finish_reason"]
-    yield "environment's reward", f"{turn['reward']:.6g}"
-    if number < len(earned):
-        yield "credited reward", f"{earned[number]:.6g}"
-    if turn["info"]:
-        yield "info", _as_text(turn["info"])
-    for name, seconds in turn["seconds"].items():
-        if name != "start":
-            yield f"{name} seconds", f"{seconds:.4f}"
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "exported"),
     autoescape=True,
@@ -177,7 +149,6 @@ _TEMPLATES.globals |= {
     "as_text": _as_text,
     "messages": _messages,
     "position": _position,
-    "turn_facts": _turn_facts,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -151,17 +152,9 @@ def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
     >>> joined_bytes([b"a", "é".encode()[:1], "é".encode()[1:], bytes([255]), b"b"])
     ['a', '', 'é', '\\\\xff', 'b']
     """
-    texts = [""] * len(tokens)
-    owners = [number for number, token in enumerate(tokens) for _ in token]
-    end = 0
-    for character in b"".join(tokens).decode("utf-8", "surrogateescape"):
-        if "\udc80" <= character <= "\udcff":  # what stands for a byte that is no text
-            size, text = 1, f"\\x{ord(character) - 0xDC00:02x}"
-        else:
-            size, text = len(character.encode()), character
-        end += size
-        texts[owners[end - 1]] += text
-    return texts
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    last = len(tokens) - 1
+    return [decoder.decode(token, final=number == last) for number, token in enumerate(tokens)]
 
 
 # The characters by which byte-level tokenizers write bytes: printable ones stand for themselves,
@@ -269,15 +262,6 @@ def json_bytes(data: Any) -> bytes:
     try:
         text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
     except ValueError:
-        text = json.dumps(_finite(data), separators=(",", ":"), default=str)
+        finite = json.loads(json.dumps(data, default=str), parse_constant=lambda constant: None)
+        text = json.dumps(finite, separators=(",", ":"))
     return text.encode()
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(name): _finite(value) for name, value in data.items()}
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        return [_finite(value) for value in data]
-    return data

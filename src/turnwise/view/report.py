@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from turnwise.view.episodes import EpisodeList, EpisodeQuery
+from turnwise.view.episodes import EpisodeList, find_episodes
 from turnwise.view.export import render
 from turnwise.view.payloads import episode_payload
 from turnwise.view.runs import ViewedRun
@@ -22,37 +22,13 @@ def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int 
     """Return the HTML file of a run, with up to `num_episodes` conversations in it."""
     run.open_episodes(math.inf)
     about = run.detail()
-    words = [
-        about["environment"],
-        about["status"].partition(":")[0] or "unknown status",
-        f"step {about['step']}" + (f" of {total}" if (total := about["total_steps"]) else ""),
-        f"{about['num_episodes']:,} episodes",
-    ]
-    if about["started"]:
-        words.append(time.strftime("started %Y-%m-%d %H:%M", time.localtime(about["started"])))
-    tiles = []
-    if (main := about["headline"]) is not None:
-        tiles.append((main["metric"], main["number"], main["about"]))
-    if (best := about["best_checkpoint"]) is not None:
-        tiles.append(("best checkpoint", f"step {best['step']:,}", best["about"]))
-    for name in ("reward", "success", "turns"):
-        if isinstance(value := about["last"].get(name), int | float):
-            tiles.append((name, f"{value:.4g}", "mean of the last training step"))
-    changes = [
-        {
-            "step": change["step"],
-            "settings": {name: f"{old} → {new}" for name, (old, new) in change["settings"].items()},
-        }
-        for change in about["changes"]
-    ]
+    started = time.localtime(about["started"]) if about["started"] else None
     facts = {"Start": run.facts("provenance"), "Hashes": run.facts("identity")}
     page = {
-        "title": about["name"],
-        "subtitle": " · ".join(filter(None, words)),
         "run": about,
-        "tiles": tiles,
+        "title": about["name"],
+        "started": started and time.strftime("%Y-%m-%d %H:%M", started),
         "charts": charts(run.metrics.columns(), list(about["parts"])),
-        "changes": changes,
         "provenance": {title: named for title, named in facts.items() if named},
     }
     size = len(render("run.html", episodes=None, **page).encode())
@@ -80,15 +56,10 @@ def _episodes(
         rows += _ask(run.episodes, step=step, sort="index", limit=500)["episodes"]
     chosen = _choose(run.episodes, steps, number) if number else {}
     articles = {}
-    for name, (episode, why) in chosen.items():
+    for name, (row, why) in chosen.items():
         (kind, step), index, stored = run.episode(name)
         payload = episode_payload(kind, step, index, stored)
-        about = [why, f"status {payload['status'].replace('_', ' ')}"]
-        if episode["reward"] is not None:
-            about.append(f"reward {episode['reward']:.6g}")
-        if payload["part"]:
-            about.append(f"environment {payload['part']}")
-        article = render("article.html", about=[*about, f"seed {payload['seed']}"], **payload)
+        article = render("article.html", why=why, reward=row["reward"], **payload)
         if len(article.encode()) <= max_bytes:
             max_bytes -= len(article.encode())
             articles[name] = article
@@ -121,7 +92,7 @@ def _choose(
 
 
 def _ask(episodes: EpisodeList, **query: object) -> dict[str, Any]:
-    return EpisodeQuery.parse([(name, str(value)) for name, value in query.items()]).run(episodes)
+    return find_episodes(episodes, [(name, str(value)) for name, value in query.items()])
 
 
 def spread(steps: Sequence[int], number: int) -> list[int]:

@@ -1,31 +1,37 @@
-"""A run that the viewer shows, with its status, metrics and episodes."""
+"""The runs that the viewer shows, found in folders: their status, metrics and episodes."""
 
 import logging
+import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.doctor import Doctor
+from turnwise.runs.doctor import Doctor, settings_if_readable
 from turnwise.runs.episode_store import file_name, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MetricsReader
+from turnwise.runs.run_folder import RunFolder
 from turnwise.view.episodes import EpisodeList, overview
-from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.payloads import TokenTexts
 from turnwise.view.run_files import (
+    NO_NOTES,
+    NOTES_FILE,
     FileKey,
     FileStamp,
     RunFiles,
+    change_notes,
     describe,
     file_stamp,
     legible_path,
     locked_inodes,
+    read_notes,
 )
 from turnwise.yaml_files import read_yaml
 
@@ -36,6 +42,12 @@ _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
 
 
+# Either file makes a folder a run; a copy of a run may lack the first.
+_MARKS = ("run.json", "metrics.jsonl")
+_DEPTH = 3
+"""How many levels below the named folder are searched for runs."""
+
+
 class NotFound(ConfigError):
     """There is no such run or episode."""
 
@@ -43,8 +55,8 @@ class NotFound(ConfigError):
 class RunMetrics:
     """The metrics of a run, and what the doctor found in them."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
         self._lock = threading.Lock()
         self._reader = MetricsReader()
         self._doctor: Doctor | None = None
@@ -60,7 +72,9 @@ class RunMetrics:
         """Read the new lines."""
         with self._lock:
             try:
-                if self._reader.update(self._path):  # all are new: the run was rewound
+                if self._reader.update(
+                    self._folder.metrics_file
+                ):  # all are new: the run was rewound
                     self._doctor = None
                 self.problem = self._reader.problem
             except (FileNotFoundError, ConfigError) as error:
@@ -71,7 +85,7 @@ class RunMetrics:
         """Return the doctor's findings so far, each with its step; it examines the new steps."""
         with self._lock:
             if self._doctor is None:
-                self._doctor = Doctor()
+                self._doctor = Doctor(settings_if_readable(self._folder))
                 self._findings, self._num_examined = [], 0
             for metrics in self.steps[self._num_examined :]:
                 self._num_examined += 1
@@ -114,7 +128,7 @@ class ViewedRun:
         self.key = key
         self.files = RunFiles(path)
         self.folder = self.files.folder
-        self.metrics = RunMetrics(self.folder.metrics_file)
+        self.metrics = RunMetrics(self.folder)
         self.episodes = EpisodeList(self.folder.episodes)
         self._episode_files: dict[FileKey, FileStamp] = {}
         """The existing files of episodes; `episodes` may not have them yet."""
@@ -141,7 +155,7 @@ class ViewedRun:
 
     def open_episodes(self, seconds: float = _READ_SECONDS) -> bool:
         """Read what is new, and from now on the episodes too, which until now were counted."""
-        self.episodes.is_open = True
+        self.episodes.open()
         return self.refresh(seconds)
 
     def _refresh(self, seconds: float, locked: set[int] | None) -> bool:
@@ -311,3 +325,66 @@ class ViewedRun:
         path = self.folder.tokenizer_file
         none: TokenTexts | None = None
         return self.files.read(path, lambda: TokenTexts(path), none) or TokenTexts(path)
+
+
+class Library:
+    """The runs in some folders; new ones are found while the viewer is open."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = list(folders)
+        self._runs: dict[str, ViewedRun] = {}
+        """By their keys."""
+        self._lock = threading.Lock()
+
+    def find(self) -> bool:
+        """Look for runs; return whether there are others than before."""
+        paths = {
+            path.resolve() for folder in self.folders for path in _runs_in(folder.resolve(), _DEPTH)
+        }
+        with self._lock:
+            known = {run.folder.path: key for key, run in self._runs.items()}
+            gone, new = known.keys() - paths, paths - known.keys()
+            for path in gone:
+                del self._runs[known[path]]
+            for path in sorted(new):
+                # The folder's name, made unique; a run keeps the key that it got.
+                name = re.sub(r"[^\w.+=-]+", "-", path.name, flags=re.ASCII) or "run"
+                names = chain([name], (f"{name}~{number}" for number in count(2)))
+                key = next(key for key in names if key not in self._runs)
+                self._runs[key] = ViewedRun(key, path)
+        return bool(gone or new)
+
+    def refresh(self) -> bool:
+        """Look for runs and for what is new in them; return whether anything is."""
+        changed, locked = self.find(), locked_inodes()
+        for run in self.runs:
+            changed |= run.refresh(locked=locked)
+        return changed
+
+    @property
+    def runs(self) -> list[ViewedRun]:
+        """The runs, the last written first."""
+        with self._lock:
+            runs = list(self._runs.values())
+        return sorted(runs, key=lambda run: (-(run.updated or 0.0), run.key))
+
+    def get(self, key: str) -> ViewedRun:
+        with self._lock:
+            run = self._runs.get(key)
+        if run is not None:
+            return run
+        raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
+
+
+def _runs_in(path: Path, depth: int) -> Iterator[Path]:
+    if any(os.path.isfile(path / mark) for mark in _MARKS):
+        yield path
+        return
+    if depth == 0:
+        return
+    try:
+        inner = sorted(e.name for e in os.scandir(path) if e.is_dir() and e.name[0] != ".")
+    except OSError:
+        return
+    for name in inner:
+        yield from _runs_in(path / name, depth - 1)

@@ -12,6 +12,7 @@ steps and report nothing while the reward rises.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
@@ -19,8 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.runs.doctor.checks import CHECKS
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
+from turnwise.runs.doctor import checks  # noqa: F401 - importing it fills CHECKS
+from turnwise.runs.doctor.check import CHECKS
 from turnwise.runs.doctor.history import History
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.episode_table import StoredAgent, StoredEpisode
 from turnwise.runs.run_folder import RunFolder
 
 STOPPED = "stopped"
@@ -43,6 +49,8 @@ class Finding:
     """What to try."""
     consequences: tuple[Finding, ...] = ()
     """Other findings that this one explains."""
+    example: str | None = None
+    """The id of an episode that shows it: `train-5-0`."""
 
     @property
     def because(self) -> str:
@@ -57,7 +65,9 @@ class Finding:
 class Doctor:
     """Examines the metrics of each step, in order, and reports new findings."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ConfigStore | None = None) -> None:
+        """`config` has the settings of the run: the doctor advises nothing that they have."""
+        self._config = config
         self._history = History()
         self._seen: dict[str, int] = {}
         self._said: dict[str, int] = {}
@@ -95,7 +105,7 @@ class Doctor:
             first, passed = check.code, {check.code}
             while (cause := causes[first]) is not None and cause not in passed:
                 passed.add(first := cause)
-            finding = Finding(check.code, text, check.fix)
+            finding = Finding(check.code, text, check.advise(self._config))
             groups[first].insert(0 if first == check.code else len(groups[first]), finding)
         return [
             dataclasses.replace(first, consequences=tuple(others))
@@ -110,9 +120,11 @@ class Doctor:
         return now - self._seen[code] > NUM_GONE or now - self._said[code] >= NUM_REPEAT
 
 
-def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]]:
+def diagnose(
+    history: Iterable[Mapping[str, float]], config: ConfigStore | None = None
+) -> list[tuple[int, Finding]]:
     """Return all findings of a run as (step, finding)."""
-    doctor = Doctor()
+    doctor = Doctor(config)
     return [
         (int(step) if math.isfinite(step := metrics.get("step", number)) else number, finding)
         for number, metrics in enumerate(history, 1)
@@ -120,22 +132,26 @@ def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]
     ]
 
 
-def present(history: Iterable[Mapping[str, float]]) -> list[Finding]:
-    """Return the findings as of the last of these steps, causes first."""
-    doctor = Doctor()
-    for metrics in history:
-        doctor.add(metrics)
-    return doctor.present()
+def settings_if_readable(folder: RunFolder) -> ConfigStore | None:
+    """Return the settings of a run; None if there are none, or they cannot be read."""
+    with contextlib.suppress(ConfigError):
+        return folder.settings()
+    return None
 
 
 def findings(run_folder: str | Path) -> list[Finding]:
-    """Return the findings of a run as of its last step, causes first.
+    """Return the findings of a run as of its last step, causes first, each with an example episode.
 
     Empty if there are no metrics, and no error stopped the run.
     """
     folder = RunFolder(Path(run_folder))
-    facts = folder.facts
-    reported = present(folder.read_metrics())
+    facts, doctor = folder.facts, Doctor(settings_if_readable(folder))
+    for metrics in folder.read_metrics():
+        doctor.add(metrics)
+    reported = [
+        dataclasses.replace(finding, example=_example_episode(folder, finding.code))
+        for finding in doctor.present()
+    ]
     status = str(facts.get("status", ""))
     if status.startswith("stopped: "):
         text = f"After step {facts.get('step', 0)} the run {status}"
@@ -166,3 +182,38 @@ def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
         "Remove these rows from one of the two datasets, or leave out eval_dataset: then a share "
         "of the training rows is held out by their content (training.eval_fraction).",
     )
+
+
+def _example_episode(folder: RunFolder, code: str) -> str | None:
+    """Return the id of an episode of the last stored step that shows a finding, if one does."""
+    store = EpisodeStore(folder.episodes, 0)
+    with contextlib.suppress(ConfigError, OSError):
+        for step in store.steps()[-1:]:
+            for index, episode in enumerate(store.read(step)):
+                if any(_shows(code, episode, agent) for agent in episode.agents):
+                    return f"train-{step}-{index}"
+    return None
+
+
+def _shows(code: str, episode: StoredEpisode, agent: StoredAgent) -> bool:
+    match code:
+        case "constant-reward" | "alike-groups" | "too-hard":
+            return True
+        case "errors":
+            return episode.status.is_error
+        case "out-of-turns" | "out-of-tokens" | "out-of-time" | "out-of-tool-calls":
+            return episode.status.endswith(code.removeprefix("out-of-").replace("-", "_"))
+        case "cut-turns":
+            return any(turn.finish_reason == "length" for turn in agent.turns)
+        case "malformed-calls":
+            return any(turn.malformed for turn in agent.turns)
+        case "unread-calls":
+            return any(not turn.calls for turn in agent.turns)
+        case "invalid-actions":
+            return any(turn.info.get("invalid_action") for turn in agent.turns)
+        case "success-unpaid" | "answer-shown":
+            return any(turn.info.get("success") for turn in agent.turns[-1:])
+        case "misplaced-reward":
+            rewards = (agent.reward.per_turn if agent.reward is not None else None) or [0.0]
+            return rewards[-1] <= 0 < max(rewards)
+    return False

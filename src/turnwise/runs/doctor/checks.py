@@ -6,82 +6,15 @@ and a test with a run that has it.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Mapping
 
+from turnwise.runs.doctor.check import check, check_share
 from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History
-
-See: TypeAlias = Callable[[History], str | None]
-"""Returns the observation as text; None: nothing is wrong."""
 
 NUM_FLAT = 50
 """Steps without a rise before it is reported."""
 FIXED = 0.005
 """Entropy in nats per token below which a policy is nearly deterministic."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check for one thing that can be wrong."""
-
-    code: str
-    see: See
-    fix: str
-    """What to try."""
-    explains: Sequence[str] = ()
-    """The checks whose findings are consequences of this one."""
-    is_of_updates: bool = False
-    """Whether updates cause it: then it explains nothing that was so in the first step."""
-
-    def explains_here(self, code: str, history: History) -> bool:
-        """Return whether another finding is a consequence of this one, in this run."""
-        if code not in self.explains:
-            return False
-        had_spread = history.first.get("reward_std", 1.0) > 1e-6
-        # Without any spread chance moves the policy; a spread that was lost has another cause.
-        if self.code == "constant-reward" and had_spread:
-            return False
-        if code == "constant-reward":
-            if history.success() > 0:  # then the reward is to blame
-                return False
-            was_so_at_first = not had_spread
-        else:
-            metric = code.replace("-", "_").replace("out_of_", "truncated/")
-            was_so_at_first = history.first.get(metric, 0.0) >= 0.5
-        return not (self.is_of_updates and was_so_at_first)
-
-
-CHECKS: list[Check] = []
-
-
-def check(
-    fix: str, explains: Sequence[str] = (), is_of_updates: bool = False
-) -> Callable[[See], See]:
-    """Add a function to the checks; `too_hard` sees the finding `too-hard`."""
-
-    def add(see: See) -> See:
-        code = see.__name__.replace("_", "-")
-        sentence = f"{fix[0].upper()}{fix.removesuffix('.')[1:]}."
-        CHECKS.append(Check(code, see, sentence, explains, is_of_updates))
-        return see
-
-    return add
-
-
-def check_share(metric: str, words: str, fix: str, explains: Sequence[str] = ()) -> None:
-    """Add a check for a fraction that stays high; `cut_turns` makes the finding `cut-turns`."""
-
-    def see(history: History) -> str | None:
-        share = history.stays_high(metric)
-        # In some environments, lasting until the limit is the success.
-        if share is None or history.success() >= 0.5 or history.is_solved():
-            return None
-        return words.format(f"{share:.0%}")
-
-    see.__name__ = metric.replace("truncated/", "out_of_")
-    check(fix, explains)(see)
-
 
 _NOTHING_LEARNED = ("too-hard", "alike-groups", "value-useless", "steps-too-small", "not-rising")
 _POINTLESS_TURNS = ("constant-reward", "out-of-turns", "out-of-tool-calls", *_NOTHING_LEARNED)

@@ -1,4 +1,4 @@
-// Requests to the server. Answers are cached until a run changes; view/app.py lists the addresses.
+// Requests to the server. Answers are cached until a run changes; view/server.py lists the addresses.
 
 const answers = new Map();
 const MOST_KEPT = 60;
