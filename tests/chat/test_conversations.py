@@ -22,7 +22,7 @@ def letter_by_letter(chat_format, text):
 
 def end_of_turn(chat_format):
     """The token that the template itself ends a turn with, if it is one."""
-    return [i for i in chat_format.closing_ids if i in chat_format.stop_ids][:1]
+    return [i for i in chat_format.turn_end.closing_ids if i in chat_format.stop_ids][:1]
 
 
 def say(conversation, text, *, is_cut=False):

@@ -54,7 +54,7 @@ class ControlTokens:
         self.ids = frozenset(i for i, name in self.names.items() if len(name.strip()) > 1)
         """Tokens that a text could spell; a single character is always ordinary text."""
 
-    def of(self, ids: Iterable[int]) -> tuple[int, ...]:
+    def among(self, ids: Iterable[int]) -> tuple[int, ...]:
         """Return the control tokens among these, in order."""
         return tuple(filter(self.ids.__contains__, ids))
 
