@@ -89,25 +89,22 @@ class UpdateLock:
 
     def __init__(self) -> None:
         self._num_sampling = 0
-        self._is_open = asyncio.Event()
-        self._is_open.set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._updating = asyncio.Lock()
+        # Turns only pass through it. An update holds it, so that no turn begins meanwhile.
+        self._lock = asyncio.Lock()
 
     @property
-    def is_waiting(self) -> bool:
+    def is_updating(self) -> bool:
         """Whether an update waits for turns, or is running."""
-        return not self._is_open.is_set()
+        return self._lock.locked()
 
     @contextlib.asynccontextmanager
     async def sampling(self, deadline: float | None = None) -> AsyncIterator[None]:
         """Sample inside the block, after the update that is running."""
-        async with asyncio.timeout_at(deadline):
-            while not self._is_open.is_set():
-                await self._is_open.wait()
-        self._num_sampling += 1
-        self._is_idle.clear()
+        async with asyncio.timeout_at(deadline), self._lock:
+            self._num_sampling += 1
+            self._is_idle.clear()
         try:
             yield
         finally:
@@ -120,15 +117,11 @@ class UpdateLock:
         self, cut: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncIterator[None]:
         """Hold new turns back, and wait until all running ones have finished, or `cut` them."""
-        async with self._updating:
-            self._is_open.clear()
-            try:
-                if cut is not None:
-                    await cut()
-                await self._is_idle.wait()
-                yield
-            finally:
-                self._is_open.set()
+        async with self._lock:
+            if cut is not None:
+                await cut()
+            await self._is_idle.wait()
+            yield
 
 
 class WeightsRefused(EngineError):

@@ -133,7 +133,7 @@ class SGLangEngine(ServedEngine):
             if (reason := turn.finish_reason()) is not None:
                 return reason
             if kind == "abort":
-                is_cut = self.in_flight is not None and self._update_lock.is_waiting
+                is_cut = self.in_flight is not None and self._update_lock.is_updating
                 return None if is_cut else FinishReason.ABORTED
             if kind != "stop" or not isinstance(matched, int):
                 return FinishReason.CONTEXT
