@@ -67,20 +67,6 @@ def test_the_stream_reads_as_the_template_writes_it(name, turns):
     assert text == rendered.replace("\ufdd0", "")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_turn_cut_by_length_is_closed_without_being_trained_on(name):
-    chat_format = make_format(name)
-    cut, whole = (Conversation(chat_format, OPENING) for _ in range(2))
-    say(cut, "up", is_cut=True)
-    say(whole, "up")
-    for conversation in (cut, whole):
-        conversation.add([{"role": "user", "content": "lower"}])
-    if end_of_turn(chat_format):
-        assert list(cut.stream.ids) == list(whole.stream.ids)
-        assert sum(cut.stream.mask) == sum(whole.stream.mask) - 1
-    assert sum(cut.stream.mask) == len(letter_by_letter(chat_format, "up"))
-
-
 def test_a_turn_that_ends_with_the_next_role_does_not_get_it_twice():
     chat_format = make_format("glm")
     user, observation = chat_format.tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
