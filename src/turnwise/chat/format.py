@@ -16,7 +16,7 @@ from typing import Any
 
 from turnwise.chat.encoding import ControlTokens, Encoder, end_ids
 from turnwise.chat.ownership import RenderedText
-from turnwise.chat.rendering import Message, Renderer
+from turnwise.chat.rendering import Message, Renderer, Tools
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.thoughts import THOUGHT_ENDS, THOUGHT_MARKS, may_open_thought, opens_thought
 
@@ -96,9 +96,7 @@ class ChatFormat:
             "enable_thinking out; limits.max_thinking_tokens bounds the thoughts of any model."
         )
 
-    def prompt_ids(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
         """Return the prompt of a conversation, up to where the agent's first turn starts."""
         return self._encoder.encode(self._renderer.render_with_spans(messages, tools))
 
@@ -133,12 +131,12 @@ class ChatFormat:
 
         The agent sampled its calls itself, so only what follows them is returned.
         """
-        results = takewhile(lambda message: message["role"] == "tool", messages)
-        called: Message = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [_call(result) for result in results],  # some templates write only one
-        }
+        calls = []
+        for result in takewhile(lambda message: message["role"] == "tool", messages):
+            function = {"name": result.get("name") or "tool", "arguments": {"x": ANSWER}}
+            call_id = result.get("tool_call_id") or "call00000"
+            calls.append({"id": call_id, "type": "function", "function": function})
+        called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
         rendered = self._renderer.render_with_spans([called, *messages], before=(QUESTION,))
         rendered = rendered.after(rendered.text.find(ANSWER))
         written = [
@@ -152,11 +150,7 @@ class ChatFormat:
         return rendered.after(start)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generation_prompt: bool = True,
+        self, messages: Sequence[Message], *, tools: Tools = None, generation_prompt: bool = True
     ) -> str:
         """Return messages as the template writes them, for people and for comparison.
 
@@ -225,10 +219,7 @@ class ChatFormat:
         return [*ids, *self.turn_end.sampled_ids]
 
     def difference(
-        self,
-        messages: Sequence[Message],
-        ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        self, messages: Sequence[Message], ids: Sequence[int], tools: Tools = None
     ) -> str | None:
         """Return where a full rendering of the conversation differs from the stream; None: nowhere.
 
@@ -406,10 +397,3 @@ def with_thought(template: str, answer: str, thought: str) -> Message:
     if "reasoning_content" in template:
         return {**message, "reasoning_content": thought}
     return {**message, "content": f"<think>\n{thought}\n</think>\n\n{answer}"}
-
-
-def _call(result: Message) -> Message:
-    """Return a call to which a tool result can belong."""
-    function = {"name": result.get("name") or "tool", "arguments": {"x": ANSWER}}
-    call_id = result.get("tool_call_id") or "call00000"
-    return {"id": call_id, "type": "function", "function": function}

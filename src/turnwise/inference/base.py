@@ -310,8 +310,9 @@ class BaseInferenceEngine(ABC):
             return sum(await self.score([*before, *after], len(before))) if after else 0.0
 
         async def score_all() -> list[float]:
-            pairs = zip(prompts, responses, strict=True)
-            return await asyncio.gather(*(score(*pair) for pair in pairs))
+            return await asyncio.gather(
+                *(score(before, after) for before, after in zip(prompts, responses, strict=True))
+            )
 
         return torch.tensor(run_sync(score_all()))
 

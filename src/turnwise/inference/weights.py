@@ -172,22 +172,19 @@ def export_tensors(weights: Mapping[str, torch.Tensor]) -> str:
         _, arguments = _reductions.reduce_tensor(tensor.detach())
         _, size, stride, offset, _, dtype, device, *storage = arguments
         gpu, dtype_name = gpus[torch.device(device).index], str(dtype).removeprefix("torch.")
-        coded = [
-            {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-            for value in storage
-        ]
-        handles.append((name, list(size), list(stride), offset, dtype_name, gpu, coded))
-    return json.dumps(handles)
+        handles.append((name, list(size), list(stride), offset, dtype_name, gpu, storage))
+    return json.dumps(handles, default=_encode_bytes)
+
+
+def _encode_bytes(value: bytes) -> dict[str, str]:
+    return {"bytes": base64.b64encode(value).decode()}
 
 
 def open_tensors(handles: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of another process; they share its memory."""
     gpus = gpu_ids()
-    for name, size, stride, offset, dtype_name, gpu, coded in json.loads(handles):
-        storage = [
-            base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
-            for value in coded
-        ]
+    decoded = json.loads(handles, object_hook=lambda value: base64.b64decode(value["bytes"]))
+    for name, size, stride, offset, dtype_name, gpu, storage in decoded:
         shape = (torch.Tensor, torch.Size(size), tuple(stride), offset)
         kind = (torch.TypedStorage, getattr(torch, dtype_name), gpus.index(gpu))
         yield name, _reductions.rebuild_cuda_tensor(*shape, *kind, *storage)
