@@ -33,8 +33,6 @@ from turnwise.inference.base import (
     GenerationRequest,
     GenerationResult,
     Overflow,
-    check_ids,
-    check_scored,
 )
 from turnwise.inference.weights import (
     GroupAddress,
@@ -187,8 +185,7 @@ class ServedEngine(BaseInferenceEngine):
             raise
         self._model_path = options.get("model_path") or served_path
         self._skeleton: Skeleton | None = None
-        self._vocab_size = 2**31  # then only the server checks
-        with contextlib.suppress(OSError, ValueError):  # it is not on a disk here
+        with contextlib.suppress(OSError, ValueError):  # not on a disk here: only the server checks
             self._skeleton = Skeleton(self._model_path, trust_remote_code, is_local=True)
             self._vocab_size = self._skeleton.vocabulary_size
 
@@ -277,9 +274,9 @@ class ServedEngine(BaseInferenceEngine):
     # Turns.
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        check_ids(request.prompt_ids, self._vocab_size)
-        decode = None if self.tokenizer is None else self.tokenizer.decode
-        turn = EngineTurn(request, self.context_left(request), clock=self._loop.time, decode=decode)
+        self._check_ids(request.prompt_ids)
+        left = self.context_left(request)
+        turn = EngineTurn(request, left, clock=self._loop.time, tokenizer=self.tokenizer)
         return await asyncio.wrap_future(self._in_loop(self._sample(turn)))
 
     async def _sample(self, turn: EngineTurn) -> GenerationResult:
@@ -304,8 +301,7 @@ class ServedEngine(BaseInferenceEngine):
         return turn.result(reason, version)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        check_scored(ids, start, self.context_length)
-        check_ids(ids, self._vocab_size)
+        self._check_scored(ids, start)
 
         async def score() -> list[float]:
             async with self._update_lock.sampling():

@@ -120,10 +120,11 @@ class SGLangEngine(ServedEngine):
     async def _continue(self, turn: EngineTurn) -> FinishReason | None:
         while not self._is_closed:
             finish = await self._respond(turn)
-            if turn.decode is not None:
+            if self.tokenizer is not None:
                 # SGLang checks as many tokens as the encoded stop string has; the model may have
                 # used more.
-                length = length_to_stop(turn.ids, turn.request.stop_strings, turn.decode)
+                stops = turn.request.stop_strings
+                length = length_to_stop(turn.ids, stops, self.tokenizer.decode)
                 if length is not None:
                     del turn.ids[length:], turn.log_probs[length:]
                     return FinishReason.STOP

@@ -22,8 +22,6 @@ from turnwise.inference.base import (
     GenerationResult,
     Overflow,
     check_engine_options,
-    check_ids,
-    check_scored,
 )
 from turnwise.inference.served import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.vllm.receiver import RECEIVER
@@ -117,8 +115,7 @@ class VLLMInferenceEngine(WorkerEngine):
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         self._check_works()
-        check_scored(ids, start, self.context_length)
-        check_ids(ids, self._vocabulary_size)
+        self._check_scored(ids, start)
         if start == len(ids):
             return []
         future = asyncio.get_running_loop().create_future()
@@ -175,7 +172,7 @@ class VLLMInferenceEngine(WorkerEngine):
         except Exception as error:  # a setting that cannot work, a model that it does not know, ...
             cleanup_dist_env_and_memory()  # what it has set up would break another attempt
             raise ConfigError(f"vLLM could not start with {self._folder!r}: {error}") from error
-        self._vocabulary_size = int(self._vllm.model_config.get_vocab_size())
+        self._vocab_size = int(self._vllm.model_config.get_vocab_size())
 
     def _work(self) -> None:
         super()._work()
