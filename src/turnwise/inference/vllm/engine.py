@@ -241,10 +241,10 @@ class VLLMInferenceEngine(WorkerEngine):
         with self._skeleton.written(weights) as folder:
             return self._take("through the disk", weights_path=str(folder))
 
-    def _take(self, how: str, method: str = "reload_weights", **source: Any) -> int:
-        if how != self._logged_transfer:
-            self._logged_transfer = how
-            _LOG.info("weights reach vLLM %s", how)
+    def _take(self, way: str, method: str = "reload_weights", **source: Any) -> int:
+        if way != self._logged_transfer:
+            self._logged_transfer = way
+            _LOG.info("weights reach vLLM %s", way)
         try:
             if self._is_asleep:
                 self._vllm.wake_up(tags=["weights"])
