@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from beside_vllm.cases import save_model
+from beside_vllm.cases import save_model, tokenizer
 from beside_vllm.servers import start_server
-from turnwise.inference.vllm import VLLMInferenceEngine
+from turnwise.inference.vllm import VLLMInferenceEngine, VLLMServerEngine
 from turnwise.inference.vllm.receiver import RECEIVER
 
 
@@ -25,6 +25,23 @@ def engine(first):
     """One for a whole file: there can be only one in a process at a time."""
     with VLLMInferenceEngine(str(first.folder), block_size=32, kv_cache_memory_bytes=2**28) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def server(servers):
+    return servers[0]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with VLLMServerEngine(server.url, tokenizer=tokenizer()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["engine", "client"])
+def either(request):
+    """vLLM in this process, and behind a URL."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from beside_vllm.cases import (
 from turnwise.inference import FinishReason, GenerationRequest
 
 
-def test_log_probs_are_those_of_a_plain_forward_under_every_option(engine, first):
+def test_log_probs_are_those_of_a_plain_forward_under_every_option(either, first):
     """Thousands of tokens, all options in one batch: none may change its neighbours."""
     requests = [
         request
@@ -25,7 +25,7 @@ def test_log_probs_are_those_of_a_plain_forward_under_every_option(engine, first
         for request in make_requests(12, 40, sampling, stop_ids=frozenset())
     ]
     random.Random(0).shuffle(requests)
-    results = sample_all(engine, requests)
+    results = sample_all(either, requests)
     assert sum(len(result.ids) for result in results) == len(requests) * 40 > 4000
     for request, result in zip(requests, results, strict=True):
         assert result.finish_reason is FinishReason.LENGTH
@@ -52,13 +52,13 @@ def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(engine):
     assert all(different)
 
 
-def test_scores_are_log_probs_at_temperature_one(engine, first):
+def test_scores_are_log_probs_at_temperature_one(either, first):
     """Up to a full context, and beside turns that are being sampled."""
     cases = [(make_prompt(2, 1), 1), (make_prompt(60, 2), 17), (make_prompt(CONTEXT, 3), 2000)]
 
     async def all_at_once():
-        turns = [engine.sample(request) for request in make_requests(5, 20)]
-        scores = [engine.score(ids, start) for ids, start in cases]
+        turns = [either.sample(request) for request in make_requests(5, 20)]
+        scores = [either.score(ids, start) for ids, start in cases]
         return await asyncio.gather(*scores, *turns)
 
     answers = asyncio.run(all_at_once())

@@ -23,69 +23,12 @@ from turnwise.inference.vllm import VLLMServerEngine
 
 
 @pytest.fixture(scope="module")
-def server(servers):
-    return servers[0]
-
-
-@pytest.fixture(scope="module")
 def bare(servers):
     return servers[1]
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with VLLMServerEngine(server.url, tokenizer=tokenizer()) as made:
-        yield made
-
-
 def free_turn(client, **options):
     return sample(client, GenerationRequest([5, 6], 60, seed=4, **options))
-
-
-def test_log_probs_are_those_of_a_plain_forward_under_every_option(client, first):
-    requests = [
-        request for sampling in SAMPLING.values() for request in make_requests(6, 40, sampling)
-    ]
-    results = sample_all(client, requests)
-    assert sum(len(result.ids) for result in results) == len(requests) * 40 > 2000
-    for request, result in zip(requests, results, strict=True):
-        assert result.finish_reason is FinishReason.LENGTH
-        assert result.weight_version == client.weight_version
-        assert first.gap(request, result) < TOLERANCE, request.sampling
-
-
-def test_scores_are_log_probs_at_temperature_one(client, first):
-    for ids, start in ((make_prompt(2, 1), 1), (make_prompt(CONTEXT, 3), 2000)):
-        scores = asyncio.run(client.score(ids, start))
-        log_probs = torch.log_softmax(first.logits(ids)[:-1], -1)
-        expected = log_probs.gather(1, torch.tensor(ids[1:])[:, None])[start - 1 :, 0]
-        torch.testing.assert_close(torch.tensor(scores), expected, atol=TOLERANCE, rtol=0)
-    assert client.compute_log_probs(["hello"], [" there"])[0] < 0.0
-
-
-def test_a_turn_ends_where_it_should(client):
-    free = free_turn(client)
-    stop = free.ids[9]
-    result = free_turn(client, stop_ids=frozenset({stop}))
-    assert result.finish_reason is FinishReason.STOP
-    assert list(result.ids) == list(free.ids[: list(free.ids).index(stop) + 1])
-
-    word = next(
-        text
-        for text in (tokenizer().decode(free.ids[i : i + 2]) for i in range(4, 50))
-        if text.isascii() and len(text) > 2
-    )
-    result = free_turn(client, stop_strings=(word,))
-    assert result.finish_reason is FinishReason.STOP
-    assert list(result.ids) == list(free.ids[: len(result.ids)])
-    assert len(result.ids) == len(result.log_probs)
-    assert word in tokenizer().decode(result.ids)
-    assert word not in tokenizer().decode(result.ids[:-1])
-
-    result = sample(client, GenerationRequest(make_prompt(CONTEXT - 8, 0), 50))
-    assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 8)
-    result = sample(client, GenerationRequest(make_prompt(CONTEXT, 0), 50))
-    assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 0)
 
 
 def test_out_of_time_gives_what_there_is(client, first):

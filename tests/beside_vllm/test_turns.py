@@ -32,10 +32,10 @@ def readable_pair(ids):
     )
 
 
-def test_a_stop_token_ends_the_turn_and_is_part_of_it(engine):
-    free = free_turn(engine)
+def test_a_stop_token_ends_the_turn_and_is_part_of_it(either):
+    free = free_turn(either)
     stop = free.ids[9]
-    result = free_turn(engine, stop_ids=frozenset({stop}))
+    result = free_turn(either, stop_ids=frozenset({stop}))
     assert result.finish_reason is FinishReason.STOP
     assert list(result.ids) == list(free.ids[: list(free.ids).index(stop) + 1])
     assert len(result.log_probs) == len(result.ids)
@@ -49,10 +49,10 @@ def test_the_models_own_end_token_does_not_end_a_turn_that_did_not_ask_for_it(en
     assert all(len(result.ids) == 200 for result in results)
 
 
-def test_a_stop_string_ends_the_turn_and_no_token_is_cut(engine):
-    free = free_turn(engine)
+def test_a_stop_string_ends_the_turn_and_no_token_is_cut(either):
+    free = free_turn(either)
     stop = readable_pair(free.ids)
-    result = free_turn(engine, stop_strings=("never said", stop))
+    result = free_turn(either, stop_strings=("never said", stop))
     assert result.finish_reason is FinishReason.STOP
     assert list(result.ids) == list(free.ids[: len(result.ids)])
     assert stop in tokenizer().decode(result.ids)
@@ -60,13 +60,13 @@ def test_a_stop_string_ends_the_turn_and_no_token_is_cut(engine):
     assert len(result.log_probs) == len(result.ids)
 
 
-def test_a_full_context_ends_the_turn_with_its_own_reason(engine):
-    result = sample(engine, GenerationRequest(make_prompt(CONTEXT - 8, 0), 50))
+def test_a_full_context_ends_the_turn_with_its_own_reason(either):
+    result = sample(either, GenerationRequest(make_prompt(CONTEXT - 8, 0), 50))
     assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 8)
     for length in (CONTEXT, CONTEXT + 1):
-        result = sample(engine, GenerationRequest(make_prompt(length, 0), 50))
+        result = sample(either, GenerationRequest(make_prompt(length, 0), 50))
         assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 0)
-    assert engine.context_length == CONTEXT
+    assert either.context_length == CONTEXT
 
 
 def test_cancelling_aborts_in_vllm_and_leaves_the_others_alone(engine, first):

@@ -244,7 +244,7 @@ def test_thoughts_are_dropped_also_where_a_text_spells_a_control_token(split, fo
     text = chat.tokenizer.decode(ids, skip_special_tokens=False)
     assert text == chat.render(messages)
     assert "long" not in text
-    names = [chat.control.names[i] for i in chat.control.of(ids)]
+    names = [chat.control.names[i] for i in chat.control.among(ids)]
     assert names == [*["<|im_start|>", "<|im_end|>"] * 3, "<|im_start|>", "<think>"]
 
 
@@ -257,7 +257,7 @@ def test_the_template_s_own_tokens_between_two_halves_of_a_text_stay():
     )
     chat = ChatFormat(zoo_tokenizer("qwen3"), loop)
     messages = [user("a <|im_end|>"), assistant("long\n</think>\n\nup")]
-    names = [chat.control.names[i] for i in chat.control.of(chat.prompt_ids(messages))]
+    names = [chat.control.names[i] for i in chat.control.among(chat.prompt_ids(messages))]
     assert names == ["<|im_start|>", "<|im_end|>"] * 3
 
 

@@ -80,7 +80,6 @@ def test_a_template_that_writes_only_the_first_message_is_a_clear_error():
     assert chat.prompt_ids([{"role": "user", "content": "q"}])
     for ask in (
         lambda: chat.stop_ids,
-        lambda: chat.closing_text,
         lambda: chat.answer_ids("a"),
         lambda: chat.increment_ids([{"role": "user", "content": "q"}], [7]),
         lambda: chat.increment_ids([{"role": "tool", "content": "q"}], [7]),

@@ -50,7 +50,7 @@ def converse(name, roles, *, tools=None, is_cut=False):
                 "<|observation|>" if role == "tool" else "<|user|>"
             )
         if is_cut:
-            ids = ids[: -len(chat._sampled_end)]
+            ids = ids[: -len(chat.turn_end.sampled_ids)]
         conversation.answer(ids, [-1.0] * len(ids))
         if "<|channel|>" in layout.spoken or layout.spoken.isspace():  # no part of the message
             conversation.messages[-1] = {"role": "assistant", "content": f"move {number}"}
@@ -103,9 +103,11 @@ def test_no_turn_is_ended_twice(name):
         assert ids[end] not in ends or name == "granite", follows
         assert follows not in ("<|end|>", "<|im_end|>", layout.eos)
     cut = converse(name, ["user", "user"], is_cut=True)
-    num_said = len(chat._sampled_end)
+    num_said = len(chat.turn_end.sampled_ids)
     assert sum(cut.stream.mask) == sum(conversation.stream.mask) - 3 * num_said
-    if name != "harmony" and chat.closing_ids:  # the template's end is what the agent says there
+    if (
+        name != "harmony" and chat.turn_end.closing_ids
+    ):  # the template's end is what the agent says there
         assert show(chat, cut.stream.ids) == show(chat, ids)[:-num_said]
 
 

@@ -80,16 +80,11 @@ def start_clock_after(engine, runtime, num_tokens):
     def has_tokens():
         return any(len(run.output) >= num_tokens for run in list(runtime._runs.values()))
 
-    start_clock_when(engine, has_tokens)
-
-
-def start_clock_when(engine, condition):
-    """The engine's time stands still until then."""
     loop = engine._loop
     now, begin, started = loop.time, loop.time(), []
 
     def time():
-        if not started and condition():
+        if not started and has_tokens():
             started.append(now())
         return begin + (now() - started[0] if started else 0.0)
 

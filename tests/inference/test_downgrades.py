@@ -54,10 +54,6 @@ def test_the_learner_computes_without_a_compiler(monkeypatch, caplog):
     assert "without its some kernels, which is slower: RuntimeError: no C comp" in caplog.text
 
 
-def is_fused(engine):
-    return engine._runner._fused is not None
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -80,7 +76,7 @@ def test_a_window_that_only_the_mask_knows_is_kept(caplog):
     for layer in model.model.layers:
         layer.self_attn.sliding_window = None
     engine = LocalEngine(model)
-    assert is_fused(engine)
+    assert engine._runner._fused is not None
     check(model, engine)
     assert not caplog.records
 

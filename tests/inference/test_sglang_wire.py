@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from inference import sglang_recorded as recorded
 from inference.sglang_server import SGLangServer
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
@@ -56,20 +58,19 @@ def test_recorded_tokens_and_log_probs_are_read():
     assert result.weight_version == 0
 
 
-def test_a_recorded_stop_token_is_part_of_the_turn():
-    request = GenerationRequest(recorded.PROMPT, 64, stop_ids=frozenset({48300}))
-    result, body = replay(recorded.STOP_TOKEN, request)
-    assert list(result.ids) == [31154, 29258, 48300]
-    assert result.finish_reason is FinishReason.STOP
-    assert body["sampling_params"]["stop_token_ids"] == [48300]
-
-
-def test_the_tokens_of_a_recorded_stop_string_are_whole_though_its_text_is_cut():
-    request = GenerationRequest(recorded.PROMPT, 64, stop_strings=("e", "a"))
-    result, body = replay(recorded.STOP_STRING, request)
-    assert list(result.ids) == [28947]
-    assert result.finish_reason is FinishReason.STOP
-    assert body["sampling_params"]["stop"] == ["e", "a"]
+@pytest.mark.parametrize(
+    ("answer", "stops", "asked", "ids"),
+    [
+        ("STOP_TOKEN", {"stop_ids": {48300}}, ("stop_token_ids", [48300]), [31154, 29258, 48300]),
+        # Its token is whole, though SGLang cuts its text.
+        ("STOP_STRING", {"stop_strings": ("e", "a")}, ("stop", ["e", "a"]), [28947]),
+    ],
+)
+def test_what_a_recorded_turn_stopped_at_is_part_of_it(answer, stops, asked, ids):
+    request = GenerationRequest(recorded.PROMPT, 64, **stops)
+    result, body = replay(getattr(recorded, answer), request)
+    assert (list(result.ids), result.finish_reason) == (ids, FinishReason.STOP)
+    assert asked in body["sampling_params"].items()
 
 
 def test_recorded_prompt_log_probs_are_scores():

@@ -63,17 +63,15 @@ class TestRotaryLimits:
     """vLLM and SGLang take the frequencies of the learner, or are refused."""
 
     def make(self, monkeypatch, name, *overrides):
-        """The options with which the engine would be made, and whether it was closed."""
-        model, engine = make(SUPPORTED[name]()), SimpleNamespace(context_length=4096)
-        engine.close = lambda: setattr(engine, "context_length", 0)
+        """The options with which the engine would be made."""
 
         def create(model_path, backend, options, **_):
-            engine.options = options
-            return engine
+            length = options.get("max_model_len", 4096)
+            return SimpleNamespace(options=options, context_length=length, close=lambda: None)
 
         monkeypatch.setattr(assembly, "create_inference_engine", create)
         config = ConfigStore.load(overrides=["inference.backend=vllm", *overrides])
-        return make_engine(config, model, None).options
+        return make_engine(config, make(SUPPORTED[name]()), None).options
 
     def test_an_engine_of_the_run_takes_no_longer_texts(self, monkeypatch):
         for given, expected in ((None, 80), (64, 64), (4096, 80)):
@@ -81,6 +79,10 @@ class TestRotaryLimits:
             options = self.make(monkeypatch, "phi3, longrope", *overrides)
             assert options["max_model_len"] == expected
         assert "max_model_len" not in self.make(monkeypatch, "phi3")
+
+    def test_a_server_that_takes_longer_texts_is_refused(self, monkeypatch):
+        with pytest.raises(ConfigError, match=r"takes 4096 tokens, expected at most 80.*Start it"):
+            self.make(monkeypatch, "phi3, longrope", "inference.url=http://localhost:1")
 
     def test_dynamic_frequencies_are_refused(self, monkeypatch):
         with pytest.raises(ConfigError, match=r"rope_type 'dynamic'.*Set it to 'local'"):

@@ -1,10 +1,9 @@
 """One conversation: its messages for people and parsers, its token stream for the model."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from turnwise.chat.format import ChatFormat
-from turnwise.chat.rendering import Message
+from turnwise.chat.rendering import Message, Tools
 from turnwise.chat.stream import TokenStream
 
 
@@ -16,10 +15,7 @@ class Conversation:
     """
 
     def __init__(
-        self,
-        chat_format: ChatFormat,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        self, chat_format: ChatFormat, messages: Sequence[Message], tools: Tools = None
     ) -> None:
         self.format = chat_format
         self.messages: list[Message] = list(messages)

@@ -54,7 +54,7 @@ class ControlTokens:
         self.ids = frozenset(i for i, name in self.names.items() if len(name.strip()) > 1)
         """Tokens that a text could spell; a single character is always ordinary text."""
 
-    def of(self, ids: Iterable[int]) -> tuple[int, ...]:
+    def among(self, ids: Iterable[int]) -> tuple[int, ...]:
         """Return the control tokens among these, in order."""
         return tuple(filter(self.ids.__contains__, ids))
 
@@ -196,28 +196,27 @@ class Encoder:
             named = iter(self._control.spans(text))
             spans = (next(named, (0, 0, 0)) if i in self._control.ids else (0, 0, 0) for i in ids)
             return ids, [(start, end) for start, end, _ in spans]
-        for anchor in _ANCHORS if is_continued else ("",):
-            encoded = self._tokenizer(
-                anchor + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-            ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-            if not anchor:
-                return ids, offsets
-            before = self.encode_text(anchor)
-            if ids[: len(before)] == before:
-                shift = len(anchor)
-                token_spans = [(max(0, a - shift), max(0, b - shift)) for a, b in offsets]
-                return ids[len(before) :], token_spans[len(before) :]
-        return self._with_spans(text, is_continued=False)
+        anchor = self._anchor(text) if is_continued else ""
+        encoded = self._tokenizer(
+            anchor + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        first, shift = len(self.encode_text(anchor)), len(anchor)
+        offsets = encoded["offset_mapping"][first:]
+        token_spans = [(max(0, a - shift), max(0, b - shift)) for a, b in offsets]
+        return encoded["input_ids"][first:], token_spans
 
     def _continued(self, text: str) -> list[int]:
         """Return the ids of a text that follows another, without the mark of a text's start."""
+        anchor = self._anchor(text)
+        return self.encode_text(anchor + text)[len(self.encode_text(anchor)) :]
+
+    def _anchor(self, text: str) -> str:
+        """Return what can precede a text whose tokens do not merge with it; "" if nothing can."""
         for anchor in _ANCHORS:
             before = self.encode_text(anchor)
-            ids = self.encode_text(anchor + text)
-            if ids[: len(before)] == before:
-                return ids[len(before) :]
-        return self.encode_text(text)
+            if self.encode_text(anchor + text)[: len(before)] == before:
+                return anchor
+        return ""
 
 
 def _trimmed(text: str, start: int, end: int) -> Span:

@@ -6,6 +6,8 @@ rendered again, so the sampled tokens stay as they were sampled, also where a te
 them (some drop earlier reasoning, some merge messages).
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -14,7 +16,7 @@ from typing import Any
 
 from turnwise.chat.encoding import ControlTokens, Encoder, end_ids
 from turnwise.chat.ownership import RenderedText
-from turnwise.chat.rendering import Message, Renderer
+from turnwise.chat.rendering import Message, Renderer, Tools
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.thoughts import THOUGHT_ENDS, THOUGHT_MARKS, may_open_thought, opens_thought
 
@@ -94,9 +96,7 @@ class ChatFormat:
             "enable_thinking out; limits.max_thinking_tokens bounds the thoughts of any model."
         )
 
-    def prompt_ids(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
         """Return the prompt of a conversation, up to where the agent's first turn starts."""
         return self._encoder.encode(self._renderer.render_with_spans(messages, tools))
 
@@ -131,12 +131,12 @@ class ChatFormat:
 
         The agent sampled its calls itself, so only what follows them is returned.
         """
-        results = takewhile(lambda message: message["role"] == "tool", messages)
-        called: Message = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [_call(result) for result in results],  # some templates write only one
-        }
+        calls = []
+        for result in takewhile(lambda message: message["role"] == "tool", messages):
+            function = {"name": result.get("name") or "tool", "arguments": {"x": ANSWER}}
+            call_id = result.get("tool_call_id") or "call00000"
+            calls.append({"id": call_id, "type": "function", "function": function})
+        called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
         rendered = self._renderer.render_with_spans([called, *messages], before=(QUESTION,))
         rendered = rendered.after(rendered.text.find(ANSWER))
         written = [
@@ -144,17 +144,13 @@ class ChatFormat:
             for start, end, token in self.control.spans(rendered.text)
             if not any(a < end and start < b for a, b in rendered.spans)
         ]
-        start = next((start for start, token in written if token in self._closers), None)
+        start = next((start for start, token in written if token in self.turn_end.closers), None)
         if start is None or ANSWER not in rendered.text:
             raise ConfigError("the chat template does not end a call of a tool with a token")
         return rendered.after(start)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generation_prompt: bool = True,
+        self, messages: Sequence[Message], *, tools: Tools = None, generation_prompt: bool = True
     ) -> str:
         """Return messages as the template writes them, for people and for comparison.
 
@@ -218,15 +214,12 @@ class ChatFormat:
             text,
             [(0, len(text))],
             is_continued=self._encoder.adds_prefix,
-            forbidden=self._boundary_ids,
+            forbidden=self.turn_end.boundary_ids,
         )
-        return [*ids, *self._sampled_end]
+        return [*ids, *self.turn_end.sampled_ids]
 
     def difference(
-        self,
-        messages: Sequence[Message],
-        ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        self, messages: Sequence[Message], ids: Sequence[int], tools: Tools = None
     ) -> str | None:
         """Return where a full rendering of the conversation differs from the stream; None: nowhere.
 
@@ -253,57 +246,31 @@ class ChatFormat:
         around = slice(max(0, at - 20), at + 30)
         return f"the stream has {stream[around]!r} where the template would write {text[around]!r}"
 
-    # How the template ends the agent's turn. Three renderings show it: the answer as the last
-    # message (`_final`), before a user message (`_next`), and before another turn of the agent
-    # (`_again`). Most templates write the same end in all of them. Some end only the last answer
-    # with the end of text (Phi), some end the last answer differently from earlier ones (harmony),
-    # some do not end it at all (GLM).
-
-    def _after(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """Return the text that the template writes after an answer, for these messages."""
-        conversation = [QUESTION, ANSWERED, *messages]
-        text = self._renderer.render(conversation, generation_prompt=generation_prompt)
-        return text[_end_of_answer(text) :]
-
     @cached_property
-    def closing_text(self) -> str:
-        """The text between an answer and the next message."""
-        if self._next.startswith(self._final):
-            return self._final
-        if self._end_id is None:
-            return commonprefix([self._next, self._final])  # noqa: RUF071 - of characters
-        name = self.control.names[self._end_id]
-        before, name, _ = self._next.partition(name)
-        return before + name
+    def turn_end(self) -> TurnEnd:
+        """How the template ends the agent's turn."""
+        return TurnEnd(self)
 
-    @cached_property
-    def closing_ids(self) -> list[int]:
-        return self.written_ids(self.closing_text)
-
-    @cached_property
+    @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end the agent's turn: the end of text, and the template's end of turn.
 
         If the template writes none, the token of the next message's role ends a turn.
         """
-        ends = end_ids(self.tokenizer, self.control)
-        if self._final_id is not None:
-            return ends | {self._final_id}
-        return ends | set(self._next_role_ids)
+        return self.turn_end.stop_ids
 
-    @cached_property
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """Text that ends the turn, if the template's end of turn is not a single token."""
-        is_token = self._final_id is not None or not self.closing_text
-        return () if is_token else (self.closing_text,)
+        return self.turn_end.stop_strings
 
-    @cached_property
-    def _sampled_end(self) -> list[int]:
-        """The tokens that the agent itself samples at the end of a turn."""
-        ids = self.written_ids(self._final)
-        num = next((n for n, i in enumerate(ids, 1) if i in self.stop_ids), len(ids))
-        eos = self.tokenizer.eos_token_id
-        return ids[:num] or self._next_role_ids[:1] or ([] if eos is None else [eos])
+    def text_after_answer(
+        self, messages: Sequence[Message], *, generation_prompt: bool = True
+    ) -> str:
+        """Return what the template writes after an answer that these messages follow."""
+        conversation = [QUESTION, ANSWERED, *messages]
+        text = self._renderer.render(conversation, generation_prompt=generation_prompt)
+        return text[_end_of_answer(text) :]
 
     @cached_property
     def _leading_space(self) -> str:
@@ -317,32 +284,19 @@ class ChatFormat:
         between = text[len(prompt) : start] if text.startswith(prompt) else ""
         return between if between.isspace() else ""
 
-    @cached_property
-    def _boundary_ids(self) -> frozenset[int]:
-        """Control tokens that end a turn or start another one; a turn must not contain them."""
-        if self._end_id not in self.stop_ids:
-            return self.stop_ids  # harmony: a turn has several messages
-        return self.stop_ids | set(self.control.of(self.written_ids(self._next)))
-
-    @cached_property
-    def _closers(self) -> frozenset[int]:
-        """Tokens with which the template or the agent ends a turn; not those of the next role."""
-        closers = self.stop_ids - set(self._next_role_ids)
-        return closers if self._end_id is None else closers | {self._end_id}
-
     def _num_closed(self, ids: Sequence[int], turn: Sequence[int]) -> int:
         """Return how many of the tokens after an answer were sampled in the turn itself."""
         if not turn:
             return 0
-        last = turn[-1]
-        if last in self._next_role_ids:  # the agent sampled the role of the next message
+        last, end = turn[-1], self.turn_end
+        if last in end.next_role_ids:  # the agent sampled the role of the next message
             return int(bool(ids) and ids[0] == last)
-        if last in self.stop_ids:  # any of them is enough
+        if last in end.stop_ids:  # any of them is enough
             at = next((n for n, i in enumerate(ids) if i in self.control.ids), None)
-            return 0 if at is None or ids[at] not in self._closers else at + 1
-        if not self.stop_strings:
+            return 0 if at is None or ids[at] not in end.closers else at + 1
+        if not end.stop_strings:
             return 0
-        closing = self.closing_ids
+        closing = end.closing_ids
         if list(ids[: len(closing)]) != closing:
             return 0
         lengths = range(min(len(closing), len(turn)), 0, -1)
@@ -350,56 +304,78 @@ class ChatFormat:
 
     def with_template_ends(self, ids: Sequence[int], turns: Sequence[tuple[int, int]]) -> list[int]:
         """Return the stream with the template's end of turn at each turn but the last."""
+        template = self.turn_end
+        written = [] if template.end_id is None else [template.end_id]
         ended, done = [], 0
         for _, end in turns[:-1]:
-            if ids[end - 1] in self._closers:
-                ended += [*ids[done : end - 1], *([] if self._end_id is None else [self._end_id])]
+            if ids[end - 1] in template.closers:
+                ended += [*ids[done : end - 1], *written]
                 done = end
         return [*ended, *ids[done:]]
 
-    @cached_property
-    def _final(self) -> str:
-        return self._after([], generation_prompt=False)
 
-    @cached_property
-    def _next(self) -> str:
-        return self._after([QUESTION])
+class TurnEnd:
+    """How a chat template ends the agent's turn.
 
-    @cached_property
-    def _again(self) -> str:
-        try:
-            return self._after([])
-        except ConfigError:
-            return ""
+    Three renderings show it: what follows an answer that is the last message (`final`), that a
+    user message follows (`following`), and that another turn of the agent follows (`again`). Most
+    templates write the same end in all of them. Some end only the last answer with the end of text
+    (Phi), some end the last answer differently from earlier ones (harmony), some do not end it at
+    all (GLM).
+    """
 
-    @cached_property
-    def _final_id(self) -> int | None:
-        """The token that ends the last answer."""
-        return self.control.first(self.written_ids(self._final))
-
-    @cached_property
-    def _end_id(self) -> int | None:
+    def __init__(self, chat: ChatFormat) -> None:
+        control = chat.control
+        final = chat.text_after_answer([], generation_prompt=False)
+        following = chat.text_after_answer([QUESTION])
+        final_ids, following_ids = chat.written_ids(final), chat.written_ids(following)
+        final_id = control.first(final_ids)
+        self.end_id: int | None = None
         """The token that ends an answer before another message."""
-        if self._final_id is None:
-            return None
-        end_id = self.control.first(self.written_ids(self._next))
-        is_end = end_id in (self._final_id, self.control.first(self.written_ids(self._again)))
-        return end_id if is_end else None
-
-    @cached_property
-    def _next_role_ids(self) -> list[int]:
-        """Control tokens that start the next message, if nothing ends an answer (as in GLM)."""
-        role_ids: list[int] = []
-        if self.closing_text:
-            return role_ids
-        for role in ("user", "tool"):
+        if final_id is not None:
             try:
-                text = self._after([{"role": role, "content": "q"}])
+                again = control.first(chat.written_ids(chat.text_after_answer([])))
+            except ConfigError:  # a template that wants turns to alternate
+                again = None
+            end_id = control.first(following_ids)
+            self.end_id = end_id if end_id in (final_id, again) else None
+
+        if following.startswith(final):
+            closing = final
+        elif self.end_id is None:
+            closing = commonprefix([following, final])  # noqa: RUF071 - of characters
+        else:
+            before, name, _ = following.partition(control.names[self.end_id])
+            closing = before + name
+        self.closing_ids = chat.written_ids(closing)
+        """The tokens between an answer and the next message."""
+        self.next_role_ids: list[int] = []
+        """Control tokens that start the next message, if nothing ends an answer (as in GLM)."""
+        for role in () if closing else ("user", "tool"):
+            try:
+                text = chat.text_after_answer([{"role": role, "content": "q"}])
             except ConfigError:  # a template without tools
                 continue
-            first = self.written_ids(text)[:1]
-            role_ids += [i for i in first if i in self.control.ids and i not in role_ids]
-        return role_ids
+            self.next_role_ids += control.among(chat.written_ids(text)[:1])
+
+        ends = end_ids(chat.tokenizer, control)
+        self.stop_ids = ends | ({*self.next_role_ids} if final_id is None else {final_id})
+        is_token = final_id is not None or not closing
+        self.stop_strings = () if is_token else (closing,)
+        number = next((n for n, i in enumerate(final_ids, 1) if i in self.stop_ids), len(final_ids))
+        eos = chat.tokenizer.eos_token_id
+        self.sampled_ids = (
+            final_ids[:number] or self.next_role_ids[:1] or ([] if eos is None else [eos])
+        )
+        """The tokens that the agent itself samples at the end of a turn."""
+        self.boundary_ids = self.stop_ids  # all, in harmony: its turns have several messages
+        """Control tokens that end a turn or start another one; a turn must not contain them."""
+        if self.end_id in self.stop_ids:
+            self.boundary_ids |= {*control.among(following_ids)}
+        self.closers = self.stop_ids.difference(self.next_role_ids)
+        """Tokens with which the template or the agent ends a turn; not those of the next role."""
+        if self.end_id is not None:
+            self.closers |= {self.end_id}
 
 
 def _end_of_answer(text: str) -> int:
@@ -421,10 +397,3 @@ def with_thought(template: str, answer: str, thought: str) -> Message:
     if "reasoning_content" in template:
         return {**message, "reasoning_content": thought}
     return {**message, "content": f"<think>\n{thought}\n</think>\n\n{answer}"}
-
-
-def _call(result: Message) -> Message:
-    """Return a call to which a tool result can belong."""
-    function = {"name": result.get("name") or "tool", "arguments": {"x": ANSWER}}
-    call_id = result.get("tool_call_id") or "call00000"
-    return {"id": call_id, "type": "function", "function": function}

@@ -1,6 +1,8 @@
 """Renders chat templates, and finds out which parts of the output are quoted."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from turnwise.chat.encoding import Encoder
@@ -58,15 +60,13 @@ class Renderer:
 
         plain = render(str)
         find = self._encoder.control_spans
-        marks = Marks(find)
-        marked, is_whole = _read(render, marks.mark_whole, marks)
-        if is_whole and marked.text == plain:
-            return marked
-        # The template inspects the texts and behaves differently when they are marked.
-        marks = Marks(find)
-        named, _ = _read(render, marks.mark_names, marks)
-        if named.text == plain:
-            return named
+        # Some templates inspect the texts, and write something else when they are marked.
+        for mark in (Marks.mark_whole, Marks.mark_names):
+            marks = Marks(find)
+            with contextlib.suppress(ConfigError):  # or refuse them
+                rendered, is_whole = marks.read(render(partial(mark, marks)))
+                if rendered.text == plain and (is_whole or mark is Marks.mark_names):
+                    return rendered
         return RenderedText(render(break_names(find)))
 
     def completed(
@@ -120,13 +120,3 @@ class Renderer:
             raise ConfigError(
                 f"the chat template does not take messages of the roles {roles}: {error}"
             ) from error
-
-
-def _read(
-    render: Callable[[Change], str], change: Change, marks: Marks
-) -> tuple[RenderedText, bool]:
-    """Render changed texts and read the marks; (empty, False) if the template refuses them."""
-    try:
-        return marks.read(render(change))
-    except ConfigError:
-        return RenderedText(""), False

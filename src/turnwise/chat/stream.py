@@ -43,7 +43,7 @@ class TokenStream:
         >>> TokenStream.restored([5, 6, 7], [False, True, True], [-0.1, -0.2], [(1, 3)]).log_probs
         [nan, -0.1, -0.2]
         """
-        inserted = [(at, at + 1) for turn in turns for at in range(*turn) if not mask[at]]
+        inserted = [(i, i + 1) for start, end in turns for i in range(start, end) if not mask[i]]
         return cls(list(ids), list(turns), list(branches), inserted, list(log_probs))
 
     def add_context(self, ids: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from turnwise.chat.rendering import Message
+from turnwise.chat.rendering import Message, Tools
 from turnwise.chat.stream import TokenStream, common_length
 
 ThoughtPolicy: TypeAlias = Literal["as_sent", "keep"]
@@ -29,9 +29,7 @@ it. `keep`: the thoughts stay in the context, and the conversation only grows.""
 class MessageWriter(Protocol):
     """Messages into tokens; a `ChatFormat` is one."""
 
-    def prompt_ids(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]: ...
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = None) -> list[int]: ...
 
     def increment_ids(
         self, messages: Sequence[Message], turn_ids: Sequence[int], history: Sequence[Message] = ()
@@ -191,9 +189,9 @@ class ConversationTree:
     def stream(self) -> TokenStream:
         """All turns as one stream with branches: every sampled token stands in it once."""
         stream = TokenStream()
-        places = StreamPlaces(stream)
+        writer = StreamPlaces(stream)
         for turn in self.in_order():
-            places.add(turn)
+            writer.add(turn)
         return stream
 
     def _key(self, message: Message) -> list[Any]:

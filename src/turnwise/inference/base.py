@@ -158,6 +158,8 @@ class BaseInferenceEngine(ABC):
     merges_adapters = True
     """Whether turns are sampled from weights with the adapters merged in."""
 
+    _vocab_size = 2**31  # for engines that do not know it
+
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         self.tokenizer = tokenizer
         self.weight_version = 0
@@ -308,8 +310,9 @@ class BaseInferenceEngine(ABC):
             return sum(await self.score([*before, *after], len(before))) if after else 0.0
 
         async def score_all() -> list[float]:
-            pairs = zip(prompts, responses, strict=True)
-            return await asyncio.gather(*(score(*pair) for pair in pairs))
+            return await asyncio.gather(
+                *(score(before, after) for before, after in zip(prompts, responses, strict=True))
+            )
 
         return torch.tensor(run_sync(score_all()))
 
@@ -338,6 +341,25 @@ class BaseInferenceEngine(ABC):
             )
         return max(left, 0)
 
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raise for ids without an embedding, which may break the whole engine."""
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            token = next(token for token in ids if not 0 <= token < self._vocab_size)
+            raise ConfigError(
+                f"the prompt got the token {token}, expected one of the model's vocabulary, 0 to "
+                f"{self._vocab_size - 1}. Is this the model's own tokenizer?"
+            )
+
+    def _check_scored(self, ids: Sequence[int], start: int) -> None:
+        """Raise if the first token would be scored, or the tokens exceed the context."""
+        if not 1 <= start <= len(ids):
+            raise ConfigError(f"score got start={start}, expected 1 to {len(ids)}, its tokens")
+        if len(ids) > self.context_length:
+            raise ConfigError(
+                f"score got {len(ids)} tokens, and the context holds {self.context_length}"
+            )
+        self._check_ids(ids)
+
     def __enter__(self) -> Self:
         return self
 
@@ -351,21 +373,3 @@ def check_engine_options(engine: str, options: Iterable[str], arguments: Any) ->
     for name in options:
         if name not in known:
             raise ConfigError(f"{engine} has no option {name!r}. {did_you_mean(name, known)}")
-
-
-def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:
-    """Raise for ids without an embedding, which may break the whole engine."""
-    if min(ids) < 0 or max(ids) >= vocabulary_size:
-        token = next(token for token in ids if not 0 <= token < vocabulary_size)
-        raise ConfigError(
-            f"the prompt got the token {token}, expected one of the model's vocabulary, 0 to "
-            f"{vocabulary_size - 1}. Is this the model's own tokenizer?"
-        )
-
-
-def check_scored(ids: Sequence[int], start: int, context_length: int) -> None:
-    """Raise if the first token would be scored, or the tokens exceed the context."""
-    if not 1 <= start <= len(ids):
-        raise ConfigError(f"score got start={start}, expected 1 to {len(ids)}, its tokens")
-    if len(ids) > context_length:
-        raise ConfigError(f"score got {len(ids)} tokens, and the context holds {context_length}")

@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 
@@ -33,8 +33,6 @@ from turnwise.inference.base import (
     GenerationRequest,
     GenerationResult,
     Overflow,
-    check_ids,
-    check_scored,
 )
 from turnwise.inference.weights import (
     GroupAddress,
@@ -42,7 +40,7 @@ from turnwise.inference.weights import (
     Skeleton,
     Transfer,
     WeightSender,
-    existing_folder,
+    checked_weights,
     run_both,
 )
 from turnwise.inference.worker import CLOSED, EngineTurn
@@ -89,25 +87,22 @@ class UpdateLock:
 
     def __init__(self) -> None:
         self._num_sampling = 0
-        self._is_open = asyncio.Event()
-        self._is_open.set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._updating = asyncio.Lock()
+        # Turns only pass through it. An update holds it, so that no turn begins meanwhile.
+        self._lock = asyncio.Lock()
 
     @property
-    def is_waiting(self) -> bool:
+    def is_updating(self) -> bool:
         """Whether an update waits for turns, or is running."""
-        return not self._is_open.is_set()
+        return self._lock.locked()
 
     @contextlib.asynccontextmanager
     async def sampling(self, deadline: float | None = None) -> AsyncIterator[None]:
         """Sample inside the block, after the update that is running."""
-        async with asyncio.timeout_at(deadline):
-            while not self._is_open.is_set():
-                await self._is_open.wait()
-        self._num_sampling += 1
-        self._is_idle.clear()
+        async with asyncio.timeout_at(deadline), self._lock:
+            self._num_sampling += 1
+            self._is_idle.clear()
         try:
             yield
         finally:
@@ -120,15 +115,11 @@ class UpdateLock:
         self, cut: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncIterator[None]:
         """Hold new turns back, and wait until all running ones have finished, or `cut` them."""
-        async with self._updating:
-            self._is_open.clear()
-            try:
-                if cut is not None:
-                    await cut()
-                await self._is_idle.wait()
-                yield
-            finally:
-                self._is_open.set()
+        async with self._lock:
+            if cut is not None:
+                await cut()
+            await self._is_idle.wait()
+            yield
 
 
 class WeightsRefused(EngineError):
@@ -141,7 +132,10 @@ class ServedOptions(TypedDict, total=False):
     tokenizer: Any
     overflow: Overflow
     model_path: str | None
+    """The model's folder on this machine, if it differs from the server's: weights and token ids
+    are checked against its configuration."""
     weights_dir: str | os.PathLike[str] | None
+    """Where weights are written that go as files; both sides must be able to read it."""
     transfer: Transfer
     trust_remote_code: bool
     start_timeout: float | None
@@ -149,10 +143,6 @@ class ServedOptions(TypedDict, total=False):
 
 class ServedEngine(BaseInferenceEngine):
     """The base of engines on a vLLM or SGLang in other processes.
-
-    Tensors go to a server by `transfer`, on the way of files through `weights_dir`, a folder that
-    both can read. `model_path` is the model's folder on this machine, if it differs from the
-    server's: weights and token ids are checked against its configuration.
 
     All traffic runs in one event loop in its own thread. So requests may come from any event loop,
     and `update_weights` may block its caller while running turns finish.
@@ -163,22 +153,14 @@ class ServedEngine(BaseInferenceEngine):
     abort_grace = 10.0
     """Seconds in which the tokens of an aborted turn must arrive."""
 
-    def __init__(
-        self,
-        *,
-        tokenizer: Any = None,
-        overflow: Overflow = "truncate",
-        model_path: str | None = None,
-        weights_dir: str | os.PathLike[str] | None = None,
-        transfer: Transfer = "auto",
-        trust_remote_code: bool = False,
-        start_timeout: float | None = START_SECONDS,
-    ) -> None:
+    def __init__(self, **options: Unpack[ServedOptions]) -> None:
+        trust_remote_code = options.get("trust_remote_code", False)
+        tokenizer = options.get("tokenizer")
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-        super().__init__(tokenizer, overflow)
-        self._weights_dir = weights_dir
-        self._asked_transfer = transfer
+        super().__init__(tokenizer, options.get("overflow", "truncate"))
+        self._weights_dir = options.get("weights_dir")
+        self._asked_transfer = options.get("transfer", "auto")
         self._transfer: Transfer | None = None
         self._sender: WeightSender | None = None
         self._failure: str | None = None
@@ -194,16 +176,16 @@ class ServedEngine(BaseInferenceEngine):
         try:
             with own_processes():
                 self._thread.start()
-                served_path = wait_for_start(connected, start_timeout, self.name)
+                seconds = options.get("start_timeout", START_SECONDS)
+                served_path = wait_for_start(connected, seconds, self.name)
         except BaseException:
             self._is_closed = True  # nothing to close
             with contextlib.suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(self._loop.stop)  # also if `_connect` waits in it
             raise
-        self._model_path = model_path or served_path
+        self._model_path = options.get("model_path") or served_path
         self._skeleton: Skeleton | None = None
-        self._vocab_size = 2**31  # then only the server checks
-        with contextlib.suppress(OSError, ValueError):  # it is not on a disk here
+        with contextlib.suppress(OSError, ValueError):  # not on a disk here: only the server checks
             self._skeleton = Skeleton(self._model_path, trust_remote_code, is_local=True)
             self._vocab_size = self._skeleton.vocabulary_size
 
@@ -292,9 +274,9 @@ class ServedEngine(BaseInferenceEngine):
     # Turns.
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        check_ids(request.prompt_ids, self._vocab_size)
-        decode = None if self.tokenizer is None else self.tokenizer.decode
-        turn = EngineTurn(request, self.context_left(request), clock=self._loop.time, decode=decode)
+        self._check_ids(request.prompt_ids)
+        left = self.context_left(request)
+        turn = EngineTurn(request, left, clock=self._loop.time, tokenizer=self.tokenizer)
         return await asyncio.wrap_future(self._in_loop(self._sample(turn)))
 
     async def _sample(self, turn: EngineTurn) -> GenerationResult:
@@ -319,8 +301,7 @@ class ServedEngine(BaseInferenceEngine):
         return turn.result(reason, version)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        check_scored(ids, start, self.context_length)
-        check_ids(ids, self._vocab_size)
+        self._check_scored(ids, start)
 
         async def score() -> list[float]:
             async with self._update_lock.sampling():
@@ -344,35 +325,20 @@ class ServedEngine(BaseInferenceEngine):
         a disk that the server can read. If they arrive in part only, turns fail until an update
         succeeds.
         """
-        if weights is None:
-            raise ConfigError(
-                f"{self.name} has weights of its own, so it must be given the new ones: "
-                "update_weights(model.state_dict()), or the path of a folder that it sees"
-            )
-        if not isinstance(weights, Mapping):
-            is_here = os.path.exists(weights)  # otherwise only the server sees it
-            folder = existing_folder(weights) if is_here else os.fspath(weights)
-            if is_here and self._skeleton is not None:
-                self._skeleton.check_folder(folder)
-            return self._update(partial(self._load, folder))
-        if self._skeleton is None:
-            raise ConfigError(
-                f"tensors are checked against the model's config.json, and {self._model_path} is "
-                "not here. Pass model_path= to the engine, or give update_weights a folder."
-            )
-        self._skeleton.check(weights)
-        sample = next(iter(weights.values()))
+        weights = checked_weights(weights, self._skeleton, self.name, is_server=True)
+        if isinstance(weights, str):
+            return self._update(partial(self._load, weights))
+        assert self._skeleton is not None
         if self._transfer is None:
             transfer, why = self._asked_transfer, "chosen by the option transfer"
             if transfer != "disk":
+                sample = next(iter(weights.values()))
                 transfer, why = self._in_loop(self._choose_transfer(sample)).result()
             self._transfer = transfer
             _LOG.info("weights reach %s by %s: %s", self.name, self._transfer, why)
         if self._transfer == "disk":
             with self._skeleton.written(weights, self._weights_dir) as written:
                 return self._update(partial(self._load, str(written)))
-        if sample.is_cuda:  # the kernels that compute them must finish first
-            torch.cuda.synchronize()
         return self._update(partial(self._send, self._skeleton.as_files_have_them(weights)))
 
     def _update(self, load: Callable[[], Awaitable[None]]) -> int:

@@ -120,10 +120,11 @@ class SGLangEngine(ServedEngine):
     async def _continue(self, turn: EngineTurn) -> FinishReason | None:
         while not self._is_closed:
             finish = await self._respond(turn)
-            if turn.decode is not None:
+            if self.tokenizer is not None:
                 # SGLang checks as many tokens as the encoded stop string has; the model may have
                 # used more.
-                length = length_to_stop(turn.ids, turn.request.stop_strings, turn.decode)
+                stops = turn.request.stop_strings
+                length = length_to_stop(turn.ids, stops, self.tokenizer.decode)
                 if length is not None:
                     del turn.ids[length:], turn.log_probs[length:]
                     return FinishReason.STOP
@@ -133,7 +134,7 @@ class SGLangEngine(ServedEngine):
             if (reason := turn.finish_reason()) is not None:
                 return reason
             if kind == "abort":
-                is_cut = self.in_flight is not None and self._update_lock.is_waiting
+                is_cut = self.in_flight is not None and self._update_lock.is_updating
                 return None if is_cut else FinishReason.ABORTED
             if kind != "stop" or not isinstance(matched, int):
                 return FinishReason.CONTEXT

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from turnwise.inference.base import FinishReason, Overflow, check_scored
+from turnwise.inference.base import FinishReason, Overflow
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models.attention import lock_of
@@ -35,7 +35,7 @@ class ModelEngine(WorkerEngine):
     ) -> None:
         super().__init__(tokenizer, overflow)
         self.model = model.eval()
-        self._vocabulary_size = model.get_input_embeddings().num_embeddings
+        self._vocab_size = model.get_input_embeddings().num_embeddings
         self._max_model_len = max_model_len
         self._stream: torch.cuda.Stream | None = None
         """The stream that the engine's thread computes in; None: the default one."""
@@ -64,7 +64,7 @@ class ModelEngine(WorkerEngine):
         return min((int(length) for length in limits if length), default=2**31)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        check_scored(ids, start, self.context_length)
+        self._check_scored(ids, start)
 
         @torch.no_grad()
         def compute() -> list[float]:

@@ -67,12 +67,12 @@ class Skeleton:
             raise ConfigError(f"the model has no weight {unknown[0]!r}. {hint}")
         self._compare({name: tensor.shape for name, tensor in weights.items()}, expected)
 
-    def check_folder(self, folder: str) -> None:
+    def check_folder(self, folder: Path) -> None:
         """Raise for a folder that lacks weights, or has them in other shapes."""
         from safetensors import safe_open
 
         shapes: dict[str, torch.Size] = {}
-        for file in Path(folder).glob("*.safetensors"):
+        for file in folder.glob("*.safetensors"):
             with safe_open(file, "pt") as tensors:
                 names = tensors.keys()
                 shapes |= {name: torch.Size(tensors.get_slice(name).get_shape()) for name in names}
@@ -120,11 +120,38 @@ class Skeleton:
             return kind.from_config(self._config, trust_remote_code=self._trust_remote_code)
 
 
-def existing_folder(path: str | os.PathLike[str]) -> str:
-    folder = Path(path).resolve()
+def checked_weights(
+    weights: NewWeights, skeleton: Skeleton | None, engine: str, *, is_server: bool
+) -> Mapping[str, torch.Tensor] | str:
+    """Return tensors or the path of a folder that fit a model; raise for others.
+
+    Without its skeleton only a folder is possible. A folder that is not here a server may see.
+    """
+    if weights is None:
+        raise ConfigError(
+            f"{engine} has a copy of the weights of its own, so it must be given the new ones: "
+            "update_weights(model.state_dict()), or the path of a folder that it sees"
+        )
+    if isinstance(weights, Mapping):
+        if skeleton is None:
+            raise ConfigError(
+                "tensors are checked against the model's config.json, and it is not here. Pass "
+                "model_path= to the engine, or give update_weights a folder."
+            )
+        skeleton.check(weights)
+        if any(
+            tensor.is_cuda for tensor in weights.values()
+        ):  # the kernels that compute them must finish first
+            torch.cuda.synchronize()
+        return weights
+    folder = Path(weights)
+    if is_server and not folder.exists():
+        return str(folder)
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"new weights got {folder}, which has no safetensors files")
-    return str(folder)
+        raise ConfigError(f"new weights got {folder.resolve()}, which has no safetensors files")
+    if skeleton is not None:
+        skeleton.check_folder(folder)
+    return str(folder.resolve())
 
 
 def gpu_ids() -> list[str]:
@@ -145,22 +172,19 @@ def export_tensors(weights: Mapping[str, torch.Tensor]) -> str:
         _, arguments = _reductions.reduce_tensor(tensor.detach())
         _, size, stride, offset, _, dtype, device, *storage = arguments
         gpu, dtype_name = gpus[torch.device(device).index], str(dtype).removeprefix("torch.")
-        coded = [
-            {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-            for value in storage
-        ]
-        handles.append((name, list(size), list(stride), offset, dtype_name, gpu, coded))
-    return json.dumps(handles)
+        handles.append((name, list(size), list(stride), offset, dtype_name, gpu, storage))
+    return json.dumps(handles, default=_encode_bytes)
+
+
+def _encode_bytes(value: bytes) -> dict[str, str]:
+    return {"bytes": base64.b64encode(value).decode()}
 
 
 def open_tensors(handles: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of another process; they share its memory."""
     gpus = gpu_ids()
-    for name, size, stride, offset, dtype_name, gpu, coded in json.loads(handles):
-        storage = [
-            base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
-            for value in coded
-        ]
+    decoded = json.loads(handles, object_hook=lambda value: base64.b64decode(value["bytes"]))
+    for name, size, stride, offset, dtype_name, gpu, storage in decoded:
         shape = (torch.Tensor, torch.Size(size), tuple(stride), offset)
         kind = (torch.TypedStorage, getattr(torch, dtype_name), gpus.index(gpu))
         yield name, _reductions.rebuild_cuda_tensor(*shape, *kind, *storage)

@@ -25,7 +25,6 @@ from turnwise.inference.base import (
     GenerationRequest,
     GenerationResult,
     Overflow,
-    check_ids,
 )
 
 T = TypeVar("T")
@@ -47,7 +46,7 @@ class EngineTurn:
     """Where an engine's thread delivers the result."""
     clock: Callable[[], float] = time.monotonic
     """The time of deadlines."""
-    decode: Callable[[list[int]], str] | None = None
+    tokenizer: Any = None
     """Decodes tokens, to look for stop strings."""
     ids: list[int] = field(default_factory=list, init=False)
     log_probs: list[float] = field(default_factory=list, init=False)
@@ -69,8 +68,8 @@ class EngineTurn:
         request, ids = self.request, self.ids
         if ids and ids[-1] in request.stop_ids:
             return FinishReason.STOP
-        if ids and request.stop_strings and self.decode is not None:
-            text = self.decode(ids[-self._tail :])
+        if ids and request.stop_strings and self.tokenizer is not None:
+            text = self.tokenizer.decode(ids[-self._tail :])
             if any(stop in text for stop in request.stop_strings):
                 return FinishReason.STOP
         if len(ids) >= request.max_tokens:
@@ -167,8 +166,6 @@ class WorkerEngine(BaseInferenceEngine):
     turns have finished, and no turn is admitted before it.
     """
 
-    _vocabulary_size = 2**31
-
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         super().__init__(tokenizer, overflow)
         self._arrivals: queue.SimpleQueue[EngineTurn | EngineTask[Any] | None] = queue.SimpleQueue()
@@ -190,11 +187,10 @@ class WorkerEngine(BaseInferenceEngine):
         """Return the turns that were admitted and have not finished."""
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        check_ids(request.prompt_ids, self._vocabulary_size)
+        self._check_ids(request.prompt_ids)
         future: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
-        decode = None if self.tokenizer is None else self.tokenizer.decode
-        context_left = self.context_left(request)
-        self._put(EngineTurn(request, context_left, future, self._clock, decode))
+        left = self.context_left(request)
+        self._put(EngineTurn(request, left, future, self._clock, self.tokenizer))
         return await future
 
     def _clock(self) -> float:

@@ -154,6 +154,15 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     if limit is not None and is_other and inference.url is None:
         # Where longer texts are possible they compute longrope with other frequencies.
         options["max_model_len"] = min(options.get("max_model_len") or limit, limit)
-    return create_inference_engine(
+    engine = create_inference_engine(
         inference.url or path, inference.backend, options, tokenizer=tokenizer
     )
+    if limit is not None and is_other and engine.context_length > limit:
+        longest = engine.context_length
+        engine.close()
+        raise ConfigError(
+            f"the server at {inference.url} takes {longest} tokens, expected at most {limit}: "
+            f"beyond them {path} changes its rotary frequencies (rope_type longrope). Start it "
+            f"with a maximum length of {limit}."
+        )
+    return engine

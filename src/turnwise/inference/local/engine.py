@@ -79,8 +79,11 @@ class LocalEngine(ModelEngine):
 
     @property
     def options(self) -> dict[str, Any]:
-        own = {"deterministic": self.deterministic, "max_batch_size": self._max_batch_size}
-        return super().options | own
+        return {
+            **super().options,
+            "deterministic": self.deterministic,
+            "max_batch_size": self._max_batch_size,
+        }
 
     def _on_new_weights(self) -> None:
         self._schedule.renew(keeps_cache=self.in_flight == "keep")

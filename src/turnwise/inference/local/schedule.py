@@ -260,7 +260,7 @@ class Schedule:
         if session is None or session.turn is not None:  # two turns at once: anonymous
             session = Session(key if session is None else None)
         elif len(prompt) <= session.num_cached or prompt[: len(session.ids)] != session.ids:
-            self._forget(session)  # the prompt does not extend its tokens
+            self._evict(session, is_valid=False)  # the prompt does not extend its tokens
         session.ids = prompt
         return session
 
@@ -347,7 +347,7 @@ class Schedule:
         for session in {*self._sessions.values(), *self.running, *self.preempted}:
             in_prompt = session.turn is not None and not session.turn.ids
             if in_prompt or not keeps_cache:
-                self._forget(session)
+                self._evict(session, is_valid=False)
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -390,18 +390,15 @@ class Schedule:
         self.running.remove(session)
         self.preempted.appendleft(session)
 
-    def _evict(self, session: Session) -> None:
-        """Free a session's region; its tokens are computed again when they are needed."""
+    def _evict(self, session: Session, *, is_valid: bool = True) -> None:
+        """Free a session's region; valid tokens are computed again as before when needed."""
         if session.region is not None:
             self._kv_cache.free(session.region)
         self.prompts.forget(session)
         session.region = None
         session.num_cached = 0
-
-    def _forget(self, session: Session) -> None:
-        """Evict a session whose cached tokens are no longer valid."""
-        self._evict(session)
-        session.chunk_ends = []
+        if not is_valid:
+            session.chunk_ends = []
 
     # -- what to compute ----------------------------------------------------------------------
 

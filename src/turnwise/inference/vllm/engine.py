@@ -22,13 +22,11 @@ from turnwise.inference.base import (
     GenerationResult,
     Overflow,
     check_engine_options,
-    check_ids,
-    check_scored,
 )
 from turnwise.inference.served import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.vllm.receiver import RECEIVER
 from turnwise.inference.vllm.server import VLLMServerEngine, sampling_arguments, scoring_arguments
-from turnwise.inference.weights import NewWeights, Skeleton, existing_folder, export_tensors
+from turnwise.inference.weights import NewWeights, Skeleton, checked_weights, export_tensors
 from turnwise.inference.worker import EngineTurn, WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
 
@@ -117,8 +115,7 @@ class VLLMInferenceEngine(WorkerEngine):
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         self._check_works()
-        check_scored(ids, start, self.context_length)
-        check_ids(ids, self._vocabulary_size)
+        self._check_scored(ids, start)
         if start == len(ids):
             return []
         future = asyncio.get_running_loop().create_future()
@@ -144,31 +141,38 @@ class VLLMInferenceEngine(WorkerEngine):
         Running turns finish first, with the old weights. With `in_flight` they go on with the new
         ones, and vLLM computes their keys and values again.
         """
-        if weights is None:
-            raise ConfigError(
-                "vLLM has a copy of the weights of its own, so it must be given the new ones: "
-                "update_weights(model.state_dict()), or the path of a folder"
-            )
+        weights = checked_weights(weights, self._skeleton, "vLLM", is_server=False)
         if self._is_cpu and self._vllm.model_config.get_num_experts():
             raise ConfigError(
                 "vLLM's CPU build does not take new weights of experts: it goes on with the old "
                 "ones without a word. Use a GPU, or another engine."
             )
-        take: partial[int]
+        take = partial(self._take, "through the disk", weights_path=weights)
         if isinstance(weights, Mapping):
-            self._skeleton.check(weights)
-            if torch.cuda.is_available():  # the kernels that compute them must finish first
-                torch.cuda.synchronize()
             take = partial(self._take_tensors, weights)
-        else:
-            path = existing_folder(weights)
-            self._skeleton.check_folder(path)
-            take = partial(self._take, "through the disk", weights_path=path)
         return self._updated(self._in_thread(take, wait_for_idle=self.in_flight is None))
 
     def _start(self) -> None:
-        self._vllm = _make_engine(self.settings)
-        self._vocabulary_size = int(self._vllm.model_config.get_vocab_size())
+        """Make vLLM's engine; it must be made, used and shut down in one thread."""
+        shared = cast(Any, torch.distributed)
+        if shared.is_available() and shared.is_initialized():
+            raise ConfigError(
+                "torch.distributed is already set up in this process, perhaps by another vLLM "
+                "engine, and vLLM sets it up for itself. Close the other one, or start vLLM as a "
+                "server."
+            )
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        check_engine_options("vLLM", self.settings, EngineArgs)
+        arguments = EngineArgs(**self.settings)
+        try:
+            self._vllm = LLMEngine.from_engine_args(arguments)
+        except Exception as error:  # a setting that cannot work, a model that it does not know, ...
+            cleanup_dist_env_and_memory()  # what it has set up would break another attempt
+            raise ConfigError(f"vLLM could not start with {self._folder!r}: {error}") from error
+        self._vocab_size = int(self._vllm.model_config.get_vocab_size())
 
     def _work(self) -> None:
         super()._work()
@@ -237,10 +241,10 @@ class VLLMInferenceEngine(WorkerEngine):
         with self._skeleton.written(weights) as folder:
             return self._take("through the disk", weights_path=str(folder))
 
-    def _take(self, how: str, method: str = "reload_weights", **source: Any) -> int:
-        if how != self._logged_transfer:
-            self._logged_transfer = how
-            _LOG.info("weights reach vLLM %s", how)
+    def _take(self, way: str, method: str = "reload_weights", **source: Any) -> int:
+        if way != self._logged_transfer:
+            self._logged_transfer = way
+            _LOG.info("weights reach vLLM %s", way)
         try:
             if self._is_asleep:
                 self._vllm.wake_up(tags=["weights"])
@@ -333,27 +337,6 @@ def _import_vllm() -> tuple[bool, dict[str, Any]]:
             "enable_chunked_prefill": False,
         }
     return platform.is_cpu(), settings
-
-
-def _make_engine(settings: Mapping[str, Any]) -> Any:
-    """Return vLLM's engine, loaded; it must be made, used and shut down in one thread."""
-    shared = cast(Any, torch.distributed)
-    if shared.is_available() and shared.is_initialized():
-        raise ConfigError(
-            "torch.distributed is already set up in this process, perhaps by another vLLM engine, "
-            "and vLLM sets it up for itself. Close the other one, or start vLLM as a server."
-        )
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    check_engine_options("vLLM", settings, EngineArgs)
-    arguments = EngineArgs(**settings)
-    try:
-        return LLMEngine.from_engine_args(arguments)
-    except Exception as error:  # a setting that cannot work, a model that it does not know, ...
-        cleanup_dist_env_and_memory()  # what it has set up would break another attempt
-        raise ConfigError(f"vLLM could not start with {settings['model']!r}: {error}") from error
 
 
 @contextmanager
