@@ -64,9 +64,7 @@ def test_every_sampled_token_stands_once_in_its_context(name, seed, context, tok
     assert len(agent.stream.turns) == len(agent.turns)
     assert len(agent.actions) == len(environment.heard) == len(agent.trajectory.actions)
     assert agent.turn_rewards == [float(n + 1) for n in range(len(agent.actions))]
-    assert [agent.turns.index(turn) for turn in agent.actions] == [
-        agent.stream.turns.index((a, b)) for a, b in agent.action_spans
-    ]
+    assert [turn.tokens for turn in agent.turns] == list(agent.stream.turns)
     if tokens is not None:
         assert max(len(prompt) + len(ids) for prompt, ids, _ in engine.requests) <= tokens
     num_summaries = len(agent.turns) - len(agent.actions)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from turnwise.chat import Conversation, ConversationTree, Message, TokenStream
+from turnwise.chat import Conversation, ConversationTree, Message
 from turnwise.chat.format import with_thought
 from turnwise.chat.tree import SampledTurn, StreamPlaces
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions, new_session
@@ -104,31 +104,23 @@ class Agent:
         text = self.conversation.answer(
             result.ids, result.log_probs, result.inserted, (*keep, *setup.chat.thought_marks)
         )
-        turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
-        turn.in_thought, turn.later_versions = in_thought, result.later_versions
-        self._add_turn(turn)
+        turn = result.record(text, in_thought=in_thought)
+        self.record.add_turn(turn, stream.turns[-1])
         return turn
-
-    def _add_turn(self, turn: TurnRecord) -> None:
-        turn.message = len(self.record.messages)
-        self.record.turns.append(turn)
-        self.record.messages.append({"role": "assistant", "content": turn.text})
 
     async def ask(
         self, messages: Sequence[Message], max_tokens: int | None, timeout: float | None
     ) -> str:
         """Samples the answer to a tool that asks, in a conversation of its own."""
         if self._sub_agents is None:
-            self._sub_agents = SubAgents(self._setup, self.record.stream, self._seeds)
+            self._sub_agents = SubAgents(self._setup, self.record, self._seeds)
         return await self._sub_agents.ask(messages, max_tokens, timeout)
 
     def place_sub_agents(self) -> Exception | None:
         """Appends what tools have asked for to the record; returns what the engine raised."""
         if self._sub_agents is None:
             return None
-        for turn, messages in self._sub_agents.place():
-            self.record.messages += messages
-            self._add_turn(turn)
+        self._sub_agents.place()
         return self._sub_agents.failure
 
     def close(self) -> None:
@@ -147,15 +139,15 @@ class SubAgents:
     turn whose tools asked for them was carried out.
     """
 
-    def __init__(self, setup: EpisodeSetup, stream: TokenStream, seeds: str) -> None:
+    def __init__(self, setup: EpisodeSetup, record: AgentRecord, seeds: str) -> None:
         self._setup = setup
-        self._stream = stream
+        self._record = record
         self._seeds = seeds
         parser = setup.parser
         if isinstance(parser, str):
             parser = get_parser(parser, template=setup.chat.template)
         self._tree = ConversationTree(TemplateWriter(setup.messages, parser), "keep")
-        self._places = StreamPlaces(stream)
+        self._places = StreamPlaces(record.stream)
         self.sessions = EngineSessions(setup.engine)
         self._waiting: dict[SampledTurn, TurnRecord] = {}
         """Turns that are not in the stream yet."""
@@ -196,25 +188,14 @@ class SubAgents:
         reply = {"role": "assistant", "content": answer}
         turn = self._tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)
         self.sessions.add(session, turn)
-        self._waiting[turn] = TurnRecord(
-            (0, 0),
-            text,
-            result.finish_reason,
-            result.weight_version,
-            kind="sub_agent",
-            in_thought=in_thought,
-            later_versions=result.later_versions,
-        )
+        self._waiting[turn] = result.record(text, kind="sub_agent", in_thought=in_thought)
         return answer
 
-    def place(self) -> list[tuple[TurnRecord, Sequence[Message]]]:
-        """Appends the new turns to the stream, each with the messages that it answers."""
-        after = len(self._stream)
-        placed: list[tuple[TurnRecord, Sequence[Message]]] = []
+    def place(self) -> None:
+        """Appends the new turns to the agent's record, each with the messages that it answers."""
+        stream = self._record.stream
+        after = len(stream)
         for turn in sorted(self._waiting, key=lambda turn: turn.order):
-            record = self._waiting[turn]
-            record.tokens = self._places.add(turn)
-            placed.append((record, turn.messages))
+            self._record.add_turn(self._waiting[turn], self._places.add(turn), turn.messages)
         self._waiting.clear()
-        self._stream.begin_branch(after)  # the agent's own conversation continues
-        return placed
+        stream.begin_branch(after)  # the agent's own conversation continues

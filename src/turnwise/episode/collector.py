@@ -24,6 +24,7 @@ from turnwise.episode.watchdog import Watchdog
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
 from turnwise.inference.base import BaseInferenceEngine
+from turnwise.reward import batch_type
 from turnwise.types import RolloutData, Trajectory
 
 T = TypeVar("T")
@@ -114,7 +115,8 @@ class EpisodeCollector:
     ) -> None:
         self.options = dataclasses.replace(options or CollectorOptions(), **more)
         self.setup = make_setup(engine, self.options)
-        self._batch_reward = BatchReward.of(self.options.reward_fn, self.setup)
+        kind = batch_type(self.options.reward_fn)
+        self._batch_reward = None if kind is None else BatchReward(kind, self.setup)
         self.source = environment
         self.make_environment: EnvironmentFactory = (
             no_environment

@@ -6,9 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.seeds import derive_seed
+from turnwise.episode.types import TurnRecord
 from turnwise.errors import DeadlineExceeded, EngineError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.worker import length_to_stop
@@ -35,6 +37,17 @@ class TurnTokens(GenerationResult):
         if self.inserted is None:
             return self.ids
         return [*self.ids[: self.inserted[0]], *self.ids[self.inserted[1] :]]
+
+    def record(self, text: str, **facts: Any) -> TurnRecord:
+        """Returns the record of the turn; its place in a stream is known later."""
+        return TurnRecord(
+            (0, 0),
+            text,
+            self.finish_reason,
+            self.weight_version,
+            later_versions=self.later_versions,
+            **facts,
+        )
 
 
 async def sample_turn(
