@@ -1,8 +1,12 @@
 """One agent of an episode: its conversation with the engine, and those that its tools hold."""
 
-from collections.abc import Collection, Sequence
+import contextlib
+import logging
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from turnwise.chat import Conversation, ConversationTree, Message
+from turnwise.chat import ChatFormat, Conversation, ConversationTree, Message
 from turnwise.chat.format import with_thought
 from turnwise.chat.tree import SampledTurn, StreamPlaces
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions, new_session
@@ -15,6 +19,10 @@ from turnwise.errors import ConfigError, ToolError
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolDefinition, answer_of, get_parser
 from turnwise.tools.thoughts import thought_of
+
+_LOG = logging.getLogger("turnwise")
+_COMPARED: weakref.WeakSet[ChatFormat] = weakref.WeakSet()
+"""The formats of which a conversation was compared with the template's own rendering."""
 
 
 class Agent:
@@ -31,16 +39,17 @@ class Agent:
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
         self._session = EngineSession(new_session())
         """Until the first turn of a branch was sampled, it names the session before."""
+        self._tools: list[Mapping[str, Any]] | None = None
+        """The tools as the template writes them; None if it writes none."""
         self._sub_agents: SubAgents | None = None
 
     def start(
         self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()
     ) -> None:
         """Starts the conversation with the initial prompt and the tools."""
-        tools = None
         if definitions and self._setup.messages.supports_tools:
-            tools = [definition.to_openai() for definition in definitions]
-        self.conversation = Conversation(self._setup.chat, messages, tools)
+            self._tools = [definition.to_openai() for definition in definitions]
+        self.conversation = Conversation(self._setup.chat, messages, self._tools)
         self.record.stream = self.conversation.stream
         self.record.messages = list(messages)
 
@@ -122,6 +131,28 @@ class Agent:
             return None
         self._sub_agents.place()
         return self._sub_agents.failure
+
+    def warn_of_difference(self) -> None:
+        """Logs where the template would write the conversation differently, once per format."""
+        chat, stream = self._setup.chat, self.record.stream
+        is_plain = self._setup.thoughts == "keep" and not stream.branches
+        if not is_plain or len(stream.turns) < 2 or chat in _COMPARED:
+            return
+        special = chat.control.special
+        if any(special.intersection(stream.ids[start : end - 1]) for start, end in stream.turns):
+            return  # untrained models sample them, and no template writes them
+        assert self.conversation is not None
+        _COMPARED.add(chat)
+        ids = chat.with_template_ends(stream.ids, stream.turns)
+        with contextlib.suppress(ConfigError):  # some templates take messages only one by one
+            difference = chat.difference(self.conversation.messages, ids, self._tools)
+            if difference is not None:
+                _LOG.warning(
+                    "The chat template is not append-only: %s. Training keeps the tokens as they "
+                    "were sampled; a server that renders the whole conversation again will see "
+                    "the other.",
+                    difference,
+                )
 
     def close(self) -> None:
         """Ends the session, so that the engine can free its cache."""

@@ -190,7 +190,8 @@ class EnvironmentSession:
             return finish_without_loop(work(), what)
 
         with self.timer.component("environment"):
-            return await self._run(work if self._is_async else work_without_loop, what, limit)
+            result: T = await self._run(work if self._is_async else work_without_loop, what, limit)
+            return result
 
     async def _run(self, function: Callable[[], Any], what: str, limit: str) -> Any:
         if self._mode.is_inline and not is_async(function):
