@@ -62,7 +62,7 @@ def awaited(function):
 @settings(max_examples=25, deadline=None)
 @given(
     place=st.sampled_from(PLACES),
-    error=st.sampled_from(ERRORS),
+    error=st.sampled_from([*ERRORS, asyncio.CancelledError()]),
     style=st.sampled_from(STYLES),
     share=st.integers(0, 10),
     policy=st.sampled_from(["retry", "drop_group"]),
