@@ -140,7 +140,7 @@ class EnvironmentSession:
                     waiting_for=f"{self._name}.close()",
                     limit_name="limits.close_timeout",
                 )
-        except BaseException as error:
+        except BaseException as error:  # the episode has ended, whatever this raises
             if is_interrupt(error):
                 raise
             _LOG.warning("%s.close() failed: %s", self._name, describe_error(error))

@@ -104,7 +104,7 @@ async def _continued(
     if timeout is not None:
         timeout = max(timeout - (setup.waits.clock() - started), _LEAST_SECONDS)
 
-    def tell_whole_turn(new: Sequence[int]) -> None:
+    def report_whole_turn(new: Sequence[int]) -> None:
         assert on_tokens is not None
         on_tokens([*ids, *new])
 
@@ -117,7 +117,7 @@ async def _continued(
             seed=derive_seed(request.seed, "after the thought"),
             timeout=timeout,
             branch_of=None if first.ids else request.branch_of,
-            on_tokens=None if on_tokens is None else tell_whole_turn,
+            on_tokens=None if on_tokens is None else report_whole_turn,
         ),
     )
     num_rest, reason = len(rest.ids), rest.finish_reason

@@ -255,8 +255,8 @@ class EpisodeResult:
 
     def __repr__(self) -> str:
         error = "" if self.error is None else f" ({self.error})"
-        place = f"group {self.group}, member {self.member}, seed {self.seed}"
-        return f"<episode: {self.status}{error}, {self.num_turns} turns, {place}>"
+        which = f"group {self.group}, member {self.member}, seed {self.seed}"
+        return f"<episode: {self.status}{error}, {self.num_turns} turns, {which}>"
 
 
 @dataclass

@@ -122,14 +122,11 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
-        # A cancellation that came from elsewhere at the same time still counts.
-        if (
-            self._has_cancelled
-            and self._task.uncancel() == 0
-            and kind is asyncio.CancelledError
-            and self.stalled is not None
-        ):
-            raise self.stalled from None
+        if self._has_cancelled:
+            num_others = self._task.uncancel()  # one that came at the same time still counts
+            if num_others == 0 and kind is asyncio.CancelledError:
+                assert self.stalled is not None
+                raise self.stalled from None
 
     def _watch(self) -> None:
         pause, limit = self._pause(), self._stall_timeout
@@ -232,7 +229,7 @@ class EpisodeTimer:
         started = self._waits.add(what, 1)
         try:
             yield
-        except BaseException:
+        except BaseException:  # user code may raise SystemExit
             self.error_status = self.error_status or error_status
             raise
         finally:
