@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from episode.worlds import Counting, Recording
-from turnwise import EpisodeCollector, EpisodeStatus, compute_reward, play_episode, tool
+from turnwise import EpisodeCollector, EpisodeStatus, compute_reward, tool
 from turnwise.tools import JSONActionParser, ToolCall
 
 ERRORS = (ValueError("plain"), SystemExit(2), StopIteration())
@@ -137,11 +137,6 @@ class TestOthers:
         assert [r.status for r in collection] == [EpisodeStatus.REWARD_ERROR] * 4
         with pytest.raises(RuntimeError, match="reward"):
             compute_reward(collection[0].trajectory.__class__(actions=["a"]), reward_fn=function)
-
-    def test_players(self, error, style):
-        world = make_world("step", error, style, 10)
-        played = play_episode(world(), lambda env, observation: "go", seed=1)
-        assert played.status is EpisodeStatus.ENVIRONMENT_ERROR
 
 
 @pytest.mark.parametrize("name", ["max_steps", "done", "sees_thoughts"])
