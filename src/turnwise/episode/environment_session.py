@@ -21,6 +21,7 @@ from turnwise.types import StepResult
 
 T = TypeVar("T")
 
+_RESET_LIMIT, _STEP_LIMIT = "limits.reset_timeout", "limits.step_timeout"
 _LOG = logging.getLogger("turnwise")
 
 EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
@@ -78,7 +79,7 @@ class EnvironmentSession:
                 environment = source
             else:
                 make = functools.partial(self._make, source)
-                environment = await self._run(make, "making the environment", "reset_timeout")
+                environment = await self._run(make, "making the environment", _RESET_LIMIT)
             self.attach(environment)
             if self._task is not None:
                 environment.task = dict(self._task)  # its own: the group shares the row
@@ -88,7 +89,7 @@ class EnvironmentSession:
             self.history = self._read_history(environment)
             return self._valid(observation), self._text("get_prompt_prefix")
 
-        return await self._call(reset, "reset", limit="reset_timeout")
+        return await self._call(reset, "reset", _RESET_LIMIT)
 
     def attach(self, environment: BaseEnvironment) -> None:
         """Uses an environment in its present state."""
@@ -181,7 +182,7 @@ class EnvironmentSession:
         return messages
 
     async def _call(
-        self, work: Callable[[], Coroutine[Any, Any, T]], method: str, limit: str = "step_timeout"
+        self, work: Callable[[], Coroutine[Any, Any, T]], method: str, limit: str = _STEP_LIMIT
     ) -> T:
         """Runs `work` on the loop if the environment is async, else in a thread or inline."""
         what = f"{self._name}.{method}()"
@@ -198,7 +199,7 @@ class EnvironmentSession:
             return function()
         return await call_with_deadline(
             function,
-            timeout=self.timer.within(getattr(self.limits, limit)),
+            timeout=self.timer.within(getattr(self.limits, limit.removeprefix("limits."))),
             waiting_for=what,
-            limit_name=f"limits.{limit}",
+            limit_name=limit,
         )
