@@ -2,7 +2,10 @@
 
 import random
 
+import torch
+
 from turnwise.inference import FinishReason, GenerationResult, ScriptedEngine
+from turnwise.learner import Learner, PolicyValueModel
 
 PIECES = ("<think>", "</think>", "hello", "bed", " 5", "\n", "higher than 512")
 
@@ -28,6 +31,13 @@ class Recorder(ScriptedEngine):
         log_probs = [-rng.random() for _ in ids]
         self.requests.append((list(request.prompt_ids), ids, log_probs))
         return GenerationResult(ids, log_probs, reason, self.weight_version)
+
+
+def check_log_probs(model, batch):
+    """The learner computes the log-probs that the engine sampled with."""
+    ours = Learner(PolicyValueModel(model, None)).score(batch).log_probs[batch.response_mask]
+    theirs = batch.sampler_log_probs[batch.response_mask]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
 
 
 def check_exact(stream, requests):

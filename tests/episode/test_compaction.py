@@ -3,18 +3,15 @@
 import asyncio
 
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
 from chat.families import make_format
 from chat.thinkers import thinking_format
-from episode.recorder import Recorder, check_exact
+from episode.recorder import Recorder, check_exact, check_log_probs
 from episode.worlds import Counting, model, tokenizer
 from turnwise import EpisodeLimits, ScriptedEngine, run_episode
-from turnwise.algo import compute_advantages
 from turnwise.episode import EpisodeCollector
 from turnwise.inference import GenerationRequest, create_inference_engine
-from turnwise.learner import Learner, PolicyValueModel
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.trainer.learning import AgentRow, make_batch, turn_ids
 from turnwise.types import EpisodeStatus
@@ -64,9 +61,7 @@ def test_every_sampled_token_stands_once_in_its_context(name, seed, context, tok
     assert len(agent.stream.turns) == len(agent.turns)
     assert len(agent.actions) == len(environment.heard) == len(agent.trajectory.actions)
     assert agent.turn_rewards == [float(n + 1) for n in range(len(agent.actions))]
-    assert [agent.turns.index(turn) for turn in agent.actions] == [
-        agent.stream.turns.index((a, b)) for a, b in agent.action_spans
-    ]
+    assert [turn.tokens for turn in agent.turns] == list(agent.stream.turns)
     if tokens is not None:
         assert max(len(prompt) + len(ids) for prompt, ids, _ in engine.requests) <= tokens
     num_summaries = len(agent.turns) - len(agent.actions)
@@ -142,20 +137,6 @@ def test_summaries_have_the_credit_of_the_action_after_them():
     ids = turn_ids(batch, rows)
     for number, (start, end) in zip(numbers, agent.stream.turns, strict=True):
         assert set(ids[0, start:end].tolist()) == {number}
-    fields = {
-        "token_level_rewards": batch.rewards,
-        "response_mask": batch.response_mask,
-        "values": torch.zeros(batch.rewards.shape),
-        "index": ["0", "0"],
-        "gamma": 1.0,
-        "lam": 1.0,
-        "turn_ids": ids,
-        "anchor_states": [row.agent.trajectory.states for row in rows],
-        "old_log_probs": batch.sampler_log_probs,
-    }
-    for name in ("gae", "grpo", "gigpo"):
-        advantages, _ = compute_advantages(name, fields)
-        assert torch.isfinite(advantages[batch.response_mask]).all()
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +165,4 @@ def test_episodes_do_not_depend_on_memory_and_neighbours(collected):
 
 
 def test_the_learner_computes_the_log_probs_of_the_sampling(collected):
-    batch = make_batch([AgentRow(result, result.agent) for result in collected[0]])
-    ours = Learner(PolicyValueModel(model(), None)).score(batch).log_probs
-    torch.testing.assert_close(
-        ours[batch.response_mask],
-        batch.sampler_log_probs[batch.response_mask],
-        rtol=0,
-        atol=2e-4,
-    )
+    check_log_probs(model(), make_batch([AgentRow(r, r.agent) for r in collected[0]]))

@@ -83,6 +83,14 @@ def test_random_tokens_stay_as_they_are_in_every_family(family):
     assert by_hand.stream.ids == ids
 
 
+def test_it_is_told_once_where_the_template_would_write_otherwise(caplog):
+    chat = ChatFormat(make_format("reasoning").tokenizer)
+    engine = ScriptedEngine(chat.tokenizer, lambda text: "<think>hm</think>go")
+    for _ in range(2):
+        assert run_episode(engine, Counting, chat_format=chat).status is EpisodeStatus.DONE
+    assert caplog.text.count("not append-only") == 1
+
+
 def test_a_turn_that_is_cut_gets_its_end_as_context():
     engine = Recording(lambda text: "a long answer")
     result = run_episode(engine, Counting, limits=EpisodeLimits(max_tokens_per_turn=4))

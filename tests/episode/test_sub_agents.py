@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from chat.families import make_format
 from chat.thinkers import thinking_format
-from episode.recorder import Recorder
+from episode.recorder import Recorder, check_log_probs
 from episode.worlds import Counting, model, tokenizer
 from turnwise import EpisodeLimits, ScriptedEngine, ToolError, run_episode, tool
 from turnwise.episode import EpisodeCollector
@@ -231,8 +231,4 @@ def test_log_probs_are_the_learners_and_nothing_is_left_in_the_engine():
         for _ in range(2):  # the engine's thread forgets sessions before its next turn
             asyncio.run(engine.sample(GenerationRequest([5], 1)))
         assert engine._runner.kv_cache.num_allocated == 0
-    rows = [AgentRow(result, result.agent) for result in results]
-    batch = make_batch(rows)
-    ours = Learner(PolicyValueModel(loaded, None)).score(batch).log_probs[batch.response_mask]
-    theirs = batch.sampler_log_probs[batch.response_mask]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+    check_log_probs(loaded, make_batch([AgentRow(r, r.agent) for r in results]))

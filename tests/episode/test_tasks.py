@@ -126,14 +126,6 @@ def test_without_a_system_role_the_system_prompt_stands_before_the_first_message
 
 
 class TestPrompts:
-    def test_a_row_is_one_turn_scored_by_its_answer(self):
-        engine = Recording(lambda text: "I add them.\n2 ")
-        collection = play(PromptEnvironment, tasks(ROWS), engine=engine)
-        assert [r.messages[0]["content"] for r in collection] == [row["prompt"] for row in ROWS]
-        assert [r.reward.total for r in collection] == [0.0, 1.0, 0.0]
-        assert [r.trajectory.success for r in collection] == [False, True, False]
-        assert all(r.num_turns == 1 for r in collection)
-
     def test_messages_open_the_conversation_as_they_are(self):
         messages = [
             {"role": "system", "content": "Be brief."},

@@ -4,12 +4,11 @@ import asyncio
 import math
 
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
 from agents.serving import QUESTION
 from chat.thinkers import thinking_format
-from episode.recorder import Recorder, check_exact
+from episode.recorder import Recorder, check_exact, check_log_probs
 from episode.worlds import Counting
 from turnwise import ConfigError, EpisodeLimits, ScriptedEngine, run_episode
 from turnwise.agents.requests import ChatRequest
@@ -17,7 +16,7 @@ from turnwise.agents.session import AgentSession
 from turnwise.chat import ChatFormat
 from turnwise.episode import CollectorOptions, make_setup
 from turnwise.inference import SamplingParams, create_inference_engine
-from turnwise.learner import Learner, PolicyValueModel, PPOBatch
+from turnwise.learner import PPOBatch
 from turnwise.models import load_model
 from turnwise.models.tiny import make_tiny_tokenizer
 
@@ -120,10 +119,4 @@ def test_the_learner_computes_the_log_probs_of_a_turn_whose_thought_was_closed()
     batch = PPOBatch.from_streams([result.stream])
     inserted = sum(end - start for start, end in result.stream.turns) - batch.num_policy_tokens
     assert inserted > 0
-    ours = Learner(PolicyValueModel(loaded.model, None)).score(batch).log_probs
-    torch.testing.assert_close(
-        ours[batch.response_mask],
-        batch.sampler_log_probs[batch.response_mask],
-        rtol=0,
-        atol=2e-4,
-    )
+    check_log_probs(loaded.model, batch)

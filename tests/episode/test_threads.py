@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-import time
 
 import pytest
 
@@ -55,23 +54,6 @@ class TestSeveralThreads:
 
             with nothing_left():  # in haste, torch takes half a minute for it
                 run_together(*[lambda: [asyncio.run(play()) for _ in range(3)]] * 3)
-
-
-def test_rewards_run_at_once_up_to_the_number_that_was_given():
-    running, most = [], []
-
-    def reward(trajectory):
-        running.append(1)
-        most.append(len(running))
-        time.sleep(0.02)
-        running.pop()
-        return 1.0
-
-    collector = EpisodeCollector(
-        Recording(), Counting, reward_fn=reward, reward_concurrency=2, max_concurrency=50
-    )
-    assert len(collector.collect_sync(10)) == 10
-    assert max(most) <= 2
 
 
 class Silent(Recording):

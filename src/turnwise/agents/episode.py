@@ -196,9 +196,7 @@ class AgentEpisode:
         followed = {turn.parent: turn for turn in reversed(turns) if turn.parent is not None}
         for turn, tokens in zip(turns, record.stream.turns, strict=True):
             played = session.records[turn]
-            record.messages += [*turn.messages, {"role": "assistant", "content": played.text}]
-            played.tokens = tokens
-            played.message = len(record.messages) - 1
+            record.add_turn(played, tokens, turn.messages)
             played.state = _text(turn)
             if (following := followed.get(turn)) is not None:
                 played.observation = _text(following)
@@ -208,7 +206,6 @@ class AgentEpisode:
                 for call, sent_call in zip(played.calls, written, strict=False):
                     if sent_call["id"] in sent:
                         call.success, call.result = True, sent[sent_call["id"]]
-            record.turns.append(played)
             self._engine_seconds += played.seconds["engine"]
         if record.turns:
             record.turns[-1].done = True

@@ -195,16 +195,12 @@ class AgentSession:
         text = setup.chat.decode(result.ids, self._marks)
         message, calls = self._read(request, text, in_thought, prompt.key)
         turn = self.tree.add(prompt, result.ids, result.log_probs, message, result.inserted)
-        self.records[turn] = TurnRecord(
-            (0, 0),
+        self.records[turn] = result.record(
             text,
-            result.finish_reason,
-            result.weight_version,
             in_thought=in_thought,
             calls=calls,
             seconds={"engine": self._timer.seconds - started},
             started=started,
-            later_versions=result.later_versions,
         )
         if forgotten := self.engine_sessions.add(session, turn):
             self.tree.forget(forgotten)

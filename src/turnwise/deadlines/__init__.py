@@ -11,7 +11,6 @@ caller propagate as they are (`is_interrupt`).
 """
 
 from turnwise.deadlines.calls import (
-    await_with_deadline,
     call_with_deadline,
     contained,
     episode_task,
@@ -26,7 +25,6 @@ from turnwise.deadlines.unresponsive import ended_if_unresponsive
 __all__ = [
     "LoopCall",
     "LoopThread",
-    "await_with_deadline",
     "call_with_deadline",
     "contained",
     "ended_if_unresponsive",

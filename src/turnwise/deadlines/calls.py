@@ -9,6 +9,7 @@ import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from turnwise.errors import DeadlineExceeded, describe_error
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
 """The time for cleaning up after a cancellation, which may itself await something."""
+_PACKAGE = str(Path(__file__).parent.parent)
 _LOG = logging.getLogger("turnwise")
 
 
@@ -70,23 +72,10 @@ async def call_with_deadline(
             call.cancel()  # what it raises too late is nobody's
     if not inspect.isawaitable(result):
         return result
-    return await await_with_deadline(
-        result, timeout=timeout, waiting_for=waiting_for, limit_name=limit_name
-    )
-
-
-async def await_with_deadline(
-    awaitable: Awaitable[T],
-    *,
-    timeout: float | None,
-    waiting_for: str,
-    limit_name: str | None = None,
-) -> T:
-    """`call_with_deadline` for an async function that was called already."""
     task = _episode_task.get()
     if task is None or task.is_busy or task.loop is not asyncio.get_running_loop():
         task = UserTask(is_single=True)
-    outcome = await task.run(awaitable, timeout, waiting_for)
+    outcome = await task.run(result, timeout, waiting_for)
     if outcome is None:
         raise _overrun(waiting_for, timeout, limit_name)
     return outcome.result()
@@ -226,7 +215,7 @@ class UserTask:
             else:
                 outcome.cancel()
                 if not task.done():
-                    _abandon(task, what)
+                    _abandon(task, awaitable, what)
                 elif inspect.iscoroutine(awaitable):  # it was never begun
                     awaitable.close()
 
@@ -273,7 +262,18 @@ def _hold(_: list[object]) -> None:
     threading.Event().wait()
 
 
-def _abandon(task: asyncio.Task[None], what: str) -> None:
+def _where_waiting(awaitable: Any) -> str:
+    """Return where a suspended coroutine is, in the outermost code that is not turnwise's own."""
+    while inspect.iscoroutine(awaitable):
+        frame = awaitable.cr_frame
+        if frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+            code = frame.f_code
+            return f" in {code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+        awaitable = awaitable.cr_await
+    return ""
+
+
+def _abandon(task: asyncio.Task[None], awaitable: Awaitable[Any], what: str) -> None:
     keep_for_ever(task)
     episode = _episode_task.get()
     if episode is not None:
@@ -281,9 +281,10 @@ def _abandon(task: asyncio.Task[None], what: str) -> None:
     if what not in _logged:
         _logged.add(what)
         _LOG.warning(
-            "%s ignored that it was cancelled, and was abandoned after %g s. Let "
+            "%s ignored that it was cancelled, and was abandoned after %g s%s. Let "
             "asyncio.CancelledError propagate, or raise it again. Further calls of it that are "
             "abandoned are only counted.",
             what,
             GRACE_SECONDS,
+            _where_waiting(awaitable),
         )

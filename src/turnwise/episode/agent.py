@@ -1,8 +1,12 @@
 """One agent of an episode: its conversation with the engine, and those that its tools hold."""
 
-from collections.abc import Collection, Sequence
+import contextlib
+import logging
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from turnwise.chat import Conversation, ConversationTree, Message, TokenStream
+from turnwise.chat import ChatFormat, Conversation, ConversationTree, Message
 from turnwise.chat.format import with_thought
 from turnwise.chat.tree import SampledTurn, StreamPlaces
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions, new_session
@@ -15,6 +19,10 @@ from turnwise.errors import ConfigError, ToolError
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolDefinition, answer_of, get_parser
 from turnwise.tools.thoughts import read_thought
+
+_LOG = logging.getLogger("turnwise")
+_COMPARED: weakref.WeakSet[ChatFormat] = weakref.WeakSet()
+"""The formats of which a conversation was compared with the template's own rendering."""
 
 
 class Agent:
@@ -31,16 +39,17 @@ class Agent:
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
         self._session = EngineSession(new_session())
         """Until the first turn of a branch was sampled, it names the session before."""
+        self._tools: list[Mapping[str, Any]] | None = None
+        """The tools as the template writes them; None if it writes none."""
         self._sub_agents: SubAgents | None = None
 
     def start(
         self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()
     ) -> None:
         """Starts the conversation with the initial prompt and the tools."""
-        tools = None
         if definitions and self._setup.messages.supports_tools:
-            tools = [definition.to_openai() for definition in definitions]
-        self.conversation = Conversation(self._setup.chat, messages, tools)
+            self._tools = [definition.to_openai() for definition in definitions]
+        self.conversation = Conversation(self._setup.chat, messages, self._tools)
         self.record.stream = self.conversation.stream
         self.record.messages = list(messages)
 
@@ -104,32 +113,46 @@ class Agent:
         text = self.conversation.answer(
             result.ids, result.log_probs, result.inserted, (*keep, *setup.chat.thought_marks)
         )
-        turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
-        turn.in_thought, turn.later_versions = in_thought, result.later_versions
-        self._add_turn(turn)
+        turn = result.record(text, in_thought=in_thought)
+        self.record.add_turn(turn, stream.turns[-1])
         return turn
-
-    def _add_turn(self, turn: TurnRecord) -> None:
-        turn.message = len(self.record.messages)
-        self.record.turns.append(turn)
-        self.record.messages.append({"role": "assistant", "content": turn.text})
 
     async def ask(
         self, messages: Sequence[Message], max_tokens: int | None, timeout: float | None
     ) -> str:
         """Samples the answer to a tool that asks, in a conversation of its own."""
         if self._sub_agents is None:
-            self._sub_agents = SubAgents(self._setup, self.record.stream, self._seeds)
+            self._sub_agents = SubAgents(self._setup, self.record, self._seeds)
         return await self._sub_agents.ask(messages, max_tokens, timeout)
 
     def place_sub_agents(self) -> Exception | None:
         """Appends what tools have asked for to the record; returns what the engine raised."""
         if self._sub_agents is None:
             return None
-        for turn, messages in self._sub_agents.place():
-            self.record.messages += messages
-            self._add_turn(turn)
+        self._sub_agents.place()
         return self._sub_agents.failure
+
+    def warn_of_difference(self) -> None:
+        """Logs where the template would write the conversation differently, once per format."""
+        chat, stream = self._setup.chat, self.record.stream
+        is_plain = self._setup.thoughts == "keep" and not stream.branches
+        if not is_plain or len(stream.turns) < 2 or chat in _COMPARED:
+            return
+        special = chat.control.special
+        if any(special.intersection(stream.ids[start : end - 1]) for start, end in stream.turns):
+            return  # untrained models sample them, and no template writes them
+        assert self.conversation is not None
+        _COMPARED.add(chat)
+        ids = chat.with_template_ends(stream.ids, stream.turns)
+        with contextlib.suppress(ConfigError):  # some templates take messages only one by one
+            difference = chat.difference(self.conversation.messages, ids, self._tools)
+            if difference is not None:
+                _LOG.warning(
+                    "The chat template is not append-only: %s. Training keeps the tokens as they "
+                    "were sampled; a server that renders the whole conversation again will see "
+                    "the other.",
+                    difference,
+                )
 
     def close(self) -> None:
         """Ends the session, so that the engine can free its cache."""
@@ -147,15 +170,15 @@ class SubAgents:
     turn whose tools asked for them was carried out.
     """
 
-    def __init__(self, setup: EpisodeSetup, stream: TokenStream, seeds: str) -> None:
+    def __init__(self, setup: EpisodeSetup, record: AgentRecord, seeds: str) -> None:
         self._setup = setup
-        self._stream = stream
+        self._record = record
         self._seeds = seeds
         parser = setup.parser
         if isinstance(parser, str):
             parser = get_parser(parser, template=setup.chat.template)
         self._tree = ConversationTree(TemplateWriter(setup.messages, parser), "keep")
-        self._places = StreamPlaces(stream)
+        self._places = StreamPlaces(record.stream)
         self.sessions = EngineSessions(setup.engine)
         self._waiting: dict[SampledTurn, TurnRecord] = {}
         """Turns that are not in the stream yet."""
@@ -196,25 +219,14 @@ class SubAgents:
         reply = {"role": "assistant", "content": answer}
         turn = self._tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)
         self.sessions.add(session, turn)
-        self._waiting[turn] = TurnRecord(
-            (0, 0),
-            text,
-            result.finish_reason,
-            result.weight_version,
-            kind="sub_agent",
-            in_thought=in_thought,
-            later_versions=result.later_versions,
-        )
+        self._waiting[turn] = result.record(text, kind="sub_agent", in_thought=in_thought)
         return answer
 
-    def place(self) -> list[tuple[TurnRecord, Sequence[Message]]]:
-        """Appends the new turns to the stream, each with the messages that it answers."""
-        after = len(self._stream)
-        placed: list[tuple[TurnRecord, Sequence[Message]]] = []
+    def place(self) -> None:
+        """Appends the new turns to the agent's record, each with the messages that it answers."""
+        stream = self._record.stream
+        after = len(stream)
         for turn in sorted(self._waiting, key=lambda turn: turn.order):
-            record = self._waiting[turn]
-            record.tokens = self._places.add(turn)
-            placed.append((record, turn.messages))
+            self._record.add_turn(self._waiting[turn], self._places.add(turn), turn.messages)
         self._waiting.clear()
-        self._stream.begin_branch(after)  # the agent's own conversation continues
-        return placed
+        stream.begin_branch(after)  # the agent's own conversation continues

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,37 +12,29 @@ from turnwise.deadlines import call_with_deadline
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.types import AgentRecord, EpisodeResult
 from turnwise.errors import RewardError
-from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type
+from turnwise.reward import Reward, RewardBatch
 from turnwise.reward.batches import Columns, is_data_proto
 from turnwise.reward.function import RewardFunction
 from turnwise.reward.result import read_reward
 from turnwise.types import EpisodeStatus
 
 
-@dataclass(frozen=True)
 class BatchReward:
     """A reward function that is called once with all episodes of a collection.
 
-    It gets VERL's own `DataProto` if its argument is annotated with that class.
+    It takes the place of the setup's own scoring. It gets VERL's own `DataProto` if its argument,
+    whose type is `kind`, is annotated with that class.
     """
 
-    function: RewardFunction
-    kind: type | str
-    pad_id: int
-    timeout: float | None
-    """Seconds for each episode of the batch."""
-
-    @classmethod
-    def of(cls, function: RewardFn | None, setup: EpisodeSetup) -> BatchReward | None:
-        """Returns None for a function of single episodes; else takes over the setup's scoring."""
-        kind = batch_type(function)
-        if kind is None:
-            return None
-        scoring, setup.reward = setup.reward, RewardFunction(None)
+    def __init__(self, kind: type | str, setup: EpisodeSetup) -> None:
+        self._function, setup.reward = setup.reward, RewardFunction(None)
+        self._kind = kind
+        self._timeout = setup.limits.reward_timeout
+        """Seconds for each episode of the batch."""
         tokenizer: Any = setup.chat.tokenizer
-        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-        pad_id = next((number for number in ids if number is not None), 0)
-        return cls(scoring, kind, int(pad_id), setup.limits.reward_timeout)
+        self._pad_id = tokenizer.pad_token_id
+        if self._pad_id is None:
+            self._pad_id = tokenizer.eos_token_id or 0
 
     async def score(self, results: Iterable[EpisodeResult]) -> None:
         """Sets the rewards of these episodes. If the function fails, all of them have failed."""
@@ -55,18 +46,18 @@ class BatchReward:
         ]
         if not rows:
             return
-        data: Any = make_reward_batch(rows, self.pad_id)
+        data: Any = make_reward_batch(rows, self._pad_id)
         try:
             value = await call_with_deadline(
-                self.function.function,
-                data.as_data_proto(self.kind) if is_data_proto(self.kind) else data,
-                timeout=None if self.timeout is None else self.timeout * len(rows),
-                waiting_for=f"reward function {self.function.name!r}",
+                self._function.function,
+                data.as_data_proto(self._kind) if is_data_proto(self._kind) else data,
+                timeout=None if self._timeout is None else self._timeout * len(rows),
+                waiting_for=f"reward function {self._function.name!r}",
                 limit_name="limits.reward_timeout",
             )
             rewards = read_batch_rewards(value, [agent for _, agent in rows])
         except Exception as error:  # a failing reward fails its episodes
-            why = str(self.function.failure(error))
+            why = str(self._function.failure(error))
             for result, agent in rows:
                 result.status = agent.trajectory.status = EpisodeStatus.REWARD_ERROR
                 result.error = agent.trajectory.error = why

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from turnwise.config import EnvironmentConfig
@@ -24,6 +24,7 @@ from turnwise.episode.watchdog import Watchdog
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
 from turnwise.inference.base import BaseInferenceEngine
+from turnwise.reward import batch_type
 from turnwise.types import RolloutData, Trajectory
 
 T = TypeVar("T")
@@ -114,7 +115,8 @@ class EpisodeCollector:
     ) -> None:
         self.options = dataclasses.replace(options or CollectorOptions(), **more)
         self.setup = make_setup(engine, self.options)
-        self._batch_reward = BatchReward.of(self.options.reward_fn, self.setup)
+        kind = batch_type(self.options.reward_fn)
+        self._batch_reward = None if kind is None else BatchReward(kind, self.setup)
         self.source = environment
         self.make_environment: EnvironmentFactory = (
             no_environment
@@ -229,7 +231,9 @@ class EpisodeCollector:
 
         num_workers = min(self.options.max_concurrency, num_tasks)
         with Watchdog(shared.waits, self.options.report_after, self.options.stall_timeout):
-            await together(work() for _ in range(num_workers))
+            async with TaskGroup() as group:
+                for _ in range(num_workers):
+                    group.create_task(work())
 
     async def finish(self, played: list[EpisodeResult]) -> Collection:
         """Scores the episodes by a reward function of batches, and applies the error policy."""
@@ -253,17 +257,16 @@ class EpisodeCollector:
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
 
-async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs all at once. The first error is raised alone, when the others have cleaned up."""
-    failure: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
-    except BaseExceptionGroup as errors:
-        failure = errors.exceptions[0]
-    if failure is not None:
-        raise failure
+class TaskGroup(asyncio.TaskGroup):
+    """Raises the first error alone, not in a group, when the other tasks have cleaned up."""
+
+    async def __aexit__(self, *raised: Any) -> None:
+        try:
+            await super().__aexit__(*raised)
+            return
+        except BaseExceptionGroup as errors:
+            failure = errors.exceptions[0]
+        raise failure  # outside of the block: the group is not its context
 
 
 def without_failed(results: Sequence[EpisodeResult]) -> Collection:

@@ -52,7 +52,7 @@ class EngineSessions:
         session = self._open(prompt.parent)
         try:
             yield session
-        except BaseException:
+        except BaseException:  # a cancellation too must leave nothing
             tree.cancel(prompt)
             turns = self._turns[session.name]
             if turns:

@@ -5,12 +5,13 @@ A synchronous environment runs in threads, so that one that hangs can be abandon
 """
 
 import dataclasses
+import functools
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from turnwise.config import LimitsConfig
-from turnwise.deadlines import await_with_deadline, call_with_deadline, is_async, is_interrupt
+from turnwise.deadlines import call_with_deadline, is_async, is_interrupt
 from turnwise.env import BaseEnvironment, reset_environment, step_environment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import finish_without_loop
@@ -20,6 +21,7 @@ from turnwise.types import StepResult
 
 T = TypeVar("T")
 
+_RESET_LIMIT, _STEP_LIMIT = "limits.reset_timeout", "limits.step_timeout"
 _LOG = logging.getLogger("turnwise")
 
 EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
@@ -75,16 +77,9 @@ class EnvironmentSession:
         with self.timer.component("environment"):
             if isinstance(source, BaseEnvironment):
                 environment = source
-            elif self._mode.is_inline:
-                environment = self._make(source)
             else:
-                environment = await call_with_deadline(
-                    self._make,
-                    source,
-                    timeout=self.timer.within(self.limits.reset_timeout),
-                    waiting_for="making the environment",
-                    limit_name="limits.reset_timeout",
-                )
+                make = functools.partial(self._make, source)
+                environment = await self._run(make, "making the environment", _RESET_LIMIT)
             self.attach(environment)
             if self._task is not None:
                 environment.task = dict(self._task)  # its own: the group shares the row
@@ -94,7 +89,7 @@ class EnvironmentSession:
             self.history = self._read_history(environment)
             return self._valid(observation), self._text("get_prompt_prefix")
 
-        return await self._call(reset(), "reset", limit_name="limits.reset_timeout")
+        return await self._call(reset, "reset", _RESET_LIMIT)
 
     def attach(self, environment: BaseEnvironment) -> None:
         """Uses an environment in its present state."""
@@ -113,7 +108,7 @@ class EnvironmentSession:
             state = self._text("get_state_description")
             return state, await step_environment(environment, action)
 
-        state, result = await self._call(describe_and_step(), "step")
+        state, result = await self._call(describe_and_step, "step")
         observation = self._valid(result.observation)
         if observation is not result.observation:
             result = dataclasses.replace(result, observation=observation)
@@ -127,7 +122,7 @@ class EnvironmentSession:
         async def describe() -> str:
             return self._text(method)
 
-        return await self._call(describe(), method)
+        return await self._call(describe, method)
 
     async def close(self) -> None:
         """Closes an environment that was created here. May be called twice; errors are logged."""
@@ -146,7 +141,7 @@ class EnvironmentSession:
                     waiting_for=f"{self._name}.close()",
                     limit_name="limits.close_timeout",
                 )
-        except BaseException as error:
+        except BaseException as error:  # the episode has ended, whatever this raises
             if is_interrupt(error):
                 raise
             _LOG.warning("%s.close() failed: %s", self._name, describe_error(error))
@@ -187,18 +182,24 @@ class EnvironmentSession:
         return messages
 
     async def _call(
-        self, work: Coroutine[Any, Any, T], method: str, limit_name: str = "limits.step_timeout"
+        self, work: Callable[[], Coroutine[Any, Any, T]], method: str, limit: str = _STEP_LIMIT
     ) -> T:
-        """Runs a coroutine on the loop if the environment is async, else in a thread or inline."""
+        """Runs `work` on the loop if the environment is async, else in a thread or inline."""
         what = f"{self._name}.{method}()"
+
+        def work_without_loop() -> T:
+            return finish_without_loop(work(), what)
+
         with self.timer.component("environment"):
-            if self._mode.is_inline and not self._is_async:
-                return finish_without_loop(work, what)
-            timeout = self.timer.within(getattr(self.limits, limit_name.removeprefix("limits.")))
-            deadline: dict[str, Any] = {"timeout": timeout, "limit_name": limit_name}
-            if self._is_async:
-                return await await_with_deadline(work, waiting_for=what, **deadline)
-            result: T = await call_with_deadline(
-                finish_without_loop, work, what, waiting_for=what, **deadline
-            )
+            result: T = await self._run(work if self._is_async else work_without_loop, what, limit)
             return result
+
+    async def _run(self, function: Callable[[], Any], what: str, limit: str) -> Any:
+        if self._mode.is_inline and not is_async(function):
+            return function()
+        return await call_with_deadline(
+            function,
+            timeout=self.timer.within(getattr(self.limits, limit.removeprefix("limits."))),
+            waiting_for=what,
+            limit_name=limit,
+        )

@@ -309,10 +309,10 @@ class Episode:
         assert self._status is not None
         result = self.result
         result.status = self._status
-        order = [*self._players, *self._agents]
-        agents = sorted(self._agents.values(), key=lambda agent: order.index(agent.record.name))
-        agents = agents or [Agent(self._setup)]  # it failed before there was one
-        result.agents = [agent.record for agent in agents]
+        names = dict.fromkeys([*self._players, *self._agents])
+        result.agents = [self._agents[name].record for name in names if name in self._agents]
+        if not result.agents:  # it failed before there was one
+            result.agents = [AgentRecord()]
         for record in result.agents:
             trajectory = record.trajectory
             last = next((t for t in reversed(record.turns) if t.kind != "sub_agent"), None)
@@ -324,15 +324,15 @@ class Episode:
             trajectory.seed, trajectory.task = result.seed, self._task.task
 
     async def _score(self) -> None:
-        environment = self._session.environment
         with self._timer.component("reward"):
             for record in self.result.agents:
-                record.reward = await self._setup.score(record.trajectory, environment)
+                record.reward = await self._setup.score(record.trajectory, self.environment)
 
     async def _clean_up(self) -> None:
         try:
             for agent in self._agents.values():
                 agent.close()
+                agent.warn_of_difference()
         except Exception as error:
             _LOG.warning("ending a conversation with the engine failed: %s", describe_error(error))
         try:

@@ -23,19 +23,18 @@ Reply: TypeAlias = Callable[[Sequence[Message], GenerationRequest], Awaitable[tu
 """Returns the next message of the conversation, and whether the limit of tokens ended it."""
 
 Answer: TypeAlias = Callable[[GenerationRequest], Awaitable[tuple[str, bool]]]
+"""The same for an episode that has the messages itself."""
 
 
 class PlayerEngine(BaseInferenceEngine):
-    """The engine of one episode, whose turns are texts that a function returns, as in `Reply`."""
+    """The engine of one episode, whose turns are texts that a function returns."""
+
+    context_length = 2**31  # unlimited
 
     def __init__(self, chat: ChatFormat, answer: Answer) -> None:
         super().__init__()
         self._chat = chat
         self._answer = answer
-
-    @property
-    def context_length(self) -> int:
-        return 2**31  # unlimited
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         text, is_cut = await self._answer(request)

@@ -6,9 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from turnwise.episode.options import EpisodeSetup
 from turnwise.episode.seeds import derive_seed
+from turnwise.episode.types import TurnRecord
 from turnwise.errors import DeadlineExceeded, EngineError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.worker import length_to_stop
@@ -36,6 +38,17 @@ class TurnTokens(GenerationResult):
             return self.ids
         return [*self.ids[: self.inserted[0]], *self.ids[self.inserted[1] :]]
 
+    def record(self, text: str, **facts: Any) -> TurnRecord:
+        """Returns the record of the turn; its place in a stream is known later."""
+        return TurnRecord(
+            (0, 0),
+            text,
+            self.finish_reason,
+            self.weight_version,
+            later_versions=self.later_versions,
+            **facts,
+        )
+
 
 async def sample_turn(
     setup: EpisodeSetup, request: GenerationRequest, opening: Sequence[int] = ()
@@ -50,22 +63,20 @@ async def sample_turn(
     if len(opening) >= request.max_tokens:
         opening = ()
     started = setup.waits.clock()
-    first: GenerationResult | None = None
+    first = TurnTokens([], [], FinishReason.LENGTH, 0)
     inserted = opening
     if not opening or setup.chat.may_think(request.prompt_ids):
         budget = setup.limits.max_thinking_tokens
         most = request.max_tokens if budget is None else min(budget, request.max_tokens)
         stops = (*request.stop_strings, *(THOUGHT_ENDS if opening else ()))
-        first = await _ask_engine(
-            setup, dataclasses.replace(request, max_tokens=most, stop_strings=stops)
-        )
+        thinking = dataclasses.replace(request, max_tokens=most, stop_strings=stops)
+        first = await _ask_engine(setup, thinking)
         is_whole = most == request.max_tokens and not opening
         close = None if is_whole else _end_of_thought(setup, request, first, bool(opening))
         if close is not None:
             inserted = [*setup.chat.written_ids(close), *opening] if close else []
         if close is None or request.max_tokens - len(first.ids) - len(inserted) < 1:
-            version, later = first.weight_version, first.later_versions
-            return TurnTokens(first.ids, first.log_probs, first.finish_reason, version, later)
+            return first
     return await _continued(setup, request, first, inserted, started)
 
 
@@ -83,18 +94,17 @@ def _end_of_thought(
 async def _continued(
     setup: EpisodeSetup,
     request: GenerationRequest,
-    first: GenerationResult | None,
+    first: TurnTokens,
     inserted: Sequence[int],
     started: float,
 ) -> TurnTokens:
     """Samples the rest of a turn after what was sampled of it, and what is inserted there."""
-    before = [] if first is None else first.ids
-    ids = [*before, *inserted]
+    ids = [*first.ids, *inserted]
     timeout, on_tokens = request.timeout, request.on_tokens
     if timeout is not None:
         timeout = max(timeout - (setup.waits.clock() - started), _LEAST_SECONDS)
 
-    def tell_whole_turn(new: Sequence[int]) -> None:
+    def report_whole_turn(new: Sequence[int]) -> None:
         assert on_tokens is not None
         on_tokens([*ids, *new])
 
@@ -106,8 +116,8 @@ async def _continued(
             max_tokens=request.max_tokens - len(ids),
             seed=derive_seed(request.seed, "after the thought"),
             timeout=timeout,
-            branch_of=request.branch_of if first is None else None,
-            on_tokens=None if on_tokens is None else tell_whole_turn,
+            branch_of=None if first.ids else request.branch_of,
+            on_tokens=None if on_tokens is None else report_whole_turn,
         ),
     )
     num_rest, reason = len(rest.ids), rest.finish_reason
@@ -120,20 +130,20 @@ async def _continued(
         )
         if length is not None:
             num_rest, reason = max(length - len(ids), 0), FinishReason.STOP
-    versions = [] if first is None else [(0, first.weight_version), *first.later_versions]
+    versions = [(0, first.weight_version), *first.later_versions] if first.ids else []
     versions.append((len(ids), rest.weight_version))
     versions += [(len(ids) + at, number) for at, number in rest.later_versions if at < num_rest]
     return TurnTokens(
         [*ids, *rest.ids[:num_rest]],
-        [*(() if first is None else first.log_probs), *rest.log_probs[:num_rest]],
+        [*first.log_probs, *rest.log_probs[:num_rest]],
         reason,
         versions[0][1],
         tuple(new for old, new in itertools.pairwise(versions) if new[1] != old[1]),
-        (len(before), len(ids)) if inserted else None,
+        (len(first.ids), len(ids)) if inserted else None,
     )
 
 
-async def _ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
+async def _ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> TurnTokens:
     """Gives up an engine that does not keep to the request's timeout; checks what it returns."""
     waits = setup.waits  # its clock stands still while an update pauses the engine
     limit = math.inf if request.timeout is None else request.timeout + _GRACE_SECONDS
@@ -155,13 +165,14 @@ async def _ask_engine(setup: EpisodeSetup, request: GenerationRequest) -> Genera
     if sampling.cancelled() or sampling.result().finish_reason is FinishReason.ABORTED:
         raise EngineError("the engine cancelled the turn; was it closed?")
     result = sampling.result()
-    if not result.ids and result.finish_reason is FinishReason.DEADLINE:
+    reason, version = result.finish_reason, result.weight_version
+    if not result.ids and reason is FinishReason.DEADLINE:
         raise too_slow(request.timeout)
     if not result.ids:
-        raise EngineError(f"the engine returned a turn without tokens ({result.finish_reason})")
+        raise EngineError(f"the engine returned a turn without tokens ({reason})")
     if not math.isfinite(sum(result.log_probs)):
         raise EngineError("the engine returned log-probs that are not finite")
-    return result
+    return TurnTokens(result.ids, result.log_probs, reason, version, result.later_versions)
 
 
 def too_slow(limit: float | None) -> DeadlineExceeded:

@@ -121,29 +121,24 @@ class AgentRecord:
         return [turn for turn in self.turns if turn.kind == "action"]
 
     @property
-    def action_spans(self) -> Sequence[tuple[int, int]]:
-        """Start and end of their tokens."""
-        others = {turn.tokens for turn in self.turns if turn.kind != "action"}
-        return [span for span in self.stream.turns if span not in others]
-
-    @property
     def action_ends(self) -> list[int]:
         """Where the tokens of each action end, those of the sub-agents that it called included."""
-        ends = [end for _, end in self.action_spans]
+        ends: list[int] = []
         for turn in self.turns:
-            if turn.kind == "sub_agent":
-                ends[bisect_left(ends, turn.tokens[0] + 1) - 1] = turn.tokens[1]
+            if turn.kind == "action":
+                ends.append(turn.tokens[1])
+            elif turn.kind == "sub_agent":  # it follows the action whose tool asked it
+                ends[-1] = turn.tokens[1]
         return ends
 
     @property
     def branches(self) -> Sequence[tuple[int, int]]:
         """Those of the stream, and one more if it ends with a sub-agent's conversation: back to
         the agent's own, which nothing followed."""
-        branches = list(self.stream.branches)
         last = self.turns[-1] if self.turns else None
-        if last is not None and last.kind == "sub_agent" and last.tokens[1] == len(self.stream):
-            branches.append((len(self.stream), self.action_spans[-1][1]))
-        return branches
+        if last is None or last.kind != "sub_agent" or last.tokens[1] < len(self.stream):
+            return self.stream.branches
+        return [*self.stream.branches, (len(self.stream), self.actions[-1].tokens[1])]
 
     @property
     def action_numbers(self) -> list[int]:
@@ -172,6 +167,15 @@ class AgentRecord:
     @property
     def num_sampled_tokens(self) -> int:
         return self.stream.num_sampled
+
+    def add_turn(
+        self, turn: TurnRecord, tokens: tuple[int, int], asked: Sequence[Message] = ()
+    ) -> None:
+        """Appends a turn with its span in the stream, and before it the messages it answers."""
+        self.messages += asked
+        turn.tokens, turn.message = tokens, len(self.messages)
+        self.turns.append(turn)
+        self.messages.append({"role": "assistant", "content": turn.text})
 
     def fill_trajectory(self) -> None:
         """Puts the actions into the trajectory, which reward functions read."""
@@ -251,8 +255,8 @@ class EpisodeResult:
 
     def __repr__(self) -> str:
         error = "" if self.error is None else f" ({self.error})"
-        place = f"group {self.group}, member {self.member}, seed {self.seed}"
-        return f"<episode: {self.status}{error}, {self.num_turns} turns, {place}>"
+        which = f"group {self.group}, member {self.member}, seed {self.seed}"
+        return f"<episode: {self.status}{error}, {self.num_turns} turns, {which}>"
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Waits:
 
     >>> waits = Waits()
     >>> for what in ("the engine", "the engine", "a tool"):
-    ...     now = waits.begin(what)
+    ...     now = waits.add(what, 1)
     >>> waits.report()
     '2 for the engine, 1 for a tool'
     """
@@ -64,17 +64,11 @@ class Waits:
         paused = 0.0 if self._engine is None else self._engine.paused_seconds
         return time.monotonic() - paused
 
-    def begin(self, what: str) -> float:
-        """Counts one more that waits for it, and returns the time."""
+    def add(self, what: str, number: int) -> float:
+        """Counts so many more that wait for it, and returns the time."""
         if what == ENGINE and not self.counts[what] and not self._is_late:
             self._engine_moved = self.clock()
-        self.counts[what] += 1
-        self.moved = now = time.monotonic()
-        return now
-
-    def end(self, what: str) -> float:
-        """Counts one less that waits for it, and returns the time."""
-        self.counts[what] -= 1
+        self.counts[what] += number
         self.moved = now = time.monotonic()
         return now
 
@@ -128,14 +122,11 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
-        # A cancellation that came from elsewhere at the same time still counts.
-        if (
-            self._has_cancelled
-            and self._task.uncancel() == 0
-            and kind is asyncio.CancelledError
-            and self.stalled is not None
-        ):
-            raise self.stalled from None
+        if self._has_cancelled:
+            num_others = self._task.uncancel()  # one that came at the same time still counts
+            if num_others == 0 and kind is asyncio.CancelledError:
+                assert self.stalled is not None
+                raise self.stalled from None
 
     def _watch(self) -> None:
         pause, limit = self._pause(), self._stall_timeout
@@ -235,14 +226,14 @@ class EpisodeTimer:
     def component(self, name: str) -> Iterator[None]:
         """In the block, time, waiting and failures are those of this component."""
         error_status, what = _COMPONENTS[name]
-        started = self._waits.begin(what)
+        started = self._waits.add(what, 1)
         try:
             yield
-        except BaseException:
+        except BaseException:  # user code may raise SystemExit
             self.error_status = self.error_status or error_status
             raise
         finally:
-            took = self._waits.end(what) - started
+            took = self._waits.add(what, -1) - started
             for seconds in (self.component_seconds, self.turn_seconds):
                 seconds[name] = seconds.get(name, 0.0) + took
 

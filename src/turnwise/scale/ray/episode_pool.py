@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import together
+from turnwise.episode.collector import TaskGroup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import EngineError, TrainingStopped, import_extra
 from turnwise.inference import BaseInferenceEngine, GenerationRequest, GenerationResult
@@ -142,7 +142,9 @@ class EpisodePool:
 
         watching = asyncio.create_task(self._watch())
         try:
-            await together(work() for _ in range(num_slots))
+            async with TaskGroup() as group:
+                for _ in range(num_slots):
+                    group.create_task(work())
         finally:
             watching.cancel()
             for worker in self._workers:
