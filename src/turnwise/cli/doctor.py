@@ -7,7 +7,7 @@ import dataclasses
 import os
 import platform
 import shlex
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +24,7 @@ from turnwise import __version__
 from turnwise.cli import options as opt
 from turnwise.cli.common import legible, make_console, print_json
 from turnwise.cli.run_paths import find_run, metrics_file, run_containing
+from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.progress.lines import count
 from turnwise.runs.checkpoints import CheckpointStore
@@ -181,34 +182,21 @@ def _describe_gpus() -> str:
 
 
 def _train_tiny() -> str:
-    """Sample a few tokens by the local engine, and train one step on them."""
-    import torch
+    """Play two short episodes with the built-in model, and train one step on them."""
+    from turnwise.trainer.trainer import Trainer
 
-    from turnwise.chat import TokenStream
-    from turnwise.deadlines import run_sync
-    from turnwise.inference import GenerationRequest, create_inference_engine
-    from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
-    from turnwise.models import load_model
-
-    loaded = load_model("tiny")
-    prompt = loaded.tokenizer("Hello")["input_ids"]
-    with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
-        started = time.perf_counter()
-        result = run_sync(engine.sample(GenerationRequest(prompt, max_tokens=8)))
-        sampled = time.perf_counter()
-        stream = TokenStream()
-        stream.add_context(prompt)
-        stream.add_turn(result.ids, result.log_probs)
-        batch = PPOBatch.from_streams([stream])
-        batch.advantages = torch.ones(batch.input_ids.shape)
-        metrics = Learner(PolicyValueModel(loaded.model, None), LearnerOptions()).update(batch)
-    learned = time.perf_counter()
+    config = ConfigStore()
+    config.training.batch_size, config.training.eval_episodes = 2, 0
+    config.inference.max_turns, config.inference.max_tokens = 1, 4
+    with tempfile.TemporaryDirectory(prefix="turnwise-doctor-") as folder:
+        config.checkpoint.output_dir = folder
+        with Trainer(config, reporter=None, resume="never") as trainer:
+            (metrics,) = trainer.fit(1, 1)
     if metrics["num_steps"] != 1:
         raise ArithmeticError("the update was not finite")
     return (
-        f"sampled {len(result.ids)} tokens in {sampled - started:.2f} s and learned from them in "
-        f"{learned - sampled:.2f} s, on {loaded.model.device}; "
-        f"sampler and learner agree to {metrics['gap_max']:.0e}"
+        f"sampled {metrics['num_sampled_tokens']:.0f} tokens and learned from them in "
+        f"{metrics['time/step']:.2f} s; sampler and learner agree to {metrics['gap_max']:.0e}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from turnwise.cli.common import working
+from turnwise.cli.common import print_json, working
 from turnwise.config import ConfigStore
 from turnwise.progress.lines import clock_time, count, one_line
 from turnwise.trainer.reporter import Reporters
@@ -33,7 +33,7 @@ class _WarmStartTimes(Reporters):
             self.times.append(time.perf_counter())
 
 
-def estimate_run(config: ConfigStore, console: Console) -> None:
+def estimate_run(config: ConfigStore, console: Console, as_json: bool) -> None:
     """Measure in a temporary folder, and print the estimate: seconds, bytes and tokens."""
     training, warm_start, trial = config.training, _WarmStartTimes(), copy.deepcopy(config)
     trial.checkpoint.run_name = "trial"
@@ -62,6 +62,19 @@ def estimate_run(config: ConfigStore, console: Console) -> None:
     episodes = min(episode_bytes // NUM_STEPS * num_steps, config.logging.episodes_gb * 2**30)
     disk = int((config.checkpoint.keep_last_n + 1) * checkpoint_bytes + episodes)
     whole = num_steps * step_seconds + warm + evaluations
+    if as_json:
+        estimate = {
+            "num_steps": num_steps,
+            "step_seconds": step_seconds,
+            "warm_start_seconds": warm,
+            "evaluation_seconds": evaluations,
+            "whole_seconds": whole,
+            "memory_gib": last["time/memory_gib"],
+            "sampled_tokens": tokens,
+            "disk_bytes": disk,
+        }
+        print_json(estimate)
+        return
     parts = [
         f"{name.removeprefix('time/')} {value:.3g} s"
         for name, value in last.items()
