@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -16,19 +16,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from turnwise import __version__
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, print_json
+from turnwise.cli.common import make_console, print_finding, print_json
 from turnwise.cli.run_paths import find_run, metrics_file, run_containing
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.progress.lines import count
 from turnwise.runs.checkpoints import CheckpointStore
-from turnwise.runs.doctor import Finding, diagnose, findings
+from turnwise.runs.doctor import diagnose, findings
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools.python_code import why_not_isolated
@@ -82,7 +80,7 @@ def doctor(
         facts.append(fact)
         mark, style = _MARKS[fact.state]
         name = (f"{fact.name:<15}", "cyan")
-        console.print(Text.assemble((f"  {mark} ", style), name, legible(fact.text)))
+        console.print(Text.assemble((f"  {mark} ", style), name, fact.text))
     failures = [fact.name for fact in facts if fact.is_basic and fact.state == "broken"]
     if as_json:
         print_json({"ok": not failures, "facts": [dataclasses.asdict(fact) for fact in facts]})
@@ -201,7 +199,6 @@ def _train_tiny() -> str:
 
 
 def _diagnose_run(run: str, as_json: bool) -> None:
-
     source = find_run(run)
     folder = RunFolder(metrics_file(run).parent if source is None else run_containing(source))
     now, steps = findings(folder.path), folder.read_metrics()
@@ -223,14 +220,17 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     console = make_console()
     lasting = {finding.code: finding for finding in now}
     began = {finding.code: step for step, finding in over_time}  # the last time
-    for step, finding in over_time:
+    shown = [(f"step {step:<6}", finding) for step, finding in over_time]
+    shown += [("", finding) for finding in now if finding.code not in began]
+    for title, finding in shown:
         # One that lasts is shown with its present consequences.
-        is_last = began[finding.code] == step
+        is_last = title == f"step {began.get(finding.code, ''):<6}"
         latest = lasting.get(finding.code, finding) if is_last else finding
-        _print_finding(console, f"step {step:<6}", finding, latest.consequences)
-    for finding in now:
-        if finding.code not in began:
-            _print_finding(console, "", finding, finding.consequences)
+        lines = [Text(finding.text)]
+        for one in latest.consequences:
+            lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
+        head = Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold")
+        print_finding(console, head, lines, finding.fix)
     if over_time or now:
         console.print()
     words = [count(len(steps), "step") if steps else "no step was finished"]
@@ -239,24 +239,11 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     if rewards := [(line["reward"], line.get("step")) for line in steps if "reward" in line]:
         most, when = max(rewards)
         words.append(f"highest reward of a training step {most:.3g} (step {when})")
-    console.print(f"{legible(run)}: {'; '.join(words)}", style="bold")
+    console.print(f"{run}: {'; '.join(words)}", style="bold")
     if (best := CheckpointStore(folder.checkpoints).best) is not None:
         console.print(f"checkpoint of {best}")
     codes = ", ".join(finding.code for finding in now)
     console.print(f"As of the last step: {codes or 'nothing wrong'}.")
     if now and folder.config_file.is_file():
-        command = legible(f"turnwise train {shlex.quote(str(folder.path))} section.name=value")
+        command = f"turnwise train {shlex.quote(str(folder.path))} section.name=value"
         console.print(f"Change settings and resume: {command}", soft_wrap=True)
-
-
-def _print_finding(
-    console: Console, title: str, finding: Finding, consequences: Sequence[Finding]
-) -> None:
-
-    console.print(Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold"))
-    lines = [("", finding.text)]
-    lines += [("because of this: ", f"{one.code}. {one.text}") for one in consequences]
-    for title, text in [*lines, ("fix: ", finding.fix)]:
-        style = "bold green" if title == "fix: " else "bold"
-        line = Text.assemble((title, style), legible(text))
-        console.print(Padding(line, (0, 0, 0, 2), expand=False))

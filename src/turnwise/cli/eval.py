@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, print_json, working
+from turnwise.cli.common import make_console, print_json, working
 from turnwise.cli.run_paths import find_source, not_a_run, run_containing, which_checkpoint
 from turnwise.cli.settings import Overrides, open_settings, read_settings
 from turnwise.errors import ConfigError
@@ -237,31 +237,31 @@ def evaluate(
         if weights:
             console.print()
     if weights:
-        words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
+        words = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         values = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
         console.print(f"mean over the environments by weight ({words}): {values}")
     if facts["in_training"] is not None:
-        text = f"reported by the run itself: {legible(facts['in_training']['text'])}"
+        text = f"reported by the run itself: {facts['in_training']['text']}"
         console.print(text, soft_wrap=True)
 
 
 def _show_conversations(console: Console, result: EpisodeResult) -> None:
     for agent in result.agents:
-        name = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
+        name = f", {agent.name}" if len(result.agents) > 1 else ""
         console.print(Text(f"seed {result.seed}{name}", "bold"))
         for message in agent.messages:
             style = "bold cyan" if message["role"] == "assistant" else "dim"
-            text = legible(str(message.get("content") or "")).strip("\n")
-            console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
+            text = str(message.get("content") or "").strip("\n")
+            console.print(Text.assemble((f"{message['role']}: ", style), text))
         reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
-        ending = legible(result.error or result.status.value.replace("_", " "))
+        ending = result.error or result.status.value.replace("_", " ")
         console.print(Text(f"reward {reward}, {ending}\n", "dim"))
 
 
 def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
-    who = legible(str(facts["name"] or plan.agent))
+    who = str(facts["name"] or plan.agent)
     if facts["name"] and plan.agent:
-        who = f"{legible(plan.agent)} in the environment of {who}"
+        who = f"{plan.agent} in the environment of {who}"
     number, num_rows = part.num_tasks, len(part.rows or ())
     kind = "episodes" if plan.k is None else "tasks"
     kind = f"{kind} on {part.evaluated_on}" if num_rows else f"held-out {kind}"
@@ -273,4 +273,4 @@ def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
         many += f", each {times:,} times (intervals are over rows)" if times > 1 else ", each once"
     how = "" if plan.agent is not None else f", {facts['sampling']}"
     best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
-    return f"{best}{who} on {legible(name or facts['environment'])}, {many}{how}"
+    return f"{best}{who} on {name or facts['environment']}, {many}{how}"

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.status import Status
 from rich.table import Column, Table
 
 from turnwise.cli.agents import SCRIPTED, ServedModel, agent_by_name, open_collector
-from turnwise.cli.common import INTERRUPTED, legible, make_console, say
+from turnwise.cli.common import make_console, say
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
@@ -158,12 +157,12 @@ def play_part(part: Part, plan: Plan, name: str) -> None:
                     play(who, _collector_for(collector, source, who), tasks)
     except (Interrupted, KeyboardInterrupt):
         console.print("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
+        raise KeyboardInterrupt from None  # typer exits with 130
     results = part.played[plan.who]
     if (note := cut_below_own_limit(results)) is not None:
         say(note, err=True)
     if all(result.status.is_error for result in results):
-        why = legible(describe_failure(results[0]))
+        why = describe_failure(results[0])
         raise ConfigError(f"every episode{where} failed, the first one with: {why}")
 
 
@@ -374,7 +373,7 @@ def show_scores(console: Console, scores: Mapping[str, Any], who: str, name: str
     def interval(value: float, low: float, high: float, *, form: str = ".3f") -> str:
         return f"{value:{form}} ({low:{form}} to {high:{form}})"
 
-    first = legible(name)
+    first = name
     players = dict(scores)
     if (attempts := players.pop("attempts", None)) is not None:
         del players[who]

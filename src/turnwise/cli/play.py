@@ -23,7 +23,7 @@ import typer
 from rich.text import Text
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, print_json, say, working
+from turnwise.cli.common import make_console, print_json, read_line, say, working
 from turnwise.cli.run_paths import find_source
 from turnwise.cli.settings import Overrides, open_settings
 from turnwise.config import ConfigStore
@@ -324,7 +324,6 @@ class Screen:
     environment: BaseEnvironment | None = None
     setup: EpisodeSetup | None = None
     """What episodes are played with; None: only an environment."""
-    _num_agents: int = 0
 
     def __post_init__(self) -> None:
         self._results = make_console(quiet=self.is_quiet)
@@ -332,13 +331,11 @@ class Screen:
 
     def begin(self, seed: int) -> Played:
         """Return the record of a new episode."""
-        self._num_agents = 0
         self.played = Played(seed=seed)
         return self.played
 
     def on_start(self, agent: AgentRecord) -> None:
         """Print the beginning of an episode that is played like a model's."""
-        self._num_agents += 1
         env, setup = self.environment, self.setup
         assert env is not None
         assert setup is not None
@@ -357,11 +354,10 @@ class Screen:
     def on_turn(self, agent: AgentRecord, turn: TurnRecord) -> None:
         """Print a turn of an episode that is played like a model's."""
         if self.player != "human":
-            is_alone = self._num_agents == 1 and agent.name == "agent"
             self.action(
                 answer_of(turn.text, in_thought=turn.in_thought).strip() or "(nothing)",
                 thought=thought_of(turn.text, in_thought=turn.in_thought),
-                who="" if is_alone else f"{agent.name} ",
+                who="" if agent.name == "agent" else f"{agent.name} ",
             )
         step = StepResult(turn.observation, turn.reward, turn.done, False, turn.info)
         self.turn(turn.text, step, turn.calls)
@@ -383,14 +379,12 @@ class Screen:
         parser: ActionParser | None = None,
     ) -> str:
         """Return the next action that the person types; `parser` reads the calls of tools."""
-        with contextlib.suppress(ImportError):  # not on every system
-            import readline  # noqa: F401 - its import gives `input` arrow keys and a history
         lines = [f"  /{_usage(tool)}  {tool.description}".rstrip() for tool in definitions]
         tools = "\n".join(["tools:", *lines, ""]) if lines else ""
         if not self.played.calls:
             self._print((f"{tools}(? for help, quit to exit)", "dim"))
         while True:
-            line = input(self._prompt)
+            line = read_line(self._prompt)
             if not sys.stdin.isatty():
                 self._print(line)  # a transcript of piped input shows it
             word = line.strip()
@@ -465,7 +459,7 @@ class Screen:
         if scores := [played.score for played in episodes if played.score is not None]:
             facts.append(f"mean score {statistics.fmean(scores):.4g}")
         title = f"\n{len(episodes)} episodes by {self.player}: "
-        self._results.print(Text(legible(title + ", ".join(facts)), "bold"))
+        self._results.print(Text(title + ", ".join(facts), "bold"))
 
     def left(self) -> None:
         """Print how far an episode came that was left."""
@@ -482,9 +476,7 @@ class Screen:
         return f"{self.played.num_turns + 1}> "
 
     def _print(self, *parts: str | tuple[str, str]) -> None:
-        text = Text.assemble(*parts)
-        text.plain = legible(text.plain)
-        self._turns.print(text)
+        self._turns.print(Text.assemble(*parts))
 
 
 def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:

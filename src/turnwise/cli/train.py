@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +17,6 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import (
-    INTERRUPTED,
-    make_console,
     parameter_overrides,
     print_file,
     say,
@@ -151,7 +150,10 @@ def train(
         if output is not None:
             config.checkpoint.output_dir = output
         if replayed is not None and name is None:
-            name = f"{config.checkpoint.run_name}-replay"
+            parent = Path(config.checkpoint.output_dir).expanduser()
+            stem = f"{config.checkpoint.run_name}-replay"
+            names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+            name = next(name for name in names if not (parent / name).exists())
         if name is not None:
             config.checkpoint.run_name = name
         if dry and not is_verl and source is not None:
@@ -174,7 +176,7 @@ def train(
         elif estimate:
             from turnwise.cli.estimate import estimate_run
 
-            estimate_run(config, make_console(), as_json)
+            estimate_run(config, as_json)
         elif replayed is not None and run is not None:
             _replay(run, config, lines, as_json)
         else:
@@ -209,9 +211,9 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
 
 @contextlib.contextmanager
 def _exit_codes(describe_interrupt: Callable[[], str]) -> Iterator[None]:
-    """Print an error of the run and exit with 1, after Ctrl-C with 130.
+    """Print an error of the run and exit with 1; mistakes in the request exit with 2.
 
-    Mistakes in the request propagate, and exit with 2.
+    After Ctrl-C print a line; typer exits with 130.
     """
     try:
         yield
@@ -222,7 +224,7 @@ def _exit_codes(describe_interrupt: Callable[[], str]) -> Iterator[None]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         say(f"\n{describe_interrupt()}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise
 
 
 def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, is_demo: bool) -> None:
