@@ -16,22 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.trainer.state import load_trained_model
 
-SETTINGS = {
-    "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
-    "inference": {"max_tokens": 3},
-    "training": {"batch_size": 4, "steps_per_epoch": 1, "num_epochs": 1, "eval_episodes": 2},
-    "checkpoint": {"run_name": "mine"},
-}
-
-
-@pytest.fixture
-def run(turnwise, tmp_path, monkeypatch) -> str:
-    """A run of one step, in the user's folder."""
-    monkeypatch.chdir(tmp_path)
-    Path("my.yaml").write_text(yaml.safe_dump(SETTINGS))
-    assert turnwise("train", "my.yaml").code == 0
-    return "runs/mine"
-
 
 def logits(model) -> torch.Tensor:
     with torch.no_grad():

@@ -42,9 +42,8 @@ def envs(as_json: opt.AsJson = False) -> None:
     turnwise play grid-world
     turnwise envs --json | jq -r '.built_in[].name'
     """
-    built_in = {}
-    for name in BUILT_IN:
-        built_in[name] = (inspect.getdoc(source_by_name(name)) or "").partition("\n")[0]
+    texts = {name: inspect.getdoc(source_by_name(name)) or "" for name in BUILT_IN}
+    built_in = {name: text.partition("\n")[0] for name, text in texts.items()}
     forms, others = [], {}
     for form, package, about in FORMS:
         is_missing = package is not None and find_spec(package) is None

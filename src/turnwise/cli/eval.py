@@ -271,6 +271,6 @@ def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
     elif num_rows and number >= num_rows:
         times = number // num_rows
         many += f", each {times:,} times (intervals are over rows)" if times > 1 else ", each once"
-    how = "" if plan.agent is not None else f", {facts['sampling']}"
+    sampling = "" if plan.agent is not None else f", {facts['sampling']}"
     best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
-    return f"{best}{who} on {name or facts['environment']}, {many}{how}"
+    return f"{best}{who} on {name or facts['environment']}, {many}{sampling}"

@@ -365,8 +365,8 @@ class Screen:
 
     def start(self, rules: str, observation: str, max_turns: int) -> None:
         row = self.played.row
-        of_row = "" if row is None else f", row {row + 1} of the dataset"
-        facts = f"seed {self.played.seed}{of_row}, at most {count(max_turns, 'turn')}"
+        task = "" if row is None else f", row {row + 1} of the dataset"
+        facts = f"seed {self.played.seed}{task}, at most {count(max_turns, 'turn')}"
         self._print((self.name, "bold"), (f"  {facts}", "dim"))
         if rules:
             self._print(("system prompt: ", "bold"), rules)
