@@ -91,10 +91,7 @@ def is_draft(name: str) -> bool:
 
 
 def remove_abandoned(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left in a folder; nobody else may be writing there.
-
-    With `name`, only what was left of the file or folder of this name.
-    """
+    """Remove what killed writers left in a folder, or of `name` in it; no other may be at work."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if is_draft(path.name) and name in (None, path.name[1:].rpartition(".")[0]):
             remove(path)

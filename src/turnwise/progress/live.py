@@ -216,11 +216,12 @@ class NotebookReporter(LineReporter):
 
     def _update(self) -> None:
         # Not rich's own display in notebooks: it needs ipywidgets to update an output.
-        options: dict[str, Any] = {"force_jupyter": False, "highlight": False, "markup": False}
-        console = LegibleConsole(file=io.StringIO(), record=True, width=MOST_COLUMNS, **options)
+        console = LegibleConsole(
+            file=io.StringIO(), record=True, width=MOST_COLUMNS, force_jupyter=False
+        )
         if self.state.run.num_steps:  # it has begun
             console.print(RunView(self.state))
-        console.print("\n".join(self._messages))
+        console.print(Text("\n".join(self._messages)))
         form = '<pre style="line-height:1.2">{code}</pre>'
         html = console.export_html(code_format=form, inline_styles=True, clear=False)
         bundle = {"text/html": html, "text/plain": console.export_text()}
