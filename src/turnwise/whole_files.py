@@ -84,10 +84,10 @@ def is_draft(name: str) -> bool:
     return _DRAFT.fullmatch(name) is not None
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left in a folder; nobody else may be writing there."""
+def remove_abandoned(folder: Path, name: str | None = None) -> None:
+    """Remove what killed writers left in a folder, or of `name` in it; no other may be at work."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if is_draft(path.name):
+        if is_draft(path.name) and name in (None, path.name[1:].rpartition(".")[0]):
             remove(path)
 
 

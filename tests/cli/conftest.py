@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+import yaml
 
 from cli.three_runs import three_runs as three_runs
 from turnwise.cli import main
@@ -106,6 +107,28 @@ def runs(three_runs, monkeypatch: pytest.MonkeyPatch):
     """The user is in the folder where the three runs were trained."""
     monkeypatch.chdir(three_runs.folder)
     return three_runs
+
+
+@pytest.fixture
+def my_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, which holds the settings of a run of one step, and the user is in it."""
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
+        "inference": {"max_tokens": 3},
+        "training": {"batch_size": 2, "steps_per_epoch": 1, "num_epochs": 1, "eval_episodes": 2},
+        "checkpoint": {"run_name": "mine"},
+    }
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path
+
+
+@pytest.fixture
+def run(turnwise: Callable[..., Ran], my_yaml: Path) -> str:
+    """That run, trained."""
+    ran = turnwise("train", "my.yaml")
+    assert ran.code == 0, ran.err
+    return "runs/mine"
 
 
 @pytest.fixture

@@ -141,23 +141,6 @@ def test_a_folder_without_a_template_asks_for_one(turnwise, folder):
     assert ran.code == 0, ran.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["./nowhere"], "there is no folder ./nowhere"),
-        (["tiny", "--top-p", "0"], "top_p got 0.0, expected"),
-        (["tiny", "--dtype", "float64"], "dtype got 'float64', expected auto"),
-        (["tiny", "--template", "chatlm"], "Did you mean 'chatml'?"),
-        (["http://localhost:1"], "is a server"),
-    ],
-)
-def test_a_wrong_request_is_one_message(turnwise, arguments, message):
-    ran = turnwise("chat", *arguments, typed="Hello\n")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: ")
-    assert message in ran.err
-
-
 def test_a_full_context_is_told(turnwise):
     ran = turnwise("chat", "tiny", "--device", "cpu", typed="x" * 5000 + "\n")
     assert (ran.code, ran.out) == (0, "\n")

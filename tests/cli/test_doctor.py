@@ -32,7 +32,7 @@ def test_this_machine_can_train(turnwise):
     assert ran.code == 0, ran.out
     assert f"✓ turnwise       {__version__}\n" in ran.out
     assert re.search(r"✓ torch +\S+, \d+ threads, with", ran.out) or "for CUDA" in ran.out
-    assert re.search(r"✓ tiny +sampled 8 tokens in .* and learned from them .* agree to", ran.out)
+    assert re.search(r"✓ tiny +sampled 8 tokens and learned from them in .* agree to", ran.out)
     assert ran.out.endswith("This machine can train. Start with: turnwise train\n")
 
 
@@ -54,7 +54,7 @@ def test_every_extra_is_told():
 
 
 def test_a_sick_run(turnwise, tmp_path):
-    run = write_run(tmp_path / "mine")
+    run = write_run(tmp_path / "my run")
     ran = turnwise("doctor", str(run))
     assert ran.code == 0
     first, second, third = ran.out.splitlines()[:3]
@@ -64,10 +64,6 @@ def test_a_sick_run(turnwise, tmp_path):
     said = " ".join(ran.out.split())
     assert f"{run}: 30 steps; success 0.000 after step 30: the training episodes of this" in said
     assert ran.out.endswith("As of the last step: constant-reward.\n")
-
-
-def test_it_says_how_its_advice_can_be_followed(turnwise, tmp_path):
-    run = write_run(tmp_path / "my run")
     ConfigStore().save(run / "config.yaml")
     ran = turnwise("doctor", str(run))
     assert ran.out.splitlines()[-1] == (
@@ -126,5 +122,4 @@ def test_a_run_that_was_killed_while_it_wrote(turnwise, tmp_path):
         file.write('{"step": 31, "rew')
     assert f"{run}: 30 steps" in turnwise("doctor", str(run)).out
     fresh = turnwise("doctor", str(write_run(tmp_path / "fresh", num_steps=0)))
-    assert (fresh.code, fresh.out) == (2, "")
-    assert "no step of this run was finished yet" in fresh.err
+    assert (fresh.code, "no step of this run was finished yet" in fresh.err) == (2, True)

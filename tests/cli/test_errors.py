@@ -6,14 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-SETTINGS = {
-    "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
-    "inference": {"max_tokens": 3},
-    "training": {"batch_size": 2, "steps_per_epoch": 1, "num_epochs": 1},
-    "checkpoint": {"run_name": "mine"},
-}
 FAULTY = """
 from turnwise import BaseEnvironment
 
@@ -40,9 +33,7 @@ class Late(Faulty):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.yaml").write_text(yaml.safe_dump(SETTINGS))
+def folder(my_yaml, tmp_path) -> Path:
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "unimportable.py").write_text("import no_such_package_anywhere\n")
     (tmp_path / "unparsable.py").write_text("class Half(\n")
@@ -51,14 +42,6 @@ def folder(tmp_path, monkeypatch) -> Path:
     )
     (tmp_path / "bytes.yaml").write_bytes(b"\x00\xff\xfe\x80")
     return tmp_path
-
-
-@pytest.fixture
-def run(turnwise, folder) -> str:
-    """A run of one step."""
-    ran = turnwise("train", "my.yaml")
-    assert ran.code == 0, ran.err
-    return "runs/mine"
 
 
 def is_told(ran, *words: str, codes=(1, 2)) -> None:
@@ -98,6 +81,20 @@ def is_told(ran, *words: str, codes=(1, 2)) -> None:
             ["rows.jsonl, line 2 has no 'solution', which dataset.columns names", "'solutoin'"],
         ),
         (["export", "my.yaml", "out"], ["my.yaml"]),
+        (["eval", "tiny"], ["A model plays in an environment that you name: --env guess-number"]),
+        (["eval", ".", "--env", "grid-world"], [". is no folder with a model"]),
+        (["eval", "tiny", "--env", "grid-wrld"], ["Did you mean 'grid-world'?"]),
+        (["play", "gues-number"], ["Did you mean 'guess-number'?"]),
+        (["play", "guess-number", "--param", "size"], ["--param got 'size', expected KEY=VALUE"]),
+        (["chat", "./nowhere"], ["there is no folder ./nowhere"]),
+        (["chat", "tiny", "--top-p", "0"], ["top_p got 0.0, expected"]),
+        (["chat", "tiny", "--dtype", "float64"], ["dtype got 'float64', expected auto"]),
+        (["chat", "tiny", "--template", "chatlm"], ["Did you mean 'chatml'?"]),
+        (["chat", "http://localhost:1"], ["is a server"]),
+        (["init", "my-env"], ["for example my_env."]),
+        (["init", "class"], ["for example my_env."]),
+        (["init", "test_me"], ["cannot be the name"]),
+        (["init", "turnwise"], ["cannot be the name"]),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -106,6 +103,7 @@ def test_a_wrong_name_or_setting(turnwise, arguments, words):
         Path(place).mkdir()
     is_told(turnwise(*arguments), *words, codes=(2,))
     assert not Path("runs").exists()
+    assert not Path(arguments[1]).is_dir() or arguments[1] == "."
 
 
 @pytest.mark.parametrize("command", [("train", "my.yaml"), ("check-env",), ("play",)])

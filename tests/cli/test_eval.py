@@ -80,18 +80,3 @@ def test_a_model_plays_any_environment(turnwise, coins):
     mute = figures(turnwise, "tiny", "--env", "coins.py:Mute", *FEW)
     assert "model" in mute
     assert not {"expert", "random"} & set(mute)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tiny"], "A model plays in an environment that you name: --env guess-number"),
-        ([".", "--env", "grid-world"], ". is no folder with a model"),
-        (["tiny", "--env", "grid-wrld"], "Did you mean 'grid-world'?"),
-    ],
-)
-def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, arguments, message):
-    ran = turnwise("eval", *arguments, "--episodes", "2")
-    assert (ran.code, ran.out) == (2, "")
-    assert message in ran.err
-    assert "Traceback" not in ran.err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,22 +15,6 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.trainer.state import load_trained_model
-
-SETTINGS = {
-    "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
-    "inference": {"max_tokens": 3},
-    "training": {"batch_size": 4, "steps_per_epoch": 1, "num_epochs": 1, "eval_episodes": 2},
-    "checkpoint": {"run_name": "mine"},
-}
-
-
-@pytest.fixture
-def run(turnwise, tmp_path, monkeypatch) -> str:
-    """A run of one step, in the user's folder."""
-    monkeypatch.chdir(tmp_path)
-    Path("my.yaml").write_text(yaml.safe_dump(SETTINGS))
-    assert turnwise("train", "my.yaml").code == 0
-    return "runs/mine"
 
 
 def logits(model) -> torch.Tensor:
@@ -80,6 +66,23 @@ def test_nothing_that_exists_is_overwritten(turnwise, run, tmp_path):
     assert "mine exists already" in again.err
     assert "--checkpoint got 'newest'" in turnwise("export", run, "b", "--checkpoint", "newest").err
     assert Path("mine/model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_one(turnwise, run):
+    code = (
+        "import os; from transformers import PreTrainedTokenizerBase as Tokenizer\n"
+        "from turnwise.cli import main\n"
+        "Tokenizer.save_pretrained = lambda *_, **__: os.kill(os.getpid(), 9)\n"
+        "main(['export', 'runs/mine', 'models/mine'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    killed = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
+    assert killed.returncode == -9
+    (draft,) = os.listdir("models")
+    assert draft.startswith(".mine.saving-")
+    Path("models/.mine-2.saving-00ab").touch()  # of another export, which may be running
+    assert turnwise("export", run, "models/mine").code == 0
+    assert sorted(os.listdir("models")) == [".mine-2.saving-00ab", "mine"]
 
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")

@@ -92,22 +92,3 @@ def test_nothing_is_overwritten(turnwise, made, monkeypatch):
     assert (ran.code, ran.out) == (2, "")
     assert "my_env exists" in ran.err
     assert {path: path.read_text() for path in made.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("my-env", "for example my_env."),
-        ("class", "for example my_env."),
-        ("test_me", "cannot be the name"),
-        ("turnwise", "cannot be the name"),
-    ],
-)
-def test_a_name_that_python_cannot_import_is_refused(
-    turnwise, tmp_path, monkeypatch, name, message
-):
-    monkeypatch.chdir(tmp_path)
-    ran = turnwise("init", name)
-    assert (ran.code, ran.out) == (2, "")
-    assert message in ran.err
-    assert not Path(name).exists()

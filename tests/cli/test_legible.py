@@ -56,13 +56,7 @@ class Unmade(Loud):
 SETTINGS = {
     "environment": {"name": "loud.py:Loud"},
     "inference": {"max_turns": 2, "max_tokens": 2},
-    "training": {
-        "num_epochs": 1,
-        "steps_per_epoch": 1,
-        "batch_size": 2,
-        "group_size": 1,
-        "eval_episodes": 2,
-    },
+    "training": {"num_epochs": 1, "steps_per_epoch": 1, "batch_size": 2, "eval_episodes": 2},
     "checkpoint": {"run_name": "loud"},
 }
 

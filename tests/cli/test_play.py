@@ -70,20 +70,6 @@ def test_a_player_that_the_environment_does_not_offer(turnwise, coins):
     assert ran.err.startswith("error: Mute has no expert.")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gues-number"], "Did you mean 'guess-number'?"),
-        (["coins.py:Coins", "--param", "size"], "--param got 'size', expected KEY=VALUE"),
-    ],
-)
-def test_a_wrong_request_is_one_message_with_code_2(turnwise, coins, arguments, message):
-    ran = turnwise("play", *arguments)
-    assert ran.code == 2
-    assert ran.err.startswith("error: ")
-    assert message in ran.err
-
-
 def test_a_file_may_import_from_beside_itself(turnwise, coins, tmp_path, monkeypatch):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "neighbour.py").write_text("WORD = 'hello'")

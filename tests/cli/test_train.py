@@ -153,6 +153,9 @@ def test_an_estimate_measures_and_leaves_nothing(turnwise, small, tmp_path):
         "small.yaml",
     ]
     assert not (tmp_path / "runs").exists()
+    numbers = json.loads(turnwise("train", small, "--estimate", "--json").out)
+    assert numbers["num_steps"] == 2
+    assert numbers["whole_seconds"] >= 2 * numbers["step_seconds"] > 0
 
 
 def test_a_run_from_which_nothing_can_be_learned_ends_with_the_reason(turnwise, small, tmp_path):

@@ -17,13 +17,7 @@ from turnwise.trainer import load_trained_model
 SETTINGS = {
     "environment": {"name": "guess-number", "params": {"low": 1, "high": 3}, "max_steps": 2},
     "inference": {"max_turns": 2, "max_tokens": 2},
-    "training": {
-        "num_epochs": 1,
-        "steps_per_epoch": 1,
-        "batch_size": 2,
-        "group_size": 1,
-        "eval_episodes": 0,
-    },
+    "training": {"num_epochs": 1, "steps_per_epoch": 1, "batch_size": 2, "eval_episodes": 0},
     "checkpoint": {"run_name": "theirs"},
 }
 # It does its harm when it is imported.

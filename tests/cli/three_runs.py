@@ -98,15 +98,10 @@ def three_runs(tmp_path_factory: pytest.TempPathFactory) -> ThreeRuns:
 
 
 def _train(name: str, environment: object, *, params: dict | None = None, **parts: object) -> None:
-    config = ConfigStore()
-    config.training.num_epochs = 1
-    config.training.steps_per_epoch = 1
-    config.training.batch_size = 2
-    config.training.group_size = 1
-    config.training.eval_episodes = 0
-    config.inference.max_tokens = 4
-    config.inference.max_turns = 4
-    config.checkpoint.run_name = name
+    training = ("num_epochs=1", "steps_per_epoch=1", "batch_size=2", "eval_episodes=0")
+    settings = [f"training.{setting}" for setting in training]
+    settings += ["inference.max_tokens=4", "inference.max_turns=4", f"checkpoint.run_name={name}"]
+    config = ConfigStore.load(overrides=settings)
     config.environment.params = params or {}
     with Trainer(config, environment, **parts) as trainer:
         trainer.fit()

@@ -62,7 +62,11 @@ def test_a_notebook_trains_and_shows_its_own_lines_when_it_fails(notebook):
     folder, (defined, trained, failed) = notebook
     assert defined == []
     assert not any('"output_type": "error"' in output for output in trained)
-    assert any("run folder runs/Greenhouse" in output for output in trained)
+    # One output, which was updated in place.
+    (updated,) = [output for output in trained if "display_data" in output]
+    for told in ("runs/Greenhouse", "step 1/1", "finished", "Next: turnwise view"):
+        assert told in updated, trained
+    assert '"text/html"' in updated
     (error,) = [output for output in failed if '"output_type": "error"' in output]
     told = json.loads(error)["evalue"]
     assert "every episode of the first step failed in the same way" in told

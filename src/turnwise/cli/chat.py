@@ -17,8 +17,9 @@ import typer
 from rich.text import Text
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, say, working
+from turnwise.cli.common import make_console, read_line, say, working
 from turnwise.cli.settings import Overrides
+from turnwise.legible import legible
 from turnwise.tools import ToolCall, ToolContext
 
 if TYPE_CHECKING:
@@ -122,13 +123,10 @@ class _Chat:
 
     def run(self) -> None:
         """Answer what is typed until the end of the input."""
-        if self.is_terminal:
-            with contextlib.suppress(ImportError):  # not on every system
-                import readline  # noqa: F401 - its import gives `input` arrow keys and a history
         self.note(HELP)
         while True:
             try:
-                line = input("> " if self.is_terminal else "")
+                line = read_line("> ") if self.is_terminal else input()
             except EOFError:
                 self.note("")
                 return
@@ -144,7 +142,7 @@ class _Chat:
                 self.reset()
                 self.note("New conversation.")
             elif command.startswith("/") and not command.startswith("//"):
-                self.console.print(f"There is no command {legible(command)}. {HELP}")
+                self.console.print(f"There is no command {command}. {HELP}")
             elif command:
                 self._say(line.replace("//", "/", 1) if command[0] == "/" else line)
 
@@ -160,7 +158,7 @@ class _Chat:
     def note(self, text: str, *, is_told_to_pipes: bool = False) -> None:
         """Print a dimmed line on a terminal; otherwise nothing, or a line to the errors."""
         if self.is_terminal:
-            self.console.print(legible(text), style="dim")
+            self.console.print(text, style="dim")
         elif is_told_to_pipes:
             say(text, err=True)
 

@@ -1,23 +1,21 @@
-"""Helpers that several commands share: parameters, imports, printing."""
+"""Helpers that several commands share: parameters, printing, typed lines."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from turnwise.errors import ConfigError
-from turnwise.legible import legible as legible
+from turnwise.legible import legible
 from turnwise.progress.lines import LegibleConsole
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
 
 
 def parameter_overrides(parameters: list[str] | None) -> list[str]:
@@ -29,7 +27,10 @@ def parameter_overrides(parameters: list[str] | None) -> list[str]:
 
 
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:
-    """Return a console of at most 100 columns; lines to a file or a pipe are not wrapped."""
+    """Return a console of at most 100 columns; lines to a file or a pipe are not wrapped.
+
+    It prints control characters of any text as symbols.
+    """
     console = LegibleConsole(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 100) if console.is_terminal else 10_000
     return console
@@ -38,8 +39,22 @@ def make_console(stderr: bool = False, quiet: bool = False) -> Console:
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
     """Show a spinner with this text on a terminal; print nothing to a file or a pipe."""
-    with make_console(stderr=True).status(Text(legible(text))):
+    with make_console(stderr=True).status(Text(text)):
         yield
+
+
+def print_finding(console: Console, title: Text, lines: Sequence[Text], fix: str) -> None:
+    """Print what was found, and indented below it what that means, and the fix."""
+    console.print(title)
+    for line in [*lines, Text.assemble(("fix: ", "bold green"), fix)]:
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+
+
+def read_line(prompt: str) -> str:
+    """Return a line that a person types, with arrow keys and a history."""
+    with contextlib.suppress(ImportError):  # not on every system
+        import readline  # noqa: F401 - its import changes `input`
+    return input(prompt)
 
 
 def say(text: str, *, err: bool = False) -> None:

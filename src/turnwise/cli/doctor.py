@@ -7,7 +7,7 @@ import dataclasses
 import os
 import platform
 import shlex
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from turnwise import __version__
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, print_json
+from turnwise.cli.common import make_console, print_finding, print_json
 from turnwise.cli.run_paths import find_run, metrics_file, run_containing
+from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.progress.lines import count
 from turnwise.runs.checkpoints import CheckpointStore
-from turnwise.runs.doctor import Finding, diagnose, findings, settings_if_readable
+from turnwise.runs.doctor import diagnose, findings, settings_if_readable
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools.python_code import why_not_isolated
@@ -81,7 +80,7 @@ def doctor(
         facts.append(fact)
         mark, style = _MARKS[fact.state]
         name = (f"{fact.name:<15}", "cyan")
-        console.print(Text.assemble((f"  {mark} ", style), name, legible(fact.text)))
+        console.print(Text.assemble((f"  {mark} ", style), name, fact.text))
     failures = [fact.name for fact in facts if fact.is_basic and fact.state == "broken"]
     if as_json:
         print_json({"ok": not failures, "facts": [dataclasses.asdict(fact) for fact in facts]})
@@ -181,39 +180,25 @@ def _describe_gpus() -> str:
 
 
 def _train_tiny() -> str:
-    """Sample a few tokens by the local engine, and train one step on them."""
-    import torch
+    """Play two short episodes with the built-in model, and train one step on them."""
+    from turnwise.trainer.trainer import Trainer
 
-    from turnwise.chat import TokenStream
-    from turnwise.deadlines import run_sync
-    from turnwise.inference import GenerationRequest, create_inference_engine
-    from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
-    from turnwise.models import load_model
-
-    loaded = load_model("tiny")
-    prompt = loaded.tokenizer("Hello")["input_ids"]
-    with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
-        started = time.perf_counter()
-        result = run_sync(engine.sample(GenerationRequest(prompt, max_tokens=8)))
-        sampled = time.perf_counter()
-        stream = TokenStream()
-        stream.add_context(prompt)
-        stream.add_turn(result.ids, result.log_probs)
-        batch = PPOBatch.from_streams([stream])
-        batch.advantages = torch.ones(batch.input_ids.shape)
-        metrics = Learner(PolicyValueModel(loaded.model, None), LearnerOptions()).update(batch)
-    learned = time.perf_counter()
+    config = ConfigStore()
+    config.training.batch_size, config.training.eval_episodes = 2, 0
+    config.inference.max_turns, config.inference.max_tokens = 1, 4
+    with tempfile.TemporaryDirectory(prefix="turnwise-doctor-") as folder:
+        config.checkpoint.output_dir = folder
+        with Trainer(config, reporter=None, resume="never") as trainer:
+            (metrics,) = trainer.fit(1, 1)
     if metrics["num_steps"] != 1:
         raise ArithmeticError("the update was not finite")
     return (
-        f"sampled {len(result.ids)} tokens in {sampled - started:.2f} s and learned from them in "
-        f"{learned - sampled:.2f} s, on {loaded.model.device}; "
-        f"sampler and learner agree to {metrics['gap_max']:.0e}"
+        f"sampled {metrics['num_sampled_tokens']:.0f} tokens and learned from them in "
+        f"{metrics['time/step']:.2f} s; sampler and learner agree to {metrics['gap_max']:.0e}"
     )
 
 
 def _diagnose_run(run: str, as_json: bool) -> None:
-
     source = find_run(run)
     folder = RunFolder(metrics_file(run).parent if source is None else run_containing(source))
     now, steps = findings(folder.path), folder.read_metrics()
@@ -235,14 +220,21 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     console = make_console()
     lasting = {finding.code: finding for finding in now}
     began = {finding.code: step for step, finding in over_time}  # the last time
-    for step, finding in over_time:
-        # One that lasts is shown with its present consequences and example.
-        is_last = began[finding.code] == step
+    shown = [(f"step {step:<6}", finding) for step, finding in over_time]
+    shown += [("", finding) for finding in now if finding.code not in began]
+    for title, finding in shown:
+        # One that lasts is shown with its present consequences.
+        is_last = title == f"step {began.get(finding.code, ''):<6}"
         latest = lasting.get(finding.code, finding) if is_last else finding
-        _print_finding(console, f"step {step:<6}", finding, latest, folder.path)
-    for finding in now:
-        if finding.code not in began:
-            _print_finding(console, "", finding, finding, folder.path)
+        lines = [Text(finding.text)]
+        for one in latest.consequences:
+            lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
+        if latest.example is not None:
+            page = f"#/run/{folder.path.resolve().name}/episodes/{latest.example}"
+            view = f"turnwise view {shlex.quote(str(folder.path))}, {page}"
+            lines.append(Text.assemble(("example: ", "bold"), view))
+        head = Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold")
+        print_finding(console, head, lines, finding.fix)
     if over_time or now:
         console.print()
     words = [count(len(steps), "step") if steps else "no step was finished"]
@@ -251,27 +243,11 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     if rewards := [(line["reward"], line.get("step")) for line in steps if "reward" in line]:
         most, when = max(rewards)
         words.append(f"highest reward of a training step {most:.3g} (step {when})")
-    console.print(f"{legible(run)}: {'; '.join(words)}", style="bold")
+    console.print(f"{run}: {'; '.join(words)}", style="bold")
     if (best := CheckpointStore(folder.checkpoints).best) is not None:
         console.print(f"checkpoint of {best}")
     codes = ", ".join(finding.code for finding in now)
     console.print(f"As of the last step: {codes or 'nothing wrong'}.")
     if now and folder.config_file.is_file():
-        command = legible(f"turnwise train {shlex.quote(str(folder.path))} section.name=value")
+        command = f"turnwise train {shlex.quote(str(folder.path))} section.name=value"
         console.print(f"Change settings and resume: {command}", soft_wrap=True)
-
-
-def _print_finding(
-    console: Console, title: str, finding: Finding, latest: Finding, run: Path
-) -> None:
-    console.print(Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold"))
-    lines = [("", finding.text)]
-    lines += [("because of this: ", f"{one.code}. {one.text}") for one in latest.consequences]
-    lines.append(("fix: ", finding.fix))
-    if latest.example is not None:
-        page = f"#/run/{run.resolve().name}/episodes/{latest.example}"
-        lines.append(("example: ", f"turnwise view {shlex.quote(str(run))}, {page}"))
-    for title, text in lines:
-        style = "bold green" if title == "fix: " else "bold"
-        line = Text.assemble((title, style), legible(text))
-        console.print(Padding(line, (0, 0, 0, 2), expand=False))

@@ -7,12 +7,11 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
-from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import make_console, print_json, working
+from turnwise.cli.common import make_console, print_finding, print_json, working
 from turnwise.cli.run_paths import find_source
 from turnwise.cli.settings import Overrides, open_settings
 from turnwise.env.catalog import BUILT_IN, source_by_name
@@ -43,9 +42,8 @@ def envs(as_json: opt.AsJson = False) -> None:
     turnwise play grid-world
     turnwise envs --json | jq -r '.built_in[].name'
     """
-    built_in = {}
-    for name in BUILT_IN:
-        built_in[name] = (inspect.getdoc(source_by_name(name)) or "").partition("\n")[0]
+    texts = {name: inspect.getdoc(source_by_name(name)) or "" for name in BUILT_IN}
+    built_in = {name: text.partition("\n")[0] for name, text in texts.items()}
     forms, others = [], {}
     for form, package, about in FORMS:
         is_missing = package is not None and find_spec(package) is None
@@ -129,10 +127,9 @@ def check_env(
         print_json({**dataclasses.asdict(report), "ok": report.ok})
     for finding in report:
         mark, style = _MARKS[finding.level]
-        console.print(Text.assemble((f"{mark} {finding.level}", style), f"  {finding.check}"))
-        fix = Text.assemble(("fix: ", "bold green"), finding.fix)
-        console.print(Padding(Text(finding.message), (0, 0, 0, 2), expand=False))
-        console.print(Padding(fix, (0, 0, 1, 2), expand=False))
+        title = Text.assemble((f"{mark} {finding.level}", style), f"  {finding.check}")
+        print_finding(console, title, [Text(finding.message)], finding.fix)
+        console.print()
     if report.passed:
         console.print(Text.assemble(("✓ passed: ", "green"), ", ".join(report.passed)))
     if report.skipped:

@@ -6,13 +6,13 @@ import copy
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 
-from rich.console import Console
 from rich.filesize import decimal
 
-from turnwise.cli.common import working
+from turnwise.cli.common import print_json, say, working
 from turnwise.config import ConfigStore
-from turnwise.progress.lines import clock_time, count, one_line
+from turnwise.progress.lines import clock_time, count
 from turnwise.trainer.reporter import Reporters
 from turnwise.trainer.schedule import DEFAULT_STEPS
 from turnwise.trainer.trainer import Trainer
@@ -33,7 +33,7 @@ class _WarmStartTimes(Reporters):
             self.times.append(time.perf_counter())
 
 
-def estimate_run(config: ConfigStore, console: Console) -> None:
+def estimate_run(config: ConfigStore, as_json: bool) -> None:
     """Measure in a temporary folder, and print the estimate: seconds, bytes and tokens."""
     training, warm_start, trial = config.training, _WarmStartTimes(), copy.deepcopy(config)
     trial.checkpoint.run_name = "trial"
@@ -51,40 +51,49 @@ def estimate_run(config: ConfigStore, console: Console) -> None:
         checkpoint_bytes = _size(saved)
         episode_bytes = _size(Path(folder, "trial", "episodes"))
     last = steps[-1]
-    step_seconds = last["time/step"]
     num_steps = training.max_steps or training.num_epochs * per_epoch
     times, warm = warm_start.times, 0.0
     if len(times) > 1:  # the first step includes one-time costs
         warm = (times[-1] - times[0]) / (len(times) - 1) * training.warm_start_steps
     num_evaluations = -(-num_steps // (training.eval_steps or min(per_epoch, DEFAULT_STEPS)))
     evaluations = last.get("time/evaluate", 0.0) * num_evaluations
-    tokens = sum(metrics["num_sampled_tokens"] for metrics in steps) / NUM_STEPS * num_steps
     episodes = min(episode_bytes // NUM_STEPS * num_steps, config.logging.episodes_gb * 2**30)
-    disk = int((config.checkpoint.keep_last_n + 1) * checkpoint_bytes + episodes)
-    whole = num_steps * step_seconds + warm + evaluations
-    parts = [
+    estimate = {
+        "num_steps": num_steps,
+        "step_seconds": last["time/step"],
+        "warm_start_seconds": warm,
+        "evaluation_seconds": evaluations,
+        "whole_seconds": num_steps * last["time/step"] + warm + evaluations,
+        "memory_gib": last["time/memory_gib"],
+        "sampled_tokens": fmean(m["num_sampled_tokens"] for m in steps) * num_steps,
+        "disk_bytes": int((config.checkpoint.keep_last_n + 1) * checkpoint_bytes + episodes),
+    }
+    if as_json:
+        print_json(estimate)
+        return
+    phases = [
         f"{name.removeprefix('time/')} {value:.3g} s"
         for name, value in last.items()
         if name.startswith("time/")
         and not name.endswith(("/step", "/memory_gib", "_per_second"))
         and value >= 0.01
     ]
+    tokens, disk = estimate["sampled_tokens"], decimal(int(estimate["disk_bytes"]))
     rows = {
-        "a step": f"{step_seconds:.3g} s: {', '.join(parts)}",
+        "a step": f"{last['time/step']:.3g} s: {', '.join(phases)}",
         "warm start": f"{clock_time(warm)} for {count(training.warm_start_steps, 'step')}",
         "evaluations": f"{clock_time(evaluations)}, {num_evaluations:,} of them",
-        "whole run": f"{clock_time(whole)} for {count(num_steps, 'step')}",
+        "whole run": f"{clock_time(estimate['whole_seconds'])} for {count(num_steps, 'step')}",
         "memory": f"{last['time/memory_gib']:.2f} GiB at most",
         "tokens": f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on",
-        "disk": f"{decimal(disk)}: checkpoints of {decimal(checkpoint_bytes)}, and episodes",
+        "disk": f"{disk}: checkpoints of {decimal(checkpoint_bytes)}, and episodes",
     }
-    model = one_line(config.model.local_path or config.model.model_name)
-    environment = one_line(config.environment_name)
-    console.print(f"{model} on {environment}, measured on {NUM_STEPS} steps\n")
+    model = config.model.local_path or config.model.model_name
+    say(f"{model} on {config.environment_name}, measured on {NUM_STEPS} steps\n")
     for name, text in rows.items():
         if times or name != "warm start":
-            console.print(f"{name:<13}{text}")
-    console.print("\nThe length of episodes changes as the model learns, and so does the time.")
+            say(f"{name:<13}{text}")
+    say("\nThe length of episodes changes as the model learns, and so does the time.")
 
 
 def _size(folder: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, print_json, working
+from turnwise.cli.common import make_console, print_json, working
 from turnwise.cli.run_paths import find_source, not_a_run, run_containing, which_checkpoint
 from turnwise.cli.settings import Overrides, open_settings, read_settings
 from turnwise.errors import ConfigError
@@ -163,7 +163,7 @@ def evaluate(
         served = ServedModel(url, model, greedy is not None, max_tokens)
         agent, model = served.name, "tiny"  # whose chat template has tools as text
     overrides = Overrides.typed(ctx.params, model=model, agent=caller)
-    overrides.allow_code(agent if served is None else None)
+    overrides.allow_code(agent)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
             from turnwise.cli import eval_episodes
@@ -215,12 +215,13 @@ def evaluate(
         name: eval_episodes.score_players(each.played, plan.who, k, config.training.seed)
         for name, each in parts.items()
     }
-    mix = zip(parts, config.environments or (), strict=False)
-    weights = {name: item.weight for name, item in mix}
-    means: dict[str, dict[str, float]] = {}
-    for name, scores in scored.items():
-        kinds = {kind: scores[plan.who][kind] for kind in ("success", "reward")}
-        means[name] = {kind: value for kind, value in kinds.items() if value is not None}
+    weights = dict(zip(parts, (item.weight for item in config.environments or ()), strict=False))
+    firsts = {name: scores[plan.who] for name, scores in scored.items()}
+    kinds = ("success", "reward")
+    means = {
+        name: {kind: score[kind] for kind in kinds if score[kind] is not None}
+        for name, score in firsts.items()
+    }
     mean = weighted_mean(means, weights) if weights else {}
     if as_json:
         by_part = {name: {"weight": weights.get(name), **scored[name]} for name in parts}
@@ -229,39 +230,38 @@ def evaluate(
         return
     console = make_console()
     for name, each in parts.items():
-        _show_conversations(console, each.played[plan.who][:show])
+        for result in each.played[plan.who][:show]:
+            _show_conversations(console, result)
         console.print(_title(facts, name, each, plan))
         eval_episodes.show_scores(console, scored[name], plan.who, plan.agent or "model")
         if weights:
             console.print()
     if weights:
-        words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
+        words = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         values = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
         console.print(f"mean over the environments by weight ({words}): {values}")
     if facts["in_training"] is not None:
-        text = f"reported by the run itself: {legible(facts['in_training']['text'])}"
+        text = f"reported by the run itself: {facts['in_training']['text']}"
         console.print(text, soft_wrap=True)
 
 
-def _show_conversations(console: Console, results: Sequence[EpisodeResult]) -> None:
-
-    for result in results:
-        for agent in result.agents:
-            ending = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
-            console.print(Text(f"seed {result.seed}{ending}", "bold"))
-            for message in agent.messages:
-                style = "bold cyan" if message["role"] == "assistant" else "dim"
-                text = legible(str(message.get("content") or "")).strip("\n")
-                console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
-            reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
-            ending = legible(result.error or result.status.value.replace("_", " "))
-            console.print(Text(f"reward {reward}, {ending}\n", "dim"))
+def _show_conversations(console: Console, result: EpisodeResult) -> None:
+    for agent in result.agents:
+        name = f", {agent.name}" if len(result.agents) > 1 else ""
+        console.print(Text(f"seed {result.seed}{name}", "bold"))
+        for message in agent.messages:
+            style = "bold cyan" if message["role"] == "assistant" else "dim"
+            text = str(message.get("content") or "").strip("\n")
+            console.print(Text.assemble((f"{message['role']}: ", style), text))
+        reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
+        ending = result.error or result.status.value.replace("_", " ")
+        console.print(Text(f"reward {reward}, {ending}\n", "dim"))
 
 
 def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
-    who = legible(str(facts["name"] or plan.agent))
+    who = str(facts["name"] or plan.agent)
     if facts["name"] and plan.agent:
-        who = f"{legible(plan.agent)} in the environment of {who}"
+        who = f"{plan.agent} in the environment of {who}"
     number, num_rows = part.num_tasks, len(part.rows or ())
     kind = "episodes" if plan.k is None else "tasks"
     kind = f"{kind} on {part.evaluated_on}" if num_rows else f"held-out {kind}"
@@ -271,6 +271,6 @@ def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
     elif num_rows and number >= num_rows:
         times = number // num_rows
         many += f", each {times:,} times (intervals are over rows)" if times > 1 else ", each once"
-    how = "" if plan.agent is not None else f", {facts['sampling']}"
+    sampling = "" if plan.agent is not None else f", {facts['sampling']}"
     best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
-    return f"{best}{who} on {legible(name or facts['environment'])}, {many}{how}"
+    return f"{best}{who} on {name or facts['environment']}, {many}{sampling}"

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.status import Status
 from rich.table import Column, Table
 
 from turnwise.cli.agents import SCRIPTED, ServedModel, agent_by_name, open_collector
-from turnwise.cli.common import INTERRUPTED, legible, make_console, say
+from turnwise.cli.common import make_console, say
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
@@ -158,12 +157,12 @@ def play_part(part: Part, plan: Plan, name: str) -> None:
                     play(who, _collector_for(collector, source, who), tasks)
     except (Interrupted, KeyboardInterrupt):
         console.print("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
+        raise KeyboardInterrupt from None  # typer exits with 130
     results = part.played[plan.who]
     if (note := cut_below_own_limit(results)) is not None:
         say(note, err=True)
     if all(result.status.is_error for result in results):
-        why = legible(describe_failure(results[0]))
+        why = describe_failure(results[0])
         raise ConfigError(f"every episode{where} failed, the first one with: {why}")
 
 
@@ -258,8 +257,8 @@ def score_players(
     )
     scores: dict[str, Any] = {}
     for player, results in played.items():
-        if (of_player := player_scores(results, reports, seed)) is not None:
-            scores[player] = of_player
+        if (its_scores := player_scores(results, reports, seed)) is not None:
+            scores[player] = its_scores
     if k is not None:
         scores["attempts"] = attempt_scores(played[who], k, seed, reports)
     return scores
@@ -371,23 +370,17 @@ def show_scores(console: Console, scores: Mapping[str, Any], who: str, name: str
             table.add_row(*cells, style=None if cells[0] else "dim")
         console.print(table)
 
-    def interval(value: float, low: float, high: float, *, form: str = ".3f") -> str:
-        return f"{value:{form}} ({low:{form}} to {high:{form}})"
+    def interval(mean: Mapping[str, float], form: str = ".3f") -> str:
+        return f"{mean['value']:{form}} ({mean['low']:{form}} to {mean['high']:{form}})"
 
-    first = legible(name)
     players = dict(scores)
     if (attempts := players.pop("attempts", None)) is not None:
         del players[who]
-        estimates = {f"pass@{k}": value for k, value in (attempts["pass_at_k"] or {}).items()}
+        means = {f"pass@{k}": mean for k, mean in (attempts["pass_at_k"] or {}).items()}
         if attempts["mean_at_k"] is not None:
-            estimates[f"mean@{attempts['k']}"] = attempts["mean_at_k"]
-        estimates["reward"] = attempts["reward"]
-        rows = []
-        for kind, each in estimates.items():
-            ends = each["value"], each["low"], each["high"]
-            text = interval(*ends, form=".4g" if kind == "reward" else ".3f")
-            rows.append((f"{first} {kind}", text))
-        show(rows)
+            means[f"mean@{attempts['k']}"] = attempts["mean_at_k"]
+        rows = [(f"{name} {kind}", interval(mean)) for kind, mean in means.items()]
+        show([*rows, (f"{name} reward", interval(attempts["reward"], ".4g"))])
         if attempts["reason"] is not None:
             console.print(attempts["reason"], style="yellow")
     columns = ["reward", "std", "turns", "truncated"]
@@ -395,16 +388,16 @@ def show_scores(console: Console, scores: Mapping[str, Any], who: str, name: str
         columns.insert(0, "success")
     if any(values["errors"] for values in players.values()):
         columns.append("errors")
-    table: list[Sequence[str]] = [("", *columns)]
+    table = [["", *columns]]
     for player, values in players.items():
-        success = (values[name] or 0.0 for name in ("success", "success_low", "success_high"))
+        keys = {"value": "success", "low": "success_low", "high": "success_high"}
         cells = {
-            "success": interval(*success),
+            "success": interval({end: values[key] or 0.0 for end, key in keys.items()}),
             "reward": f"{values['reward']:.4g} ± {values['reward_margin']:.2g}",
             "std": f"{values['reward_std']:.3g}",
             "turns": f"{values['turns']:.2f}",
             "truncated": f"{values['truncated']:.1%}",
             "errors": f"{values['errors']:.1%}",
         }
-        table.append((first if player == who else player, *(cells[column] for column in columns)))
+        table.append([name if player == who else player, *(cells[column] for column in columns)])
     show(table)

@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.progress.lines import count
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
-from turnwise.whole_files import write_folder, write_whole
+from turnwise.whole_files import remove_abandoned, write_folder, write_whole
 from turnwise.yaml_files import dump
 
 _CARD = """\
@@ -110,6 +110,7 @@ def export(
         (draft / "README.md").write_text(card, encoding="utf-8")
 
     with working(f"writing {out}"), without_progress_bars():
+        remove_abandoned(target.parent, target.name)
         write_folder(target.absolute(), fill, lambda: _check_free(target))
     say(f"{out} has the model of step {saved.step}. Chat with it: turnwise chat {out}")
 
@@ -126,6 +127,7 @@ def _export_page(run: str, target: Path, num_episodes: int) -> None:
     with working(f"writing {target}"):
         page = export_run(library.runs[0], num_episodes).encode()
         target.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(target.parent, target.name)
         write_whole(target, page)
     say(f"{target} has the run, {len(page) / 2**20:.1f} MiB. Open it in any browser.")
 

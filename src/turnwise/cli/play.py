@@ -23,7 +23,7 @@ import typer
 from rich.text import Text
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import legible, make_console, print_json, say, working
+from turnwise.cli.common import make_console, print_json, read_line, say, working
 from turnwise.cli.run_paths import find_source
 from turnwise.cli.settings import Overrides, open_settings
 from turnwise.config import ConfigStore
@@ -127,8 +127,7 @@ def play(
                 "--env is for a run whose own environment cannot be restored."
             )
         overrides = dataclasses.replace(overrides, env=env_or_run)
-    is_function = player not in WITHOUT_MODEL and player_run is None and ".py:" in player
-    overrides.allow_code(player if is_function else None)
+    overrides.allow_code(player)
     name = env_or_run or player
     screen = Screen(name, player, delay, player != "human" and episodes > 1, as_json)
     first_seed = random.randrange(10_000) if seed is None else seed
@@ -146,7 +145,7 @@ def play(
             ):
                 played.append(episode)
                 if as_json:
-                    print_json(episode.to_dict(), indent=None)
+                    print_json(episode.to_json(), indent=None)
     except (KeyboardInterrupt, EOFError):
         screen.left()
     except Exception as error:  # raised by the user's environment: print it without a traceback
@@ -190,10 +189,9 @@ def play_episodes(
         from turnwise.trainer.components import UserComponents
         from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
-        is_function = run is None and ".py:" in player
-        name = None if player in WITHOUT_MODEL or is_function else player
-        players = load_players(name, run, config, options)
-        agent = agent_by_name(player) if name is None and player != "human" else None
+        has_model = player not in WITHOUT_MODEL and (run is not None or ".py:" not in player)
+        players = load_players(player if has_model else None, run, config, options)
+        agent = None if has_model or player == "human" else agent_by_name(player)
         components = UserComponents().filled_from(config)
         factory, rows = components.factory(config), components.eval_rows
     with contextlib.ExitStack() as closing:
@@ -202,8 +200,8 @@ def play_episodes(
         )
         setup = collector.setup
         if player in WITHOUT_MODEL:  # a person takes time, and has no tokens
-            limits = dataclasses.replace(setup.limits, max_seconds=None, generation_timeout=None)
-            limits = dataclasses.replace(limits, max_tokens=None, max_context_tokens=None)
+            unlimited = ("max_seconds", "generation_timeout", "max_tokens", "max_context_tokens")
+            limits = dataclasses.replace(setup.limits, **dict.fromkeys(unlimited))
             setup = setup.with_limits(limits)
         screen.setup = setup
 
@@ -223,7 +221,7 @@ def play_episodes(
                 screen.environment = factory()
                 return screen.environment
 
-            if name is not None:
+            if has_model:
                 episode = Episode(setup.in_this_loop(), make, task, watcher=screen)
             else:
                 who = ask if agent is None else agent(task.seed, 0)
@@ -239,14 +237,14 @@ def play_episodes(
             played = screen.begin(seed)
             if rows:
                 played.row = seed % len(rows)
-                played.trajectory.task = dict(rows[played.row])
-            playing = play(EpisodeTask(seed, task=played.trajectory.task))
+                played.task = dict(rows[played.row])
+            playing = play(EpisodeTask(seed, task=played.task))
             if player == "human":  # in this thread, where Ctrl-C reaches `input`
                 with asyncio.Runner() as runner:  # which ends what Ctrl-C leaves suspended
                     result = runner.get_loop().run_until_complete(playing)
             else:
                 result = run_unless_stopped(playing, stop)
-            played.trajectory.status = result.status
+            played.status = result.status
             if result.status.is_error:
                 screen.failed(str(result.error))
                 raise typer.Exit(1)
@@ -275,16 +273,15 @@ def _play_bare(env: BaseEnvironment, player: Player | None, seed: int, screen: S
             step = loop.run_until_complete(step_environment(env, action))
             screen.turn(action, step)
             observation, is_over = step.observation, step.done
-        played.trajectory.status = final_status(step)
+        played.status = final_status(step)
     screen.ending()
     return played
 
 
 @dataclass
-class Played:
+class Played(Trajectory):
     """An episode, as it is printed."""
 
-    trajectory: Trajectory
     row: int | None = None
     """The row of the dataset, from 0."""
     calls: list[Sequence[ToolCall]] = field(default_factory=list)
@@ -292,21 +289,22 @@ class Played:
     score: float | None = None
     """The reward by the run's reward function; None: there is none."""
 
-    def to_dict(self) -> dict[str, Any]:
-        trajectory = self.trajectory
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
         turns: list[dict[str, Any]] = []
-        steps = zip(trajectory.actions, trajectory.rewards, trajectory.infos, strict=True)
-        for (action, reward, info), calls in zip(steps, self.calls, strict=True):
+        for action, reward, info, calls in zip(
+            self.actions, self.rewards, self.infos, self.calls, strict=True
+        ):
             turns.append({"action": action, "reward": reward, "info": info})
             if calls:
                 names = ("name", "arguments", "success", "result")
                 turns[-1]["calls"] = [{n: getattr(call, n) for n in names} for call in calls]
         ending = {
-            "seed": trajectory.seed,
+            "seed": self.seed,
             "row": self.row,
-            "status": trajectory.status,
-            "success": trajectory.success,
-            "reward": trajectory.total_reward,
+            "status": self.status,
+            "success": self.success,
+            "reward": self.total_reward,
             "score": self.score,
         }
         return {name: v for name, v in ending.items() if v is not None} | {"turns": turns}
@@ -321,12 +319,11 @@ class Screen:
     delay: float
     is_brief: bool
     is_quiet: bool
-    played: Played = field(default_factory=lambda: Played(Trajectory()))
+    played: Played = field(default_factory=Played)
     """The current episode."""
     environment: BaseEnvironment | None = None
     setup: EpisodeSetup | None = None
     """What episodes are played with; None: only an environment."""
-    _num_agents: int = 0
 
     def __post_init__(self) -> None:
         self._results = make_console(quiet=self.is_quiet)
@@ -334,13 +331,11 @@ class Screen:
 
     def begin(self, seed: int) -> Played:
         """Return the record of a new episode."""
-        self._num_agents = 0
-        self.played = Played(Trajectory(seed=seed))
+        self.played = Played(seed=seed)
         return self.played
 
     def on_start(self, agent: AgentRecord) -> None:
         """Print the beginning of an episode that is played like a model's."""
-        self._num_agents += 1
         env, setup = self.environment, self.setup
         assert env is not None
         assert setup is not None
@@ -359,11 +354,10 @@ class Screen:
     def on_turn(self, agent: AgentRecord, turn: TurnRecord) -> None:
         """Print a turn of an episode that is played like a model's."""
         if self.player != "human":
-            is_alone = self._num_agents == 1 and agent.name == "agent"
             self.action(
                 answer_of(turn.text, in_thought=turn.in_thought).strip() or "(nothing)",
                 thought=read_thought(turn.text, in_thought=turn.in_thought),
-                who="" if is_alone else f"{agent.name} ",
+                who="" if agent.name == "agent" else f"{agent.name} ",
             )
         step = StepResult(turn.observation, turn.reward, turn.done, False, turn.info)
         self.turn(turn.text, step, turn.calls)
@@ -371,8 +365,8 @@ class Screen:
 
     def start(self, rules: str, observation: str, max_turns: int) -> None:
         row = self.played.row
-        of_row = "" if row is None else f", row {row + 1} of the dataset"
-        facts = f"seed {self.played.trajectory.seed}{of_row}, at most {count(max_turns, 'turn')}"
+        task = "" if row is None else f", row {row + 1} of the dataset"
+        facts = f"seed {self.played.seed}{task}, at most {count(max_turns, 'turn')}"
         self._print((self.name, "bold"), (f"  {facts}", "dim"))
         if rules:
             self._print(("system prompt: ", "bold"), rules)
@@ -385,14 +379,12 @@ class Screen:
         parser: ActionParser | None = None,
     ) -> str:
         """Return the next action that the person types; `parser` reads the calls of tools."""
-        with contextlib.suppress(ImportError):  # not on every system
-            import readline  # noqa: F401 - its import gives `input` arrow keys and a history
         lines = [f"  /{_usage(tool)}  {tool.description}".rstrip() for tool in definitions]
         tools = "\n".join(["tools:", *lines, ""]) if lines else ""
         if not self.played.calls:
             self._print((f"{tools}(? for help, quit to exit)", "dim"))
         while True:
-            line = input(self._prompt)
+            line = read_line(self._prompt)
             if not sys.stdin.isatty():
                 self._print(line)  # a transcript of piped input shows it
             word = line.strip()
@@ -421,10 +413,9 @@ class Screen:
 
     def turn(self, action: str, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
         """Record a turn; print the results of its tool calls or its observation, and the reward."""
-        trajectory = self.played.trajectory
-        trajectory.actions.append(action)
-        trajectory.rewards.append(result.reward)
-        trajectory.infos.append(result.info)
+        self.played.actions.append(action)
+        self.played.rewards.append(result.reward)
+        self.played.infos.append(result.info)
         self.played.calls.append(calls)
         for call in calls:
             given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
@@ -440,57 +431,52 @@ class Screen:
 
     def ending(self) -> None:
         """Print how the episode ended."""
-        trajectory, score = self.played.trajectory, self.played.score
-        verdict, style = "Finished", "bold"
-        if trajectory.reports_success:
-            verdict, style = "Not solved", "bold red"
-            if trajectory.success:
-                verdict, style = "Solved", "bold green"
-        turns, reward = count(trajectory.num_turns, "turn"), f"{trajectory.total_reward:.4g}"
-        scored = "" if score is None else f"  score {score:.4g}"
+        played, verdict, style = self.played, "Finished", "bold"
+        if played.reports_success:
+            verdict = "Solved" if played.success else "Not solved"
+            style = "bold green" if played.success else "bold red"
+        turns, reward = count(played.num_turns, "turn"), f"{played.total_reward:.4g}"
+        score = "" if played.score is None else f"score {played.score:.4g}"
         if self.is_brief:
-            seed = f"seed {trajectory.seed}"
-            self._results.print(f"{seed:<12}{verdict:<14}{turns:<12}reward {reward}{scored}")
+            seed = f"seed {played.seed}"
+            line = f"{seed:<12}{verdict:<14}{turns:<12}reward {reward}  {score}"
+            self._results.print(line.rstrip())
             return
-        by_function = scored and f"{scored.strip()} by the reward function, "
-        status = trajectory.status.value.replace("_", " ")
-        self._print(
-            "\n", (verdict, style), f"  {turns}, total reward {reward}, {by_function}{status}"
-        )
+        by_function = score and f"{score} by the reward function, "
+        status = played.status.value.replace("_", " ")
+        ending = f"  {turns}, total reward {reward}, {by_function}{status}"
+        self._print("\n", (verdict, style), ending)
 
     def summary(self, episodes: Sequence[Played]) -> None:
         """Print the means over all episodes."""
-        trajectories = [played.trajectory for played in episodes]
         facts = [
-            f"mean reward {statistics.fmean(each.total_reward for each in trajectories):.4g}",
-            f"mean turns {statistics.fmean(each.num_turns for each in trajectories):.1f}",
+            f"mean reward {statistics.fmean(played.total_reward for played in episodes):.4g}",
+            f"mean turns {statistics.fmean(played.num_turns for played in episodes):.1f}",
         ]
-        if any(trajectory.reports_success for trajectory in trajectories):
-            share = statistics.fmean(trajectory.success for trajectory in trajectories)
+        if any(played.reports_success for played in episodes):
+            share = statistics.fmean(played.success for played in episodes)
             facts.insert(0, f"success {share:.0%}")
         if scores := [played.score for played in episodes if played.score is not None]:
             facts.append(f"mean score {statistics.fmean(scores):.4g}")
-        title = f"\n{len(trajectories)} episodes by {self.player}: "
-        self._results.print(Text(legible(title + ", ".join(facts)), "bold"))
+        title = f"\n{len(episodes)} episodes by {self.player}: "
+        self._results.print(Text(title + ", ".join(facts), "bold"))
 
     def left(self) -> None:
         """Print how far an episode came that was left."""
-        turns, total = self.played.trajectory.num_turns, self.played.trajectory.total_reward
-        self._results.print(f"\nStopped after {count(turns, 'turn')}, total reward {total:.4g}.")
+        turns, total = count(self.played.num_turns, "turn"), self.played.total_reward
+        self._results.print(f"\nStopped after {turns}, total reward {total:.4g}.")
 
     def failed(self, why: str) -> None:
         """Print why an episode failed."""
-        where = f"{self.name} failed in turn {self.played.trajectory.num_turns + 1}"
+        where = f"{self.name} failed in turn {self.played.num_turns + 1}"
         say(f"{where}: {why}\nLook closer with: turnwise check-env", err=True)
 
     @property
     def _prompt(self) -> str:
-        return f"{self.played.trajectory.num_turns + 1}> "
+        return f"{self.played.num_turns + 1}> "
 
     def _print(self, *parts: str | tuple[str, str]) -> None:
-        text = Text.assemble(*parts)
-        text.plain = legible(text.plain)
-        self._turns.print(text)
+        self._turns.print(Text.assemble(*parts))
 
 
 def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:

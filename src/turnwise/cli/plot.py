@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # Settings that do not make a run another experiment.
 _NO_DIFFERENCE = {"training.seed", "training.num_epochs", "training.max_steps"}
 _NO_DIFFERENCE_SECTIONS = {"checkpoint", "logging", "ray"}
-_MOST_POINTS = 1000
 _LONGEST_LABEL = 40
 _STYLE: Mapping[str, Any] = {
     "font.size": 9,
@@ -143,7 +142,6 @@ class _Curve:
 
 
 def _read_run(file: Path) -> _Run:
-
     folder, name = RunFolder(file.parent), os.path.relpath(file.parent)
     rows = [numeric_metrics(line) for line in MetricsLog(file).read()]
     if not rows:
@@ -219,8 +217,6 @@ def _mean_curve(runs: Sequence[_Run], metric: str) -> _Curve:
         raise ConfigError(f"these runs have no step in common, so there is no mean: {names}")
     x = np.unique(np.concatenate([x for x, _ in series]))
     x = x[(x >= first) & (x <= last)]
-    if len(x) > _MOST_POINTS:
-        x = x[np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)]
     kernel = np.ones(window)
     means = []
     for steps, y in series:  # the centred moving average, over fewer points at the ends

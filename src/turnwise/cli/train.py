@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import (
-    INTERRUPTED,
-    legible,
-    make_console,
     parameter_overrides,
     print_file,
     say,
@@ -36,6 +35,9 @@ from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.user_code import is_in_run, remember_use, server_use, settings_from
 from turnwise.yaml_files import read_yaml
 
+if TYPE_CHECKING:
+    from turnwise.trainer.trainer import Trainer
+
 DEMO = Path(__file__).with_name("demo.yaml")
 _ABOUT_THE_DEMO = """\
 A model of a million random weights learns to find a number from {low} to {high}
@@ -44,7 +46,7 @@ the rest it learns from reward alone: a guess earns what it rules out, the right
 This takes about two minutes on two cores.
 Ctrl-C saves a checkpoint and exits; the same command resumes the run.
 """
-_SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
+_SETTING = re.compile(r"[+~]{0,2}(\w+)[\w.@]*=")
 Engine = StrEnum("Engine", ["LOCAL", "RAY", "VERL"])
 
 
@@ -117,8 +119,8 @@ def train(
     words, verl_words = arguments or [], list[str]()
     if is_verl:  # settings of sections that turnwise does not have are VERL's
         ours = {section.name for section in dataclasses.fields(ConfigStore)}
-        settings = {word: _SETTING.match(word) for word in words if "=" in word}
-        verl_words = [word for word, match in settings.items() if match and match[1] not in ours]
+        sections = {word: match[1] for word in words if (match := _SETTING.match(word))}
+        verl_words = [word for word, section in sections.items() if section not in ours]
         words = [word for word in words if word not in verl_words]
     file, overrides = split_arguments(words, config_path, config_name)
     overrides += parameter_overrides(param)
@@ -149,10 +151,9 @@ def train(
             config.checkpoint.output_dir = output
         if replayed is not None and name is None:
             parent = Path(config.checkpoint.output_dir).expanduser()
-            stem, number = f"{config.checkpoint.run_name}-replay", 2
-            name = stem
-            while (parent / name).exists():
-                name, number = f"{stem}-{number}", number + 1
+            stem = f"{config.checkpoint.run_name}-replay"
+            names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+            name = next(name for name in names if not (parent / name).exists())
         if name is not None:
             config.checkpoint.run_name = name
         if dry and not is_verl and source is not None:
@@ -175,7 +176,7 @@ def train(
         elif estimate:
             from turnwise.cli.estimate import estimate_run
 
-            estimate_run(config, make_console())
+            estimate_run(config, as_json)
         elif replayed is not None and run is not None:
             _replay(run, config, lines, as_json)
         else:
@@ -209,8 +210,11 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
 
 
 @contextlib.contextmanager
-def _failures_as_exit_codes() -> Iterator[None]:
-    """Print an error of the run and exit with 1; mistakes in the request propagate, and exit 2."""
+def _exit_codes(describe_interrupt: Callable[[], str]) -> Iterator[None]:
+    """Print an error of the run and exit with 1; mistakes in the request exit with 2.
+
+    After Ctrl-C print a line; typer exits with 130.
+    """
     try:
         yield
     except (ConfigError, MissingExtraError):
@@ -218,44 +222,39 @@ def _failures_as_exit_codes() -> Iterator[None]:
     except TurnwiseError as error:
         say(f"error: {error}", err=True)
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        say(f"\n{describe_interrupt()}", err=True)
+        raise
 
 
 def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, is_demo: bool) -> None:
-
-    console, trainer = make_console(stderr=as_json), None
     if is_demo and not as_json:
         game = config.environment
-        console.print(_ABOUT_THE_DEMO.format(**game.params, max_steps=game.max_steps))
-    try:
-        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
+        say(_ABOUT_THE_DEMO.format(**game.params, max_steps=game.max_steps))
+    trainer: Trainer | None = None
+
+    def describe_interrupt() -> str:
+        run = trainer and trainer.run_folder
+        return f"Resume with:  turnwise train {shlex.quote(str(run))}" if run else "interrupted"
+
+    with _exit_codes(describe_interrupt):
+        with make_reporter(plain=lines, as_json=as_json) as reporter:
             from turnwise.trainer.trainer import Trainer
 
             trainer = Trainer(config, reporter=reporter, resume=resume)
             with trainer:
                 trainer.fit()
-    except KeyboardInterrupt:
-        if trainer is None:
-            raise
-        run = trainer.run_folder and legible(shlex.quote(str(trainer.run_folder)))
-        text = f"\nResume with:  turnwise train {run}" if run else "interrupted"
-        console.print(text, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
-    closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
-    console.print(closing, soft_wrap=True)
+        say(_closing(config, trainer.metrics_history, str(trainer.run_folder)), err=as_json)
 
 
 def _replay(run: Path, config: ConfigStore, lines: bool, as_json: bool) -> None:
     """Train again on the recorded episodes of a run, and print how it compares."""
     from turnwise.trainer.replay import replay_run
 
-    try:
-        with _failures_as_exit_codes(), make_reporter(plain=lines, as_json=as_json) as reporter:
+    with _exit_codes(lambda: "interrupted"):
+        with make_reporter(plain=lines, as_json=as_json) as reporter:
             outcome = replay_run(run, config, reporter)
-    except KeyboardInterrupt:
-        say("interrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    text = f"\n{outcome}\nIts folder is {legible(str(outcome.folder))}"
-    make_console(stderr=as_json).print(text, soft_wrap=True)
+        say(f"\n{outcome}\nIts folder is {outcome.folder}", err=as_json)
 
 
 def _train_with_verl(
@@ -269,19 +268,14 @@ def _train_with_verl(
     if dry:
         print_file(trainer.dry_run())
         return
-    console = make_console()
-    try:
-        with _failures_as_exit_codes(), trainer:
-            history = trainer.fit()
-    except KeyboardInterrupt:
-        console.print("\ninterrupted; the same command resumes from VERL's last checkpoint")
-        raise typer.Exit(INTERRUPTED) from None
+    interrupted = "interrupted; the same command resumes from VERL's last checkpoint"
+    with _exit_codes(lambda: interrupted), trainer:
+        history = trainer.fit()
     first, last = history[0], history[-1]
-    console.print(
+    say(
         f"\nreward   {first['reward']:.3g} at first, {last['reward']:.3g} at last\n"
-        f"metrics  {legible(str(trainer.run_folder))}/metrics.jsonl\n"
-        f"weights  {legible(str(trainer.save_checkpoint()))}, in VERL's own format",
-        soft_wrap=True,
+        f"metrics  {trainer.run_folder}/metrics.jsonl\n"
+        f"weights  {trainer.save_checkpoint()}, in VERL's own format"
     )
 
 
@@ -294,28 +288,28 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     for name in ("success", "reward"):
         if values := [metrics[name] for metrics in history if name in metrics]:
             tenth = max(len(values) // 10, 1)
-            first, last = (brief(sum(part) / tenth) for part in (values[:tenth], values[-tenth:]))
-            many = f" {tenth:,}" if tenth > 1 else ""
-            first = f"{first} in the first{many} training step{many and 's'}"
-            lines.append(f"{name:<8} {first}, {last} in the last{many}")
+            first, last = brief(fmean(values[:tenth])), brief(fmean(values[-tenth:]))
+            steps = "training step" if tenth == 1 else f"{tenth:,} training steps"
+            many = "" if tenth == 1 else f" {tenth:,}"
+            lines.append(f"{name:<8} {first} in the first {steps}, {last} in the last{many}")
     files = RunFolder(Path(folder))
     if (main := headline(history, files.evaluated_on)) is not None:
         lines.append(str(main))
     if (best := CheckpointStore(files.checkpoints).best) is not None:
         lines.append(f"checkpoint of {best}")
-    run = shlex.quote(legible(folder))
-    part = next((f" --part {shlex.quote(name)}" for name in config.parts() if name), "")
+    run = shlex.quote(folder)
+    longer = "num_epochs" if config.training.max_steps is None else "max_steps"
+    more = f"training.{longer}={2 * getattr(config.training, longer)}"
     commands = {f"turnwise view {run}": "read its conversations, token by token"}
     if config.agent is None:
+        part = next((f" --part {shlex.quote(name)}" for name in config.parts() if name), "")
         commands[f"turnwise eval {run}"] = "evaluate it on held-out episodes"
         commands[f"turnwise play --player {run}{part}"] = "watch it play"
         commands[f"turnwise play {run}{part}"] = "try it yourself"
     else:
         commands[f"turnwise eval {run}"] = "evaluate it on held-out tasks"
         commands[f"turnwise serve {run}"] = "serve it to your agent, outside of training"
-    longer = "num_epochs" if config.training.max_steps is None else "max_steps"
-    twice = 2 * getattr(config.training, longer)
-    commands[f"turnwise train {run} training.{longer}={twice}"] = "train on"
+    commands[f"turnwise train {run} {more}"] = "train on"
     width = max(map(len, commands))
-    steps_to_take = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
-    return "\n".join([*lines, "", "Next:", *steps_to_take])
+    lines += ["", "Next:", *(f"  {words:<{width}}  {about}" for words, about in commands.items())]
+    return "\n".join(lines)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 NUM_STEPS_OF_PACE = 20
 """The remaining time is estimated from this many latest steps."""
-SECONDS_BETWEEN_PROGRESS_LINES = 20.0
-"""A slow step prints the number of finished episodes this often."""
 _LOG = logging.getLogger("turnwise")
 
 
@@ -167,12 +165,15 @@ class LineReporter:
     to the same terminal do not print them a second time; files still get every record.
     """
 
+    seconds_between_progress = 20.0
+    """A slow step shows the number of finished episodes this often."""
+
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.state = RunState(clock)
         self._out = LastingStream(stream or sys.stdout)
-        self._last_line = -SECONDS_BETWEEN_PROGRESS_LINES
+        self._last_line = -self.seconds_between_progress
 
     def __enter__(self) -> Self:
         terminal = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
@@ -207,7 +208,7 @@ class LineReporter:
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.state.progress(what, done, total)
-        if self.state.clock() - self._last_line >= SECONDS_BETWEEN_PROGRESS_LINES:
+        if self.state.clock() - self._last_line >= self.seconds_between_progress:
             self._print(f"  {one_line(what)} {done:,}/{total:,}")
 
     def end(self, outcome: str) -> None:

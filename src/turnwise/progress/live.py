@@ -1,14 +1,17 @@
-"""The picture of a run, redrawn in place in a terminal by rich.
+"""The picture of a run: redrawn in place in a terminal by rich, updated in a notebook's output.
 
-While it is shown, rich prints messages and other output (an environment's `print`, a library's
-warning, a log record) above it.
+While it is shown in a terminal, rich prints messages and other output (an environment's `print`, a
+library's warning, a log record) above it.
 """
 
+import importlib
+import io
 import sys
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Self
+from typing import Any, Self
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -20,6 +23,7 @@ from rich.text import Text
 
 from turnwise.progress.lines import (
     LastingStream,
+    LegibleConsole,
     LineReporter,
     RunInfo,
     RunState,
@@ -189,3 +193,40 @@ class LiveReporter(LineReporter):
 
     def _print(self, line: str) -> None:
         """Do nothing: the picture shows it."""
+
+
+class NotebookReporter(LineReporter):
+    """Shows the picture and the latest messages in one output, which it updates."""
+
+    seconds_between_progress = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._messages: deque[str] = deque(maxlen=20)
+        self._output: Any = None
+
+    def _print(self, line: str) -> None:
+        """Update the picture, which shows it."""
+        self._last_line = self.state.clock()
+        self._update()
+
+    def _write(self, text: str) -> None:
+        self._messages.append(text)
+        self._update()
+
+    def _update(self) -> None:
+        # Not rich's own display in notebooks: it needs ipywidgets to update an output.
+        console = LegibleConsole(
+            file=io.StringIO(), record=True, width=MOST_COLUMNS, force_jupyter=False
+        )
+        if self.state.run.num_steps:  # it has begun
+            console.print(RunView(self.state))
+        console.print(Text("\n".join(self._messages)))
+        form = '<pre style="line-height:1.2">{code}</pre>'
+        html = console.export_html(code_format=form, inline_styles=True, clear=False)
+        bundle = {"text/html": html, "text/plain": console.export_text()}
+        if self._output is None:
+            display: Any = importlib.import_module("IPython.display").display
+            self._output = display(bundle, raw=True, display_id=True)
+        else:
+            self._output.update(bundle, raw=True)
