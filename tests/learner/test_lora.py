@@ -126,7 +126,7 @@ def test_every_setting_of_the_adapters_reaches_peft():
     names = [name for name, _ in learner.model.named_parameters() if "lora" in name]
     adapted = {name.split(".lora_")[0][-6:] for name in names}
     assert adapted == {"q_proj", "v_proj"}
-    assert {one.scaling["default"] for one in adapted_layers(model)} == {6 / 4**0.5}
+    assert {one.scaling["default"] for one in adapted_layers(model).values()} == {6 / 4**0.5}
     # Weights that are merged are scaled alike.
     learner.update(with_targets(random_batch(), learner))
     layer = model.model.layers[0].self_attn.q_proj

@@ -1,8 +1,6 @@
 """`LearnerWorker`: a process with a shard of the model, and its share of each update."""
 
-import functools
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -13,9 +11,8 @@ from turnwise.algo import Algorithm
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import import_extra
-from turnwise.learner import Learner, LearnerOptions, PPOBatch, make_learner
+from turnwise.learner import LearnerOptions, PPOBatch, make_learner
 from turnwise.learner.base import LearnerState
-from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shards
 from turnwise.models.empty import device_of
 from turnwise.scale.ray.transfer import Arrays, ModelSource, WorkerLog, lazy_tensors, to_arrays
@@ -59,7 +56,7 @@ class LearnerWorker:
         self._log = WorkerLog(config.logging.level)
         seed_generators(derive_seed(config.training.seed, "learner", self._rank))
         model = source.load(in_parts=address is not None)
-        make: Callable[..., Learner] = Learner
+        context_size: int | None = None
         if address is not None:
             store = (
                 self._store
@@ -77,9 +74,8 @@ class LearnerWorker:
                 world_size=self._num_workers,
                 timeout=_GROUP_TIMEOUT,
             )
-            size = config.ray.context_parallel_size
-            make = functools.partial(ShardedLearner, context_size=size)
-        self._learner = make_learner(config, model, algorithm=algorithm, make=make)
+            context_size = config.ray.context_parallel_size
+        self._learner = make_learner(config, model, algorithm=algorithm, context_size=context_size)
 
     def load(self, state: ArrayState) -> None:
         self._learner.load_state(LearnerState(*map(lazy_tensors, state)))
