@@ -13,7 +13,7 @@ from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
 from turnwise.models import load_model
-from turnwise.models.empty import device_of, is_empty, load_empty_model, placeholder_weights
+from turnwise.models.empty import is_empty, load_empty_model, model_device, placeholder_weights
 from turnwise.models.weight_files import NotLoadableInParts
 from turnwise.user_code import require_model_code
 
@@ -51,7 +51,7 @@ def make_learner(
 def _load_reference(name: str, like: Any, trust_remote_code: bool) -> Any:
     if trust_remote_code:
         require_model_code(name)
-    options: Any = {"dtype": like.dtype, "device": device_of(like)}
+    options: Any = {"dtype": like.dtype, "device": model_device(like)}
     if is_empty(like):  # learners read their shards
         with contextlib.suppress(NotLoadableInParts):
             return load_empty_model(name, **options, trust_remote_code=trust_remote_code)

@@ -107,7 +107,7 @@ def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
 
     The backward must be inside the block too, since gradient checkpointing computes layers again.
     """
-    layers = _dropout_layers(model)
+    layers = dropout_layers(model)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
@@ -183,12 +183,8 @@ def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
     return as_shard(rounded, weight)
 
 
-def has_adapter_dropout(model: nn.Module) -> bool:
-    """Whether the adapters of a model have a dropout above 0."""
-    return bool(_dropout_layers(model))
-
-
-def _dropout_layers(model: nn.Module) -> list[nn.Module]:
+def dropout_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers with a dropout above 0 in the adapters of a model."""
     layers = adapted_layers(model).values()
     dropouts = (layer for one in layers for layer in getattr(one, "lora_dropout", {}).values())
     return [layer for layer in dropouts if isinstance(layer, nn.Dropout)]
@@ -201,7 +197,7 @@ def merged_adapters(model: nn.Module) -> list[Replacement]:
     """
     replacements: list[Replacement] = []
     for name, layer in adapted_layers(model).items():
-        if not is_mergeable(layer) or has_adapter_dropout(layer):
+        if not is_mergeable(layer) or dropout_layers(layer):
             continue
         base = layer.get_base_layer()
         adapters = [*layer.lora_A.values(), *layer.lora_B.values()]

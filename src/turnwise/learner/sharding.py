@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from turnwise.learner.tensor_file import rows_of_shard
-from turnwise.models.empty import device_of, is_empty
+from turnwise.models.empty import is_empty, model_device
 from turnwise.models.rounding import round_weight, threshold_key
 from turnwise.models.weight_files import read_wide, stored_names
 
@@ -36,7 +36,7 @@ def shard(model: PolicyValueModel) -> None:
 
     One without weights (`load_empty_model`) gets its shards from its files, and is probed then.
     """
-    has_no_weights, device = is_empty(model), device_of(model.policy)
+    has_no_weights, device = is_empty(model), model_device(model.policy)
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     heads = [] if model.value_head is None else [model.value_head]
     for unit in [*model.layers, *heads, model]:

@@ -30,7 +30,7 @@ from turnwise.learner.base import (
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.lora import (
     adapter_dropout,
-    has_adapter_dropout,
+    dropout_layers,
     has_adapters,
     without_adapters,
 )
@@ -51,7 +51,7 @@ from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.sharding import local_shard, local_shards, read_first_masters, shard
 from turnwise.learner.tensor_file import LazyTensors
 from turnwise.learner.workers import Workers
-from turnwise.models.attention import lock_of
+from turnwise.models.attention import model_lock
 from turnwise.models.probing import is_out_of_memory
 
 _LOG = logging.getLogger("turnwise")
@@ -132,7 +132,7 @@ class Learner(BaseLearner):
         num_half = torch.tensor(self.optimizer.num_half, dtype=torch.float64)
         self._num_half = float(self.workers.sum_over_shards(num_half))
         self.num_updates = 0
-        self._has_dropout = has_adapter_dropout(model)
+        self._has_dropout = bool(dropout_layers(model))
         if context_size is None:
             return
         if self._has_dropout and context_size > 1:
@@ -163,7 +163,7 @@ class Learner(BaseLearner):
             return self._score(self._reference, batch).log_probs
         if not has_adapters(self.model.policy):
             raise ConfigError("a KL term needs a reference model, and the learner has none")
-        with lock_of(self.model.policy), without_adapters(self.model.policy):
+        with model_lock(self.model.policy), without_adapters(self.model.policy):
             return self._score(self.model, batch).log_probs
 
     @torch.no_grad()
@@ -414,7 +414,7 @@ class Learner(BaseLearner):
                 seed = self._seed(epoch, number, index)
                 with ExitStack() as stack:
                     if self._has_dropout:  # an engine may compute with the same adapters
-                        stack.enter_context(lock_of(self.model.policy))
+                        stack.enter_context(model_lock(self.model.policy))
                         stack.enter_context(adapter_dropout(self.model, seed))
                     self._add_gradient(run, totals, selected, pack, metrics, measured)
             return metrics, measured

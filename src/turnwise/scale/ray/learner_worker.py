@@ -14,7 +14,7 @@ from turnwise.errors import import_extra
 from turnwise.learner import LearnerOptions, PPOBatch, make_learner
 from turnwise.learner.base import LearnerState
 from turnwise.learner.sharding import local_shards
-from turnwise.models.empty import device_of
+from turnwise.models.empty import model_device
 from turnwise.scale.ray.transfer import Arrays, ModelSource, WorkerLog, lazy_tensors, to_arrays
 from turnwise.trainer.learning import policy_weights
 from turnwise.trainer.state import seed_generators
@@ -63,7 +63,7 @@ class LearnerWorker:
                 if self._rank == 0
                 else TCPStore(*address, self._num_workers, is_master=False)
             )
-            device = device_of(model)
+            device = model_device(model)
             is_gpu = device.type == "cuda"
             if is_gpu:
                 torch.cuda.set_device(device)
