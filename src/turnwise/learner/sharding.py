@@ -62,8 +62,8 @@ def _load_shards(model: Any, device: torch.device) -> None:
         stored = stored_names(one)
         for name, parameter in one.named_parameters():
             if name in stored:
-                rows = rows_of_shard(len(parameter), rank, number)
-                values = one.weight_files.read(stored[name], *rows)
+                first_row, last_row = rows_of_shard(len(parameter), rank, number)
+                values = one.weight_files.read(stored[name], first_row, last_row)
                 target, first = local_shard(parameter), first_element(parameter)
                 target.copy_(round_weight(values, target.dtype, threshold_key(name), first=first))
     model.probe(device)

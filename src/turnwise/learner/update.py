@@ -96,10 +96,17 @@ class Learner(BaseLearner):
     ) -> None:
         super().__init__(options or LearnerOptions())
         self._model = model
+        self._has_dropout = bool(dropout_layers(model))
         self.workers = Workers()
         if context_size is not None:
             shard(model)
             self.workers = Workers(model.device, context_size)
+            if self._has_dropout and context_size > 1:
+                raise ConfigError(
+                    f"ray.context_parallel_size got {context_size}, expected 1 with "
+                    "training.lora_dropout: each learner would drop the same of its tokens"
+                )
+            model.split_over(self.workers.context)
         self._planned_tokens: int | None = None
         self._max_tokens: int | None = None
         """Tokens that are computed at once after memory has run out; None before."""
@@ -119,6 +126,9 @@ class Learner(BaseLearner):
                 temperature=model.temperature,
                 layout=model.layout if is_alike else None,
             )
+            if self.workers.is_sharded:
+                shard(self._reference)
+                self._reference.split_over(self.workers.context)
         self.optimizer = MasterOptimizer(
             model.named_parameters(),
             self.options.optimizer,
@@ -132,18 +142,6 @@ class Learner(BaseLearner):
         num_half = torch.tensor(self.optimizer.num_half, dtype=torch.float64)
         self._num_half = float(self.workers.sum_over_shards(num_half))
         self.num_updates = 0
-        self._has_dropout = bool(dropout_layers(model))
-        if context_size is None:
-            return
-        if self._has_dropout and context_size > 1:
-            raise ConfigError(
-                f"ray.context_parallel_size got {context_size}, expected 1 with "
-                "training.lora_dropout: each learner would drop the same of its tokens"
-            )
-        model.split_over(self.workers.context)
-        if self._reference is not None:
-            shard(self._reference)
-            self._reference.split_over(self.workers.context)
 
     @property
     def model(self) -> PolicyValueModel:
