@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from results import add_record_option, record
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel
-from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shards
 from turnwise.models.empty import load_empty_model
 
@@ -55,8 +54,8 @@ def main() -> int:
             else:
                 model = make_model(arguments.shape, DEVICE)
             batch = make_batch(8, 8, *length, model.config.vocab_size)
-            kind = ShardedLearner if way == "sharded" else Learner
-            learner = kind(PolicyValueModel(model, None), options)
+            context_size = 1 if way == "sharded" else None
+            learner = Learner(PolicyValueModel(model, None), options, context_size=context_size)
             seconds[way], gib[way] = seconds_and_gib(learner, batch, 2)
             found = local_shards(dict(learner.model.named_parameters()))
             weights[way] = {name: tensor.detach().cpu() for name, tensor in found.items()}

@@ -141,8 +141,7 @@ def use_kernels(name: str) -> None:
     if name == "torch-adamw":
         vars(optimizer)["_kernels_for"] = lambda shards: None
     if name == "torch":
-        for kind in ("fused_norms", "fused_rotary", "gated_mlps"):
-            vars(modules)[kind] = lambda modules: []
+        vars(modules)["FORWARDS"] = {}
     if name != "liger":
         return
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # type: ignore[import-not-found]

@@ -132,7 +132,7 @@ def test_bf16_weights_follow_their_masters():
     assert metrics[0]["gap_max"] < 0.2
     assert all(m["num_steps"] == 1 for m in metrics)
     assert metrics[-1]["value_loss"] < metrics[0]["value_loss"]
-    state = learner.state_tensors()
+    state = learner.state().rest
     name = "policy.model.layers.0.mlp.up_proj.weight"
     weight = dict(learner.model.named_parameters())[name]
     rounded = round_weight(state[f"master.{name}"].cpu(), torch.bfloat16, threshold_key(name))
@@ -168,7 +168,7 @@ def test_an_offloaded_optimiser_makes_nearly_the_same_steps():
         batch = dataclasses.replace(batch, sampler_log_probs=scores, advantages=good)
         for _ in range(3):
             assert learner.update(batch)["num_steps"] == 1
-        state = learner.state_tensors()
+        state = learner.state().rest
         found.append(state["master.policy.model.layers.0.mlp.up_proj.weight"].cpu())
         assert (state["exp_avg.policy.model.norm.weight"].device.type == "cpu") == offload
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)

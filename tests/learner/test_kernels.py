@@ -13,7 +13,8 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from inference.tiny_models import CONFIGS, make_model
 from turnwise.learner import add_lora, log_probs
-from turnwise.learner.fast.modules import fused_norms, fused_rotary, gated_mlps, replaced_forwards
+from turnwise.learner.fast import modules
+from turnwise.learner.fast.modules import FORWARDS, replaced_forwards
 from turnwise.learner.fast.packed_attention import Episodes
 from turnwise.learner.log_probs import Head, chosen_log_probs
 from turnwise.models.rounding import round_merged, round_weight
@@ -24,7 +25,6 @@ if not IS_INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 pytest.importorskip("triton")
 
-FIND = {"norms": fused_norms, "mlps": gated_mlps, "rotary": fused_rotary}
 # Gemma adds 1 to the weights of its norms and has a gelu in its MLPs; GPT-2 has none of them.
 WITHOUT = {
     "norms": ("gemma", "gpt2"),
@@ -40,10 +40,16 @@ def kernels(monkeypatch):
     if IS_INTERPRETED:
         monkeypatch.setattr(log_probs, "_kernels_for", lambda head, hidden: kernels)
         monkeypatch.setattr(log_probs, "free_memory", lambda device: 1 << 30)
+        monkeypatch.setattr(modules, "load_kernels", lambda name: kernels)  # there is no driver
     return kernels
 
 
 # ---- the modules of a model ----
+
+
+def find(kind, model):
+    pairs = ((module, FORWARDS[kind](module)) for module in model.modules())
+    return [(module, forward) for module, forward in pairs if forward is not None]
 
 
 def gradients(model, ids):
@@ -66,11 +72,11 @@ def assert_same_with(fused, model, ids):
         torch.testing.assert_close(computed[label], gradient, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", FIND)
+@pytest.mark.parametrize("kind", FORWARDS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_modules_have_the_same_numbers_and_gradients(family, kind):
     model = make_model(family).to(DEVICE)
-    fused = FIND[kind](model.modules())
+    fused = find(kind, model)
     assert bool(fused) == (family not in WITHOUT[kind])
     assert_same_with(fused, model, (torch.arange(7, device=DEVICE) % 50)[None])
 
@@ -78,7 +84,7 @@ def test_modules_have_the_same_numbers_and_gradients(family, kind):
 def test_adapters_of_gated_mlps_have_the_same_gradients():
     pytest.importorskip("peft")
     model = add_lora(make_model("qwen3").to(DEVICE), rank=3)
-    fused = gated_mlps(model.modules())
+    fused = find("mlps", model)
     assert fused
     assert_same_with(fused, model, torch.arange(14, device=DEVICE).view(2, 7) % 50)
 
@@ -106,7 +112,7 @@ def test_rows_and_heads_that_the_kernel_cannot_rotate_are_left_to_transformers(
     models = (Phi3ForCausalLM(in_part).eval().to(DEVICE), make_model("llama").to(DEVICE))
     for model, num_rows in zip(models, (1, 2), strict=True):
         ids = torch.arange(14, device=DEVICE).view(num_rows, -1) % 50
-        rotary = fused_rotary(model.modules())
+        rotary = find("rotary", model)
         assert rotary  # by its function alone it looks as usual
         expected = model(ids).logits
         with monkeypatch.context() as patch, replaced_forwards(rotary):
@@ -121,7 +127,7 @@ def test_another_kind_of_rotation_is_left_alone(monkeypatch):
         return query * cos[:, None] + sin[:, None], key
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
-    assert fused_rotary(make_model("llama").to(DEVICE).modules()) == []
+    assert find("rotary", make_model("llama").to(DEVICE)) == []
 
 
 @pytest.mark.parametrize("kind", ["norms", "mlps"])
@@ -130,7 +136,7 @@ def test_gradients_of_a_model_in_bf16_are_as_near_to_float32_as_those_of_torch(k
     by_way = {}
     for way, dtype in (("exact", torch.float32), ("torch", torch.bfloat16), ("kernels", None)):
         model = make_model("qwen3").to(DEVICE, dtype or torch.bfloat16)
-        with replaced_forwards(FIND[kind](model.modules()) if way == "kernels" else []):
+        with replaced_forwards(find(kind, model) if way == "kernels" else []):
             by_way[way] = {n: g.float() for n, g in gradients(model, ids)[1].items()}
     exact = by_way.pop("exact")
     slants = {

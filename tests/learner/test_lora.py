@@ -11,7 +11,7 @@ from turnwise import ConfigError, ConfigStore
 from turnwise.chat import TokenStream
 from turnwise.inference import GenerationRequest
 from turnwise.inference.local import LocalEngine
-from turnwise.learner import PPOBatch, add_lora, has_adapters, make_learner, merged_weights
+from turnwise.learner import PPOBatch, add_lora, has_adapters, make_learner
 from turnwise.models.adapters import adapted_layers
 
 pytest.importorskip("peft")
@@ -126,15 +126,7 @@ def test_every_setting_of_the_adapters_reaches_peft():
     names = [name for name, _ in learner.model.named_parameters() if "lora" in name]
     adapted = {name.split(".lora_")[0][-6:] for name in names}
     assert adapted == {"q_proj", "v_proj"}
-    assert {one.scaling["default"] for one in adapted_layers(model)} == {6 / 4**0.5}
-    # Weights that are merged are scaled alike.
-    learner.update(with_targets(random_batch(), learner))
-    layer = model.model.layers[0].self_attn.q_proj
-    difference = merged_weights(model)["model.layers.0.self_attn.q_proj.weight"]
-    difference = difference - layer.base_layer.weight
-    wanted = 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    assert float(wanted.detach().abs().max()) > 1e-4
-    torch.testing.assert_close(difference, wanted.detach(), atol=1e-7, rtol=1e-4)
+    assert {one.scaling["default"] for one in adapted_layers(model).values()} == {6 / 4**0.5}
 
 
 def test_dropout_changes_the_update_and_nothing_else():

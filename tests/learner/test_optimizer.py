@@ -151,7 +151,7 @@ def test_an_optimiser_of_ones_own(tmp_path, monkeypatch):
     learner.update(batch)
     learner.update(batch)
     assert largest_difference(weights(learner.model), before) > 0.0
-    assert any(name.startswith("momentum_buffer.") for name in learner.state_tensors())
+    assert any(name.startswith("momentum_buffer.") for name in learner.state().rest)
     with pytest.raises(ConfigError, match="Did you mean 'muon'"):
         Learner(double_model(), LearnerOptions(optimizer="moun"))
     with pytest.raises(ConfigError, match="no option 'momentm'"):

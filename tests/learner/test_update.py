@@ -269,7 +269,7 @@ def test_after_a_restart_the_reference_is_the_model_as_it_was_then():
     torch.testing.assert_close(learner.reference_log_probs(batch), expected)
 
     other = Learner(double_model("llama", None), options, reference=make_model("llama").double())
-    other.load_state_tensors(learner.state_tensors())
+    other.load_state(learner.state())
     torch.testing.assert_close(other.reference_log_probs(batch), expected)
 
 

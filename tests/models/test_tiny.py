@@ -1,12 +1,9 @@
 """The built-in model `tiny`: the same everywhere, and able to read and write any text."""
 
-import string
-
 import torch
 from hypothesis import given, strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from every_case import every_case
 from turnwise.models.tiny import make_tiny, make_tiny_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
@@ -23,11 +20,6 @@ def test_any_text_comes_back_as_it_was(text):
 def test_what_follows_does_not_change_the_tokens_before_it(before, after):
     pieces = [TOKENIZER.encode(piece) for piece in (before, "é", after)]
     assert TOKENIZER.encode(f"{before}é{after}") == [i for piece in pieces for i in piece]
-
-
-@every_case("character", string.digits + string.ascii_letters + string.punctuation)
-def test_a_printable_character_is_one_token(character):
-    assert len(TOKENIZER.encode(character)) == 1
 
 
 def test_special_tokens_are_tokens_and_not_text():

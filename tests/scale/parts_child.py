@@ -13,7 +13,6 @@ import torch
 from learner.episodes import random_batch, with_targets
 from turnwise.config import ConfigStore
 from turnwise.learner import Learner, PolicyValueModel, make_learner
-from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shard, local_shards
 from turnwise.models import load_model
 from turnwise.models.empty import is_empty, load_empty_model
@@ -59,7 +58,7 @@ def measured(folder):
 def loaded_in_parts(folder, config, dtype="float32"):
     model = load_empty_model(folder, dtype=dtype, device="cpu")
     assert is_empty(model)
-    return make_learner(config, model, make=ShardedLearner)
+    return make_learner(config, model, context_size=1)
 
 
 def kept(learner):
@@ -85,7 +84,7 @@ def compared(folder, case):
         config.model.reference = str(folder / "small-qwen3")
     parts = loaded_in_parts(folder / name, config, dtype)
     model = load_model(folder / name, dtype=dtype, device="cpu").model
-    whole = make_learner(config, model, make=ShardedLearner)
+    whole = make_learner(config, model, context_size=1)
     assert_same(kept(parts), kept(whole))
     assert parts.model.layout == whole.model.layout
     assert parts.model.shares_prefixes == whole.model.shares_prefixes

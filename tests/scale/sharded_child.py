@@ -17,10 +17,9 @@ from learner.episodes import ALL_TERMS, double_model, random_batch, with_targets
 from learner.test_branches import make_stream
 from turnwise.errors import ConfigError
 from turnwise.learner import Learner, PolicyValueModel, PPOBatch, add_lora
-from turnwise.learner.base import trained_parameters
-from turnwise.learner.sharded import ShardedLearner
-from turnwise.learner.sharding import local_shard, local_shards, split_shards
-from turnwise.learner.workers import ShardedWorkers
+from turnwise.learner.base import LearnerState
+from turnwise.learner.sharding import local_shards, split_shards
+from turnwise.learner.workers import Workers
 from turnwise.trainer.learning import policy_weights
 
 OPTIONS = dataclasses.replace(ALL_TERMS, update_epochs=2, mini_batch_size=3, micro_batch_tokens=20)
@@ -114,10 +113,11 @@ def scores(learner, batch):
 
 def left_over(learner, rank, world):
     """A copy of this learner's shard of all that is to be kept."""
-    rest = {name: local_shard(x.detach()) for name, x in learner.state_tensors().items()}
+    state = learner.state()
+    rest = state.rest
     kept = {
-        "weights": local_shards(trained_parameters(learner.model)),
-        "rest": rest if isinstance(learner, ShardedLearner) else split_shards(rest, world)[rank],
+        "weights": state.weights,
+        "rest": rest if learner.workers.is_sharded else split_shards(rest, world)[rank],
         "policy": local_shards(policy_weights(learner)),
     }
     return {
@@ -125,20 +125,12 @@ def left_over(learner, rank, world):
     }
 
 
-@torch.no_grad()
-def load(learner, state):
-    for name, parameter in trained_parameters(learner.model).items():
-        local_shard(parameter).copy_(state["weights"][name])
-    learner.optimizer.refresh_masters()
-    learner.load_state_tensors(state["rest"])
-
-
 def compare(case, context_size):
     """The learners of one group have the same rows; all learn from the whole batch."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     batch = make_batch(case)
     alone = make_learner(case, Learner)
-    learner = make_learner(case, functools.partial(ShardedLearner, context_size=context_size))
+    learner = make_learner(case, functools.partial(Learner, context_size=context_size))
     first = 4 * (rank // context_size)
     own = batch.select(torch.arange(first, 7 if first or context_size == world else 4))
     assert_close(scores(learner, own), scores(alone, own), case)
@@ -163,7 +155,7 @@ def compare(case, context_size):
     # The moments of the optimiser are sums of gradients.
     expected = left_over(alone, rank, world)
     assert_close(left_over(learner, rank, world), expected, case)
-    load(learner, expected)
+    learner.load_state(LearnerState(expected["weights"], expected["rest"]))
     learn("update", batch)
     kept, expected = (left_over(one, rank, world)["weights"] for one in (learner, alone))
     assert_close(kept, expected, f"{case} weights ")
@@ -171,7 +163,7 @@ def compare(case, context_size):
 
 def check_tokens(context_size):
     """Each learner computes its part of a long episode alone."""
-    learner = ShardedLearner(double_model("llama"), OPTIONS, context_size=context_size)
+    learner = Learner(double_model("llama"), OPTIONS, context_size=context_size)
     lengths = []
     embedding = learner.model.policy.get_input_embeddings()
     embedding.register_forward_hook(lambda _, ids, output: lengths.append(ids[0].shape[1]))
@@ -183,12 +175,12 @@ def check_errors():
     adapted = make_model("llama")
     add_lora(adapted, 2, dropout=0.1)
     with pytest.raises(ConfigError, match="lora_dropout"):
-        ShardedLearner(PolicyValueModel(adapted), OPTIONS, context_size=2)
+        Learner(PolicyValueModel(adapted), OPTIONS, context_size=2)
     padded = PolicyValueModel(make_model("llama"), layout="padded")
     with pytest.raises(ConfigError, match="episodes are padded"):
-        ShardedLearner(padded, OPTIONS, context_size=2)
+        Learner(padded, OPTIONS, context_size=2)
     with pytest.raises(ConfigError, match=r"divisor of ray\.num_learners, which is 2"):
-        ShardedWorkers(torch.device("cpu"), 3)
+        Workers(torch.device("cpu"), 3)
 
 
 def main(rank, world, folder):

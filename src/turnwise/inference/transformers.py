@@ -16,7 +16,7 @@ import torch
 from turnwise.inference.base import FinishReason, Overflow
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.worker import EngineTurn, WorkerEngine
-from turnwise.models.attention import lock_of
+from turnwise.models.attention import model_lock
 from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, rotary_limit
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class ModelEngine(WorkerEngine):
 
         @torch.no_grad()
         def compute() -> list[float]:
-            with lock_of(self.model):
+            with model_lock(self.model):
                 logits = _plain_logits(self.model, ids)
             log_probs = torch.log_softmax(logits[start - 1 : -1].float(), -1)
             chosen = torch.tensor(list(ids[start:]), device=self.model.device)
@@ -147,7 +147,7 @@ class TransformersEngine(ModelEngine):
         reasons: list[FinishReason | None] = [self._end(turn) for turn in turns]
         chosen: Any = None  # the tokens of the step before
         while None in reasons and not self._is_closed:
-            with lock_of(self.model):
+            with model_lock(self.model):
                 logits = forward.send(chosen)
             log_probs = sampling_log_probs(logits, params)
             uniforms = [turn.rng.random() for turn in turns]

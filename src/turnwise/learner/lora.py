@@ -27,7 +27,6 @@ from turnwise.learner.sharding import as_shard, first_element, local_shard
 from turnwise.models.adapters import (
     adapted_layers,
     adapter,
-    is_adapted,
     is_mergeable,
     merged_weight,
 )
@@ -108,7 +107,7 @@ def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
 
     The backward must be inside the block too, since gradient checkpointing computes layers again.
     """
-    layers = _dropout_layers(model)
+    layers = dropout_layers(model)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
@@ -128,7 +127,7 @@ def has_adapters(model: Any) -> bool:
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
     """Disable the adapters inside the block."""
-    layers = adapted_layers(model)
+    layers = adapted_layers(model).values()
     try:
         for layer in layers:
             layer.enable_adapters(False)
@@ -140,7 +139,7 @@ def without_adapters(model: Any) -> Iterator[None]:
 
 def merge_lora(model: Any) -> Any:
     """Merge the adapters into the weights and remove them, in place; return the model."""
-    for name, layer in _adapted_layers_by_name(model):
+    for name, layer in adapted_layers(model).items():
         weight = layer.get_base_layer().weight
         weight.data.copy_(_merged_parameter(layer, name))
         parent, _, child = name.rpartition(".")
@@ -159,7 +158,7 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
         for name, tensor in model.state_dict().items()
         if ".lora_" not in name
     }
-    for name, layer in _adapted_layers_by_name(model):
+    for name, layer in adapted_layers(model).items():
         weights[f"{name}.weight"] = _merged_parameter(layer, name)
     return weights
 
@@ -184,18 +183,11 @@ def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
     return as_shard(rounded, weight)
 
 
-def has_adapter_dropout(model: nn.Module) -> bool:
-    """Whether the adapters of a model have a dropout above 0."""
-    return bool(_dropout_layers(model))
-
-
-def _dropout_layers(model: nn.Module) -> list[nn.Module]:
-    dropouts = (getattr(layer, "lora_dropout", {}) for layer in adapted_layers(model))
-    return [one for group in dropouts for one in group.values() if isinstance(one, nn.Dropout)]
-
-
-def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:
-    return [(name, module) for name, module in model.named_modules() if is_adapted(module)]
+def dropout_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers with a dropout above 0 in the adapters of a model."""
+    layers = adapted_layers(model).values()
+    dropouts = (layer for one in layers for layer in getattr(one, "lora_dropout", {}).values())
+    return [layer for layer in dropouts if isinstance(layer, nn.Dropout)]
 
 
 def merged_adapters(model: nn.Module) -> list[Replacement]:
@@ -204,8 +196,8 @@ def merged_adapters(model: nn.Module) -> list[Replacement]:
     They are frozen linear layers with LoRA without dropout, all in half precision.
     """
     replacements: list[Replacement] = []
-    for name, layer in _adapted_layers_by_name(model):
-        if not is_mergeable(layer) or has_adapter_dropout(layer):
+    for name, layer in adapted_layers(model).items():
+        if not is_mergeable(layer) or dropout_layers(layer):
             continue
         base = layer.get_base_layer()
         adapters = [*layer.lora_A.values(), *layer.lora_B.values()]

@@ -27,7 +27,7 @@ from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack
-from turnwise.learner.workers import SingleProcess
+from turnwise.learner.workers import Workers
 
 COUNTS = ("num_steps", "num_skipped_steps", "num_early_stops")
 """Reported even when they are 0."""
@@ -81,7 +81,7 @@ class Metrics:
         for name, (total, weight) in other._weighted.items():
             self.average({name: total / (weight or 1.0)}, weight)
 
-    def over_workers(self, workers: SingleProcess) -> Metrics:
+    def over_workers(self, workers: Workers) -> Metrics:
         """Return the sums, means and maxima over all workers, each of which calls this."""
         if workers.num_workers == 1:
             return self
@@ -141,7 +141,7 @@ def importance_weights(
     return weights
 
 
-def batch_totals(packs: list[Pack], workers: SingleProcess, horizon: float | None) -> BatchTotals:
+def batch_totals(packs: list[Pack], workers: Workers, horizon: float | None) -> BatchTotals:
     """Return the sizes of a minibatch over all workers, which each pack's loss is a share of."""
     counts = [torch.bincount(pack.target_rows) for pack in packs]
     sizes = [
@@ -219,7 +219,7 @@ def select_tokens(
     rows: torch.Tensor,
     log_probs: torch.Tensor,
     options: LearnerOptions,
-    workers: SingleProcess,
+    workers: Workers,
     generator: torch.Generator,
 ) -> torch.Tensor:
     """Return the tokens that a policy loss with a `TokenSelection` picks: [B, T] bool.

@@ -253,12 +253,9 @@ class MasterOptimizer:
             elif values is not shard or isinstance(parameter, DTensor):
                 weight.master = nn.Parameter(values)
             self._weights.append(weight)
-        hooks = [
-            weight.parameter.register_post_accumulate_grad_hook(weight.add_gradient)  # type: ignore[no-untyped-call]
-            for weight in self._weights
-        ]
-        # The parameters outlive this optimiser, and may get another one.
-        weakref.finalize(self, _remove, hooks)
+            hook = parameter.register_post_accumulate_grad_hook(weight.add_gradient)  # type: ignore[no-untyped-call]
+            # The parameters outlive this optimiser, and may get another one.
+            weakref.finalize(self, hook.remove)
         made = get_optimizer(make, options)(self._weights, **options)
         self._optimizers = [made] if isinstance(made, Optimizer) else list(made)
         self._kernels = None if offload else _kernel_adamw(self._optimizers, self._weights)
@@ -279,8 +276,6 @@ class MasterOptimizer:
         return [weight.gradient for weight in self._weights if weight.gradient is not None]
 
     def zero_grad(self) -> None:
-        if self._kernels is not None:
-            self._kernels.prepared = None
         for weight in self._weights:
             weight.gradient = weight.parameter.grad = weight.master.grad = None
 
@@ -296,11 +291,6 @@ class MasterOptimizer:
             norms.append(torch.stack(torch._foreach_norm(gradients, dtype=wide)).double())
         total: torch.Tensor = torch.linalg.vector_norm(torch.cat(norms))
         return total
-
-    def prepare_step(self, learning_rate: float) -> None:
-        """Collect what kernels read in the next step, while the device may still compute."""
-        if self._kernels is not None:
-            self._kernels.prepare(learning_rate)
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: float = 1.0) -> torch.Tensor:
@@ -401,17 +391,12 @@ class MasterOptimizer:
         for optimizer in self._optimizers:
             # Torch knows which values belong on which device.
             masters = [master for group in optimizer.param_groups for master in group["params"]]
-            state = {number: states[names[master]] for number, master in enumerate(masters)}
+            numbered = ((number, states[names[master]]) for number, master in enumerate(masters))
+            state = {number: values for number, values in numbered if values}
             groups = optimizer.state_dict()["param_groups"]
-            kept = {number: values for number, values in state.items() if values}
-            optimizer.load_state_dict({"state": kept, "param_groups": groups})
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
         if self._kernels is not None:
             self._kernels.after_loading()
-
-
-def _remove(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
 
 
 def _kernel_adamw(

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from turnwise.learner.tensor_file import rows_of_shard
-from turnwise.models.empty import device_of, is_empty
+from turnwise.models.empty import is_empty, model_device
 from turnwise.models.rounding import round_weight, threshold_key
 from turnwise.models.weight_files import read_wide, stored_names
 
@@ -36,7 +36,7 @@ def shard(model: PolicyValueModel) -> None:
 
     One without weights (`load_empty_model`) gets its shards from its files, and is probed then.
     """
-    has_no_weights, device = is_empty(model), device_of(model.policy)
+    has_no_weights, device = is_empty(model), model_device(model.policy)
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     heads = [] if model.value_head is None else [model.value_head]
     for unit in [*model.layers, *heads, model]:
@@ -62,8 +62,8 @@ def _load_shards(model: Any, device: torch.device) -> None:
         stored = stored_names(one)
         for name, parameter in one.named_parameters():
             if name in stored:
-                rows = rows_of_shard(len(parameter), rank, number)
-                values = one.weight_files.read(stored[name], *rows)
+                first_row, last_row = rows_of_shard(len(parameter), rank, number)
+                values = one.weight_files.read(stored[name], first_row, last_row)
                 target, first = local_shard(parameter), first_element(parameter)
                 target.copy_(round_weight(values, target.dtype, threshold_key(name), first=first))
     model.probe(device)
@@ -119,13 +119,13 @@ def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
     A collective: all processes must call it together.
     """
-    is_single = not torch.distributed.is_initialized()
-    rank = 0 if is_single else torch.distributed.get_rank()
-    number = 1 if is_single else torch.distributed.get_world_size()
+    rank, number = 0, 1
+    if torch.distributed.is_initialized():
+        rank, number = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return {
         name: local_shard(tensor.detach())
         if isinstance(tensor, DTensor)
-        else split_shards({name: tensor.detach()}, number)[rank][name]
+        else _take_shard(tensor.detach(), rank, number)
         for name, tensor in tensors.items()
     }
 
@@ -138,15 +138,17 @@ def split_shards(
     >>> split_shards({"w": torch.arange(3), "step": torch.tensor(7)}, 2)
     [{'w': tensor([0, 1]), 'step': tensor(7)}, {'w': tensor([2]), 'step': tensor(7)}]
     """
-    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(num_shards)]
-    for name, tensor in tensors.items():
-        pieces = [tensor] * num_shards
-        if tensor.dim():
-            chunks = tensor.chunk(num_shards)
-            pieces = [*chunks, *[tensor[:0]] * (num_shards - len(chunks))]
-        for tensors_of_rank, piece in zip(shards, pieces, strict=True):
-            tensors_of_rank[name] = piece
-    return shards
+    return [
+        {name: _take_shard(tensor, rank, num_shards) for name, tensor in tensors.items()}
+        for rank in range(num_shards)
+    ]
+
+
+def _take_shard(tensor: torch.Tensor, rank: int, num_shards: int) -> torch.Tensor:
+    if not tensor.dim():
+        return tensor
+    first, last = rows_of_shard(len(tensor), rank, num_shards)
+    return tensor[first:last]
 
 
 def join_shards(shards: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -134,6 +134,9 @@ class TensorFile:
 
         def read(name: str) -> torch.Tensor:
             shape = self.shapes[name]
-            return self.read(name, *(rows_of_shard(shape[0], rank, num_shards) if shape else ()))
+            if not shape:
+                return self.read(name)
+            first, last = rows_of_shard(shape[0], rank, num_shards)
+            return self.read(name, first, last)
 
         return LazyTensors(self.shapes, read)

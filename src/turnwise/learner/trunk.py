@@ -15,14 +15,14 @@ from turnwise.errors import ConfigError
 from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_forwards
 from turnwise.learner.fast.packed_attention import NAME, Episodes, episode_attention
 from turnwise.learner.log_probs import Head
-from turnwise.learner.lora import has_adapter_dropout, merged_adapters
+from turnwise.learner.lora import dropout_layers, merged_adapters
 from turnwise.learner.packing import Pack
 from turnwise.learner.workers import Context
 from turnwise.models.attention import (
     UnsupportedAttention,
     attention_named,
-    configs_of,
-    lock_of,
+    model_configs,
+    model_lock,
     probe_attention,
 )
 from turnwise.models.empty import is_empty
@@ -60,7 +60,7 @@ class Trunk:
         unwrap = getattr(model, "get_base_model", None)
         # Inside of peft's wrapper; the adapters are in its layers.
         self.model = (model if unwrap is None else unwrap()).eval()
-        self._configs = configs_of(self.model)
+        self._configs = model_configs(self.model)
         self._replaced: list[Replacement] = []
         self._adapted: list[Replacement] = []
         self.merges_adapters = True
@@ -117,7 +117,7 @@ class Trunk:
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
-        return lock_of(self.model)  # not kept: a copy of this has a model and a lock of its own
+        return model_lock(self.model)  # not kept: a copy of this has a model and a lock of its own
 
     @property
     def head(self) -> Head:
@@ -215,7 +215,7 @@ class Trunk:
             gradient_checkpointing_kwargs={
                 "use_reentrant": False,
                 # Only the adapters' dropout is random.
-                "preserve_rng_state": has_adapter_dropout(self.model),
+                "preserve_rng_state": bool(dropout_layers(self.model)),
                 "context_fn": contexts,
             }
         )

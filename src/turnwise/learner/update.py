@@ -8,7 +8,7 @@ the whole: how a minibatch is split into packs does not change the step.
 import gc
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from turnwise.learner.base import (
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.lora import (
     adapter_dropout,
-    has_adapter_dropout,
+    dropout_layers,
     has_adapters,
     without_adapters,
 )
@@ -48,10 +48,10 @@ from turnwise.learner.objective import (
 from turnwise.learner.optimizer import MasterOptimizer
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, make_packs
-from turnwise.learner.sharding import local_shard, local_shards, read_first_masters
+from turnwise.learner.sharding import local_shard, local_shards, read_first_masters, shard
 from turnwise.learner.tensor_file import LazyTensors
-from turnwise.learner.workers import SingleProcess
-from turnwise.models.attention import lock_of
+from turnwise.learner.workers import Workers
+from turnwise.models.attention import model_lock
 from turnwise.models.probing import is_out_of_memory
 
 _LOG = logging.getLogger("turnwise")
@@ -79,10 +79,12 @@ class Learner(BaseLearner):
 
     `reference` is the model that a KL term compares with, frozen here; where the policy has
     adapters it is the policy without them, and none need be given.
-    """
 
-    can_retry = True
-    """Whether packs can be computed again when memory runs out, without the other workers."""
+    With a `context_size` all processes of the torch.distributed group learn together, and must make
+    the same calls in the same order. Model, gradients and optimiser are sharded over them. Each has
+    the whole batch and computes a part of each minibatch, so that minibatches and metrics are those
+    of a single learner. Each `context_size` of them split the tokens of every pack: see `workers`.
+    """
 
     def __init__(
         self,
@@ -90,10 +92,21 @@ class Learner(BaseLearner):
         options: LearnerOptions | None = None,
         *,
         reference: Any = None,
-        workers: SingleProcess | None = None,
+        context_size: int | None = None,
     ) -> None:
         super().__init__(options or LearnerOptions())
         self._model = model
+        self._has_dropout = bool(dropout_layers(model))
+        self.workers = Workers()
+        if context_size is not None:
+            shard(model)
+            self.workers = Workers(model.device, context_size)
+            if self._has_dropout and context_size > 1:
+                raise ConfigError(
+                    f"ray.context_parallel_size got {context_size}, expected 1 with "
+                    "training.lora_dropout: each learner would drop the same of its tokens"
+                )
+            model.split_over(self.workers.context)
         self._planned_tokens: int | None = None
         self._max_tokens: int | None = None
         """Tokens that are computed at once after memory has run out; None before."""
@@ -113,7 +126,9 @@ class Learner(BaseLearner):
                 temperature=model.temperature,
                 layout=model.layout if is_alike else None,
             )
-        self.workers = workers or SingleProcess()
+            if self.workers.is_sharded:
+                shard(self._reference)
+                self._reference.split_over(self.workers.context)
         self.optimizer = MasterOptimizer(
             model.named_parameters(),
             self.options.optimizer,
@@ -127,7 +142,6 @@ class Learner(BaseLearner):
         num_half = torch.tensor(self.optimizer.num_half, dtype=torch.float64)
         self._num_half = float(self.workers.sum_over_shards(num_half))
         self.num_updates = 0
-        self._has_dropout = has_adapter_dropout(model)
 
     @property
     def model(self) -> PolicyValueModel:
@@ -147,7 +161,7 @@ class Learner(BaseLearner):
             return self._score(self._reference, batch).log_probs
         if not has_adapters(self.model.policy):
             raise ConfigError("a KL term needs a reference model, and the learner has none")
-        with lock_of(self.model.policy), without_adapters(self.model.policy):
+        with model_lock(self.model.policy), without_adapters(self.model.policy):
             return self._score(self.model, batch).log_probs
 
     @torch.no_grad()
@@ -195,6 +209,8 @@ class Learner(BaseLearner):
 
     def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
         assert batch.attention_mask is not None
+        if not len(rows):  # all are other workers'
+            return []
         return make_packs(
             batch.attention_mask.cpu(),
             batch.response_mask.cpu(),
@@ -216,7 +232,7 @@ class Learner(BaseLearner):
                 free_memory(model.device) - self.optimizer.bytes_to_come,
                 model.layer_shapes,
                 model.policy.dtype.itemsize,
-                longest=int(batch.attention_mask.sum(1).max()) // model.trunk.context.size,
+                longest=int(batch.attention_mask.sum(1).max()) // self.workers.context.size,
                 checkpointing=model.gradient_checkpointing,
             )
             self._planned_tokens = tokens
@@ -226,7 +242,10 @@ class Learner(BaseLearner):
                     "gradient checkpointing of %d layers, whose activations do not fit into the GPU"
                 )
                 _LOG.info(text, num_checkpointed)
-        return tokens if self._max_tokens is None else min(tokens, self._max_tokens)
+        if self._max_tokens is not None:
+            tokens = min(tokens, self._max_tokens)
+        context = self.workers.context
+        return context.size * context.minimum(tokens, model.device)
 
     def _in_packs(
         self, batch: PPOBatch, packs: Sequence[Pack], compute: Callable[[Sequence[Pack]], T]
@@ -235,7 +254,8 @@ class Learner(BaseLearner):
         try:
             return compute(packs)
         except (RuntimeError, MemoryError) as error:
-            if not self.can_retry or not is_out_of_memory(error):
+            # Several workers compute equally often, so that one of them cannot repeat alone.
+            if self.workers.is_sharded or not is_out_of_memory(error):
                 raise
         # Not in the block above, in which the error holds tensors of the failed forward.
         largest = max(packs, key=lambda pack: pack.num_tokens)
@@ -264,11 +284,28 @@ class Learner(BaseLearner):
     def _in_lockstep(
         self, packs: Sequence[Pack], compute: Callable[..., Any], batch: PPOBatch
     ) -> Iterator[Pack]:
-        """Yield the packs one by one; `compute` is the method of the model that each is for.
+        """Yield the packs, then compute dummies until all workers have computed equally often.
 
-        A sharded learner overrides this, since all its workers must compute equally often.
+        `compute` is the method of the model that each pack is for. Each layer of a sharded model is
+        gathered from all workers, so that they must call it together.
         """
+        num_rounds = int(self.workers.maximum(len(packs)))
         yield from packs
+        if not self.workers.is_sharded:
+            return
+        # The shortest episode: a prompt of one token, and one sampled token.
+        present, sampled = torch.tensor([[[True, True]], [[False, True]]])
+        (dummy,) = make_packs(present, sampled, torch.arange(1), budget=2)
+        for _ in range(num_rounds - len(packs)):
+            outputs = compute(torch.zeros(1, 2, dtype=torch.long), dummy)
+            if isinstance(outputs, Outputs) and torch.is_grad_enabled():
+                # 0, with a gradient through all that a pack's loss depends on.
+                loss = outputs.log_probs.sum()
+                if outputs.values is not None and batch.returns is not None:
+                    loss = loss + outputs.values.sum()
+                (0.0 * loss).backward()  # type: ignore[no-untyped-call]
+        if not torch.is_grad_enabled():
+            compute.__self__.reshard()  # type: ignore[attr-defined] # a backward would do it
 
     # The update.
 
@@ -375,7 +412,7 @@ class Learner(BaseLearner):
                 seed = self._seed(epoch, number, index)
                 with ExitStack() as stack:
                     if self._has_dropout:  # an engine may compute with the same adapters
-                        stack.enter_context(lock_of(self.model.policy))
+                        stack.enter_context(model_lock(self.model.policy))
                         stack.enter_context(adapter_dropout(self.model, seed))
                     self._add_gradient(run, totals, selected, pack, metrics, measured)
             return metrics, measured
@@ -432,8 +469,6 @@ class Learner(BaseLearner):
         """Make one step of the optimiser, unless the loss or the gradient is not finite."""
         loss = minibatch.total("loss").to(self.model.device)
         norm = self.workers.global_norm(self.optimizer.gradient_norm())
-        # Before the next line, which waits for the device.
-        self.optimizer.prepare_step(self.learning_rate)
         norm_value, loss_value = torch.stack([norm, loss]).tolist()
         if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
             self.optimizer.zero_grad()
@@ -452,13 +487,22 @@ class Learner(BaseLearner):
         metrics.counts["num_steps"] += 1
 
     def _minibatches(self, epoch: int, batch: PPOBatch) -> Iterator[torch.Tensor]:
-        """Yield the rows of each minibatch; their order depends on seed, update and epoch."""
+        """Yield this worker's rows of each minibatch; their order depends on seed, update, epoch.
+
+        They are adjacent ones, which may share a prefix, of about as many tokens as those of each
+        other worker.
+        """
+        assert batch.attention_mask is not None
+        lengths, order = batch.attention_mask.sum(1).cpu(), torch.arange(len(batch))
         size = self.options.mini_batch_size or len(batch)
-        if size >= len(batch):
-            yield torch.arange(len(batch))
-            return
-        generator = torch.Generator().manual_seed(self._seed(epoch))
-        yield from torch.split(torch.randperm(len(batch), generator=generator), size)
+        if size < len(batch):
+            generator = torch.Generator().manual_seed(self._seed(epoch))
+            order = torch.randperm(len(batch), generator=generator)
+        for rows in torch.split(order, size):
+            num_tokens = lengths[rows]
+            middles = num_tokens.cumsum(0) - num_tokens / 2
+            owners = middles * self.workers.num_workers / max(int(num_tokens.sum()), 1)
+            yield rows[owners.long() == self.workers.rank]
 
     def _seed(self, *numbers: int) -> int:
         """Return a seed that follows from the update and these numbers."""
@@ -470,13 +514,18 @@ class Learner(BaseLearner):
     def state(self) -> LearnerState:
         """Return all that a checkpoint holds; of a sharded model, this process's shard."""
         # The optimiser's tensors of a sharded model are shards already.
-        rest = {name: local_shard(x.detach()) for name, x in self.state_tensors().items()}
+        rest = {"num_updates": torch.tensor(self.num_updates), **self.optimizer.state_tensors()}
+        if self._reference is not None and self._has_own_reference:
+            for name, parameter in self._reference.policy.named_parameters():
+                rest[_REFERENCE + name] = local_shard(parameter.detach())
         return LearnerState(local_shards(trained_parameters(self.model)), rest)
 
     def state_layout(self) -> LearnerState:
         state = self.state()
-        tensors = (state.weights, state.rest)
-        return LearnerState(*({n: x.to("meta") for n, x in some.items()} for some in tensors))
+        return LearnerState(
+            weights={name: tensor.to("meta") for name, tensor in state.weights.items()},
+            rest={name: tensor.to("meta") for name, tensor in state.rest.items()},
+        )
 
     def state_shards(self) -> Iterator[LearnerState]:
         yield self.state()
@@ -491,24 +540,13 @@ class Learner(BaseLearner):
         for name in state.weights:
             local_shard(parameters[name]).copy_(state.weights[name])
         self.optimizer.refresh_masters()
-        if state.rest:
-            self.load_state_tensors(state.rest)
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return all that a resumed run needs, but for the model's weights."""
-        tensors = {"num_updates": torch.tensor(self.num_updates), **self.optimizer.state_tensors()}
+        rest = state.rest
+        if not rest:
+            return
+        names = [k for k in rest if k != "num_updates" and not k.startswith(_REFERENCE)]
+        self.num_updates = int(rest["num_updates"])
+        self.optimizer.load_state_tensors(LazyTensors(names, rest.__getitem__))
+        self._has_own_reference = len(names) + 1 < len(rest)
         if self._reference is not None and self._has_own_reference:
             for name, parameter in self._reference.policy.named_parameters():
-                tensors[_REFERENCE + name] = parameter.detach()
-        return tensors
-
-    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `state_tensors` returned."""
-        rest = [k for k in tensors if k != "num_updates" and not k.startswith(_REFERENCE)]
-        self.num_updates = int(tensors["num_updates"])
-        self.optimizer.load_state_tensors(LazyTensors(rest, tensors.__getitem__))
-        self._has_own_reference = len(rest) + 1 < len(tensors)
-        if self._reference is not None and self._has_own_reference:
-            with torch.no_grad():
-                for name, parameter in self._reference.policy.named_parameters():
-                    local_shard(parameter).copy_(tensors[_REFERENCE + name])
+                local_shard(parameter).copy_(rest[_REFERENCE + name])

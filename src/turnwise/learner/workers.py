@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.nn.functional import all_to_all_single
 
 from turnwise.errors import ConfigError
 
@@ -44,30 +45,16 @@ class Context:
     def select(self, at: torch.Tensor, num_tokens: int) -> Selection:
         """Return some tokens `at` [R] of a pack as a selection of this learner's slice."""
         if self.size == 1:
-            return Selection(self, at, at, None)
+            return Selection(self, len(at), at, None)
         length = (num_tokens + self.padding(num_tokens)) // self.size
-        owner = at // length
-        counts = torch.bincount(owner, minlength=self.size)
-        # All gather equally many: those with fewer compute their first token once more.
-        most = int(counts.max())
-        order = owner.argsort(stable=True)
-        starts = counts.cumsum(0) - counts
-        within = torch.empty_like(order)
-        within[order] = torch.arange(len(at), device=at.device) - starts[owner[order]]
-        items = (owner == self.rank).nonzero().squeeze(1)
-        missing = at.new_zeros(most - len(items))
-        indices = torch.cat([at[items] - self.rank * length, missing])
-        return Selection(self, indices, torch.cat([items, missing]), owner * most + within)
+        items = (at // length == self.rank).nonzero().squeeze(1)
+        return Selection(self, len(at), at[items] - self.rank * length, items)
 
     def to_heads(self, x: torch.Tensor) -> torch.Tensor:
         """Exchange [H, n, D] of this learner's tokens for [H / size, N, D] of its heads."""
         if len(x) < self.size:  # learners share a key head
             x = x.repeat_interleave(self.size // len(x), 0)
-        return self._exchange(x)
-
-    def to_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """Exchange [N, H / size, D] of this learner's heads for [n, H, D] of its tokens."""
-        return self._exchange(x)
+        return self.exchange(x)
 
     def minimum(self, number: int, device: torch.device) -> int:
         """Return the smallest of the learners' numbers."""
@@ -77,12 +64,19 @@ class Context:
         torch.distributed.all_reduce(smallest, torch.distributed.ReduceOp.MIN, group=self.group)
         return int(smallest)
 
-    def _exchange(self, x: torch.Tensor) -> torch.Tensor:
-        """Divide the first dimension over the learners, and join the second one's parts."""
+    def exchange(self, x: torch.Tensor) -> torch.Tensor:
+        """Divide the first dimension over the learners, and join the second one's parts.
+
+        So [N, H / size, D] of this learner's heads becomes [n, H, D] of its tokens.
+        """
         if self.size == 1:
             return x
         by_rank = x.reshape(self.size, -1, *x.shape[1:])
-        received: torch.Tensor = _AllToAll.apply(by_rank, self.group)  # type: ignore[no-untyped-call]
+        by_rank = by_rank.contiguous()
+        # Row r is sent to learner r; in the backward its gradient comes back.
+        received: torch.Tensor = all_to_all_single(  # type: ignore[no-untyped-call]
+            torch.empty_like(by_rank), by_rank, group=self.group
+        )
         return received.transpose(0, 1).flatten(1, 2)
 
 
@@ -91,87 +85,50 @@ class Selection:
     """R tokens of a pack, of which this learner computes K; others compute the rest."""
 
     context: Context
+    num_tokens: int
+    """R."""
     indices: torch.Tensor
     """[K], their indices in this learner's slice."""
-    items: torch.Tensor
-    """[K], which of the R they are; not used for one learner."""
-    order: torch.Tensor | None
-    """[R], the index of each among all that was gathered; None for one learner."""
+    items: torch.Tensor | None
+    """[K], which of the R they are; None for one learner, which computes all."""
 
     def pick(self, values: torch.Tensor) -> torch.Tensor:
         """Return the K of values that belong to the R tokens."""
-        return values if self.order is None else values[self.items]
+        return values if self.items is None else values[self.items]
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of all R tokens, given those of the K."""
-        if self.order is None or not len(self.order):
+        if self.items is None:
             return values
-        parts = [torch.empty_like(values) for _ in range(self.context.size)]
-        torch.distributed.all_gather(parts, values.detach().contiguous(), group=self.context.group)
+        whole = values.new_zeros(self.num_tokens).index_copy(0, self.items, values.detach())
+        torch.distributed.all_reduce(whole, group=self.context.group)
         # All compute the same loss of it, so that each takes the gradient of its own part.
-        parts[self.context.rank] = values
-        return torch.cat(parts)[self.order]
+        return whole.index_copy(0, self.items, values)
 
 
-class _AllToAll(torch.autograd.Function):
-    """Sends row r of [size, ...] to learner r; applied twice it changes nothing."""
+class Workers:
+    """The processes that learn together; by default this one alone, to which all is its own.
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        x = x.contiguous()
-        received = torch.empty_like(x)
-        torch.distributed.all_to_all_single(received, x, group=group)
-        return received
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _AllToAll.apply(gradient, ctx.group), None  # type: ignore[no-untyped-call]
-
-
-class SingleProcess:
-    """One process: every collective returns what it is given."""
-
-    num_workers = 1
-    rank = 0
-    context = Context()
-    """The processes that split the tokens of each pack, as one worker."""
-
-    def gather(self, value: T) -> list[T]:
-        """Return the value of each worker, in the order of their ranks. Tensors are on the CPU."""
-        return [value]
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by its sum over the workers, in place."""
-
-    def maximum(self, number: float) -> float:
-        """Return the largest of the workers' numbers."""
-        return number
-
-    def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Return the norm of the whole gradient, given that of this worker's gradient."""
-        return norm
-
-    def sum_over_shards(self, number: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the shards of the model, given that of this worker's shard."""
-        return number
-
-
-class ShardedWorkers(SingleProcess):
-    """All processes of this job, each with a shard of the model: see `sharding`.
-
-    Each `context_size` adjacent ones split every pack (`context`), and count as one worker: rows
-    are divided, and metrics summed, over the processes that have the same part of their packs.
+    With a `device` they are all processes of this job, each with a shard of the model: see
+    `sharding`. Each `context_size` adjacent ones split every pack (`context`), and count as one
+    worker: rows are divided, and metrics summed, over the processes that have the same part of
+    their packs.
     """
 
-    def __init__(self, device: torch.device, context_size: int = 1) -> None:
+    def __init__(self, device: torch.device | None = None, context_size: int = 1) -> None:
+        self.num_workers, self.rank = 1, 0
+        self.context = Context()
+        """The processes that split the tokens of each pack, as one worker."""
+        self.is_sharded = device is not None
+        self._device, self._group = device, None
+        if device is None:
+            return
         number, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
         if number % context_size:
             raise ConfigError(
                 f"ray.context_parallel_size got {context_size}, expected a divisor of "
                 f"ray.num_learners, which is {number}"
             )
-        self._device, self._group = device, None
         if context_size > 1:
             self._group = _group_among(
                 [range(i, number, context_size) for i in range(context_size)]
@@ -182,27 +139,37 @@ class ShardedWorkers(SingleProcess):
         self.rank = torch.distributed.get_rank(self._group)
 
     def gather(self, value: T) -> list[T]:
-        gathered: list[Any] = [None] * self.num_workers
-        torch.distributed.all_gather_object(gathered, value, group=self._group)
+        """Return the value of each worker, in the order of their ranks. Tensors are on the CPU."""
+        gathered: list[Any] = [value] * self.num_workers
+        if self.is_sharded:
+            torch.distributed.all_gather_object(gathered, value, group=self._group)
         return gathered
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        moved = tensor.to(self._device)  # nccl takes tensors on the GPU only
-        torch.distributed.all_reduce(moved, group=self._group)
-        if moved is not tensor:
-            tensor.copy_(moved)
+        """Replace a tensor by its sum over the workers, in place."""
+        if self.is_sharded:
+            moved = tensor.to(self._device)  # nccl takes tensors on the GPU only
+            torch.distributed.all_reduce(moved, group=self._group)
+            if moved is not tensor:
+                tensor.copy_(moved)
 
     def maximum(self, number: float) -> float:
+        """Return the largest of the workers' numbers."""
+        if not self.is_sharded:
+            return number
         tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group=self._group)
         return float(tensor)
 
     def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        return self.sum_over_shards(norm.square()).sqrt()
+        """Return the norm of the whole gradient, given that of this worker's gradient."""
+        return self.sum_over_shards(norm.square()).sqrt() if self.is_sharded else norm
 
     def sum_over_shards(self, number: torch.Tensor) -> torch.Tensor:
-        number = number.to(self._device)
-        torch.distributed.all_reduce(number)  # over all, of which each has a shard
+        """Return the sum over the shards of the model, given that of this worker's shard."""
+        if self.is_sharded:
+            number = number.to(self._device)
+            torch.distributed.all_reduce(number)  # over all, of which each has a shard
         return number
 
 

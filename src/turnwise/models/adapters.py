@@ -8,9 +8,9 @@ from torch import nn
 from turnwise.models.rounding import round_merged, round_weight, threshold_key
 
 
-def adapted_layers(model: nn.Module) -> list[Any]:
-    """Return the layers of a model that have adapters."""
-    return [module for module in model.modules() if is_adapted(module)]
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the layers of a model that have adapters, by name."""
+    return {name: module for name, module in model.named_modules() if is_adapted(module)}
 
 
 def is_adapted(module: nn.Module) -> bool:

@@ -46,7 +46,7 @@ _POISONED = 1
 """The token that begins as NaN."""
 
 
-def configs_of(model: Any) -> list[Any]:
+def model_configs(model: Any) -> list[Any]:
     """Return all configs that modules of a model read."""
     from transformers import PreTrainedConfig
 
@@ -70,7 +70,7 @@ def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
 _LOCKS: WeakKeyDictionary[Any, AbstractContextManager[Any]] = WeakKeyDictionary()
 
 
-def lock_of(model: Any) -> AbstractContextManager[Any]:
+def model_lock(model: Any) -> AbstractContextManager[Any]:
     """Return the reentrant lock of a model; that of the model inside peft's wrapper is the same.
 
     An engine and the learner each replace attention, and the learner also norms and MLPs, while
@@ -122,7 +122,7 @@ def probe_attention(model: Any, context_length: int | None = None) -> list[Atten
 
     poison = embedding.register_forward_hook(begin_as_nan)
     try:
-        with attention_named(configs_of(model), _NAME):
+        with attention_named(model_configs(model), _NAME):
             logits = model(
                 input_ids=positions % embedding.num_embeddings,
                 position_ids=positions,

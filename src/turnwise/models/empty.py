@@ -61,7 +61,7 @@ def is_empty(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def device_of(model: Any) -> torch.device:
+def model_device(model: Any) -> torch.device:
     """Return the device of a model, or the one that the weights of an empty model belong on."""
     return torch.device(model.weight_device if is_empty(model) else model.device)
 

@@ -15,7 +15,7 @@ from turnwise import __version__
 from turnwise.config import ConfigStore
 from turnwise.episode import EpisodeResult
 from turnwise.errors import CheckpointError, TurnwiseError, describe_error
-from turnwise.models.empty import device_of, state_values
+from turnwise.models.empty import model_device, state_values
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.choose_folder import Change, changes_between
 from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
@@ -265,7 +265,7 @@ def model_facts(
         "class": type(policy).__name__,
         "parameters": sum(parameter.numel() for parameter in policy.parameters()),
         "dtype": str(policy.dtype).removeprefix("torch."),
-        "device": str(device_of(policy)),
+        "device": str(model_device(policy)),
     }
     if is_start:
         model |= _weights_hash(policy)

@@ -19,8 +19,8 @@ from turnwise.models.attention import (
     AttentionCall,
     UnsupportedAttention,
     attention_named,
-    configs_of,
-    lock_of,
+    model_configs,
+    model_lock,
     probe_attention,
 )
 from turnwise.models.probing import UnsupportedModel, is_out_of_memory
@@ -63,7 +63,7 @@ class Runner:
 
         AttentionInterface.register(NAME, packed_attention)
         self.model = model
-        self._configs = configs_of(model)
+        self._configs = model_configs(model)
         self.device: torch.device = model.device
         layers = _probe_layers(model, context_length)
         self._windows = [layer.window for layer in layers]
@@ -141,7 +141,7 @@ class Runner:
         """Compute packed tokens into the cache; return logits [rows, V] of `rows`, or of all."""
         if self._fused is not None:
             return self._fused(ids, positions, packed, rows)
-        with lock_of(self.model), attention_named(self._configs, NAME):
+        with model_lock(self.model), attention_named(self._configs, NAME):
             output = self.model(
                 input_ids=ids[None],
                 position_ids=positions[None],

@@ -324,8 +324,8 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     inside = at < width
     key = tl.zeros((size,), tl.float32)
     value = tl.zeros((size,), tl.float32)
-    for place in range(tl.load(offsets + token), tl.load(offsets + token + 1)):
-        copy = tl.load(order + place) * width
+    for number in range(tl.load(offsets + token), tl.load(offsets + token + 1)):
+        copy = tl.load(order + number) * width
         key += tl.load(keys + copy + at, mask=inside, other=0.0).to(tl.float32)
         value += tl.load(values + copy + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(key_sums + token * width + at, key.to(key_sums.dtype.element_ty), mask=inside)

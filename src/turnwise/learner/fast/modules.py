@@ -5,7 +5,7 @@ is no proof.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from types import FunctionType, SimpleNamespace
@@ -20,7 +20,8 @@ from turnwise.models.adapters import is_adapted
 from turnwise.models.probing import PROBE_ERRORS
 from turnwise.models.rounding import HALF
 
-Replacement: TypeAlias = tuple[Any, Callable[[torch.Tensor], torch.Tensor]]
+Forward: TypeAlias = Callable[..., torch.Tensor]
+Replacement: TypeAlias = tuple[Any, Forward]
 """A module, and the forward that replaces its own."""
 _ROTATE = "apply_rotary_pos_emb"
 """The function of their file by which transformers' modules embed positions."""
@@ -45,8 +46,8 @@ def faster_modules(model: Any) -> list[Replacement]:
     """Return the modules of a model that can be computed faster on its device."""
     if model.device.type != "cuda" or model.dtype not in HALF or load_kernels("kernels") is None:
         return []
-    modules = list(model.modules())
-    return [*gated_mlps(modules), *fused_norms(modules), *fused_rotary(modules)]
+    pairs = ((module, find(module)) for module in model.modules() for find in FORWARDS.values())
+    return [(module, forward) for module, forward in pairs if forward is not None]
 
 
 def _computes(
@@ -66,14 +67,27 @@ def _computes(
 # -- gated MLPs: silu(x G) * (x U) D ---------------------------------------------------------------
 
 
-def gated_mlps(modules: Iterable[nn.Module]) -> list[Replacement]:
-    """Return the gated MLPs among modules, with forwards that save less for the backward.
+def gated_mlp_forward(module: Any) -> Forward | None:
+    """Return a forward that saves less for the backward, if a module is a gated MLP.
 
     Autograd would save the gate, its silu, the other half, and their product. The silu and the
     product are cheap to compute again, and are a quarter of all that a layer saves: so larger packs
     fit into memory. With adapters on D the product is saved, which their gradient needs.
     """
-    return [(module, partial(_gated_mlp, module)) for module in modules if _is_gated_mlp(module)]
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        layer = getattr(module, name, None)
+        base = layer.get_base_layer() if is_adapted(layer) else layer  # type: ignore[arg-type,union-attr]
+        if type(base) is not nn.Linear or base.bias is not None:
+            return None
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        return 2.0 * x
+
+    # Two tokens, as a batch of one: a module of the user's own may mix them.
+    x = torch.linspace(-1.0, 2.0, 6).view(1, 2, 3)
+    expected = linear(F.silu(linear(x)) * linear(x))
+    is_usual = _computes(module, x, expected, gate_proj=linear, up_proj=linear, down_proj=linear)
+    return partial(_gated_mlp, module) if is_usual else None
 
 
 def _gated_mlp(mlp: Any, x: torch.Tensor) -> torch.Tensor:
@@ -86,33 +100,22 @@ def _gated_mlp(mlp: Any, x: torch.Tensor) -> torch.Tensor:
     return down
 
 
-def _is_gated_mlp(module: Any) -> bool:
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        layer = getattr(module, name, None)
-        base = layer.get_base_layer() if is_adapted(layer) else layer  # type: ignore[arg-type,union-attr]
-        if type(base) is not nn.Linear or base.bias is not None:
-            return False
-
-    def linear(x: torch.Tensor) -> torch.Tensor:
-        return 2.0 * x
-
-    # Two tokens, as a batch of one: a module of the user's own may mix them.
-    x = torch.linspace(-1.0, 2.0, 6).view(1, 2, 3)
-    expected = linear(F.silu(linear(x)) * linear(x))
-    return _computes(module, x, expected, gate_proj=linear, up_proj=linear, down_proj=linear)
-
-
 # -- RMS norms -------------------------------------------------------------------------------------
 
 
-def fused_norms(modules: Iterable[nn.Module]) -> list[Replacement]:
-    """Return the RMS norms among some modules that one kernel can compute.
+def norm_forward(module: Any) -> Forward | None:
+    """Return a forward that is one kernel, if a module is an RMS norm.
 
-    Transformers writes them as six operations in float32, each of which saves a tensor for the
+    Transformers writes it as six operations in float32, each of which saves a tensor for the
     backward: on a small model a third of the time and a fifth of the memory. The kernel's backward
     reads memory once. Some norms of that name add 1 to their weights; these are left alone.
     """
-    return [(module, partial(_fused_norm, module)) for module in modules if _is_rms_norm(module)]
+    epsilon = getattr(module, "variance_epsilon", None)
+    if not type(module).__name__.endswith("RMSNorm") or epsilon is None:
+        return None
+    x, weight = torch.linspace(-3.0, 4.0, 16).view(1, 2, 8), torch.linspace(0.5, 2.0, 8)
+    is_usual = _computes(module, x, F.rms_norm(x, (8,), weight, epsilon), weight=weight)
+    return partial(_fused_norm, module) if is_usual else None
 
 
 def _fused_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -125,41 +128,29 @@ def _fused_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     return normed
 
 
-def _is_rms_norm(module: Any) -> bool:
-    epsilon = getattr(module, "variance_epsilon", None)
-    if not type(module).__name__.endswith("RMSNorm") or epsilon is None:
-        return False
-    x, weight = torch.linspace(-3.0, 4.0, 16).view(1, 2, 8), torch.linspace(0.5, 2.0, 8)
-    return _computes(module, x, F.rms_norm(x, (8,), weight, epsilon), weight=weight)
-
-
 # -- rotary position embeddings --------------------------------------------------------------------
 
 
-def fused_rotary(modules: Iterable[nn.Module]) -> list[Replacement]:
-    """Return the modules that embed positions in the usual way, with forwards that use a kernel.
+def rotary_forward(module: Any) -> Forward | None:
+    """Return a forward with a kernel in it, if a module embeds positions in the usual way.
 
-    The forward of such a module is made again with another function in place of
-    `apply_rotary_pos_emb`; everything else in it stays as it is.
+    It is the module's own, with another function in place of `apply_rotary_pos_emb`.
     """
-    replacements: list[Replacement] = []
-    for module in modules:
-        forward = inspect.unwrap(type(module).forward)
-        if not isinstance(forward, FunctionType) or _ROTATE not in forward.__code__.co_names:
-            continue
-        plain = forward.__globals__.get(_ROTATE)
-        if plain is None or not _rotates_halves(plain):
-            continue
-        made = FunctionType(
-            forward.__code__,
-            {**forward.__globals__, _ROTATE: partial(_rotate_both, plain)},
-            forward.__name__,
-            forward.__defaults__,
-            forward.__closure__,
-        )
-        made.__kwdefaults__ = forward.__kwdefaults__
-        replacements.append((module, partial(made, module)))
-    return replacements
+    forward = inspect.unwrap(type(module).forward)
+    if not isinstance(forward, FunctionType) or _ROTATE not in forward.__code__.co_names:
+        return None
+    plain = forward.__globals__.get(_ROTATE)
+    if plain is None or not _rotates_halves(plain):
+        return None
+    fused = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, _ROTATE: partial(_rotate_both, plain)},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    fused.__kwdefaults__ = forward.__kwdefaults__
+    return partial(fused, module)
 
 
 @cache
@@ -197,3 +188,11 @@ def _rotate_both(
     else:
         rotated = plain(query, key, cos, sin, *arguments, **named)
     return rotated
+
+
+FORWARDS: dict[str, Callable[[Any], Forward | None]] = {
+    "norms": norm_forward,
+    "mlps": gated_mlp_forward,
+    "rotary": rotary_forward,
+}
+"""What is looked for in a model: each returns the forward of a module that it knows."""

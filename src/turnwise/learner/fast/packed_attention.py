@@ -139,7 +139,7 @@ def episode_attention(
     width = query.shape[-1]
     if not (query.is_cuda and query.dtype in HALF and width % 8 == 0 and width <= 256):
         output = _by_torch(queries, keys, values, episodes, scale, sliding_window)
-        return episodes.context.to_tokens(output)[None], None
+        return episodes.context.exchange(output)[None], None
     spans = episodes.spans(query.device)
     # The kernel counts the tokens before a token, a sliding window counts the token itself too.
     left = -1
@@ -149,7 +149,7 @@ def episode_attention(
         output = _PrefixAttention.apply(queries, keys, values, spans, scale, left)  # type: ignore[no-untyped-call]
     else:
         output = _flash(queries, keys, values, spans, scale, left)[0]
-    return episodes.context.to_tokens(output)[None], None
+    return episodes.context.exchange(output)[None], None
 
 
 def _by_torch(

@@ -1,8 +1,6 @@
 """`LearnerWorker`: a process with a shard of the model, and its share of each update."""
 
-import functools
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -13,11 +11,10 @@ from turnwise.algo import Algorithm
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import import_extra
-from turnwise.learner import Learner, LearnerOptions, PPOBatch, make_learner
+from turnwise.learner import LearnerOptions, PPOBatch, make_learner
 from turnwise.learner.base import LearnerState
-from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import local_shards
-from turnwise.models.empty import device_of
+from turnwise.models.empty import model_device
 from turnwise.scale.ray.transfer import Arrays, ModelSource, WorkerLog, lazy_tensors, to_arrays
 from turnwise.trainer.learning import policy_weights
 from turnwise.trainer.state import seed_generators
@@ -59,14 +56,14 @@ class LearnerWorker:
         self._log = WorkerLog(config.logging.level)
         seed_generators(derive_seed(config.training.seed, "learner", self._rank))
         model = source.load(in_parts=address is not None)
-        make: Callable[..., Learner] = Learner
+        context_size: int | None = None
         if address is not None:
             store = (
                 self._store
                 if self._rank == 0
                 else TCPStore(*address, self._num_workers, is_master=False)
             )
-            device = device_of(model)
+            device = model_device(model)
             is_gpu = device.type == "cuda"
             if is_gpu:
                 torch.cuda.set_device(device)
@@ -77,9 +74,8 @@ class LearnerWorker:
                 world_size=self._num_workers,
                 timeout=_GROUP_TIMEOUT,
             )
-            size = config.ray.context_parallel_size
-            make = functools.partial(ShardedLearner, context_size=size)
-        self._learner = make_learner(config, model, algorithm=algorithm, make=make)
+            context_size = config.ray.context_parallel_size
+        self._learner = make_learner(config, model, algorithm=algorithm, context_size=context_size)
 
     def load(self, state: ArrayState) -> None:
         self._learner.load_state(LearnerState(*map(lazy_tensors, state)))
