@@ -113,6 +113,12 @@ def check_settings(config: ConfigStore) -> None:
             "two to 0.",
         ),
         (
+            training.max_staleness > 0 and bool(inference.options.get("sleep")),
+            f"inference.options.sleep got true with training.max_staleness "
+            f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
+            "sleep in them. Set sleep to false, or max_staleness to 0.",
+        ),
+        (
             training.warm_start not in (None, "expert", "random") and not is_file,
             f"training.warm_start got {training.warm_start!r}, expected 'expert', 'random', or a "
             "JSONL file of conversations; there is no such file",
