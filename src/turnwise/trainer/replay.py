@@ -220,22 +220,11 @@ def _agent(agent: StoredAgent) -> AgentRecord:
         [turn.tokens for turn in agent.turns],
         agent.branches,
     )
-    turns = [
-        TurnRecord(
-            tokens=turn.tokens,
-            text=turn.text,
-            finish_reason=FinishReason(turn.finish_reason),
-            weight_version=turn.weight_version,
-            kind=turn.kind,  # type: ignore[arg-type] # a `TurnKind` when it was written
-            state=turn.state,
-            observation=turn.observation,
-            reward=turn.reward,
-            done=turn.done,
-            info=turn.info,
-            later_versions=tuple(turn.later_versions),
-        )
-        for turn in agent.turns
-    ]
-    record = AgentRecord(agent.name, stream, turns=turns, reward=agent.reward)
+    record = AgentRecord(agent.name, stream, reward=agent.reward)
+    same = ("tokens", "text", "weight_version", "kind", "state", "observation", "reward", "done")
+    for turn in agent.turns:
+        values: dict[str, Any] = {name: getattr(turn, name) for name in (*same, "info")}
+        values["finish_reason"] = FinishReason(turn.finish_reason)
+        record.turns.append(TurnRecord(**values, later_versions=tuple(turn.later_versions)))
     record.fill_trajectory()
     return record

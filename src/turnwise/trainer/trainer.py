@@ -392,10 +392,9 @@ class Trainer:
 
     def _success_reported(self, played: Collection) -> list[str]:
         """Return the environments whose episodes, up to these, have reported success."""
-        progress = self._progress
-        known = {*progress.success_reported, *environments_with_success(played)}
-        progress.success_reported = sorted(known)
-        return progress.success_reported
+        known = {*self._progress.success_reported, *environments_with_success(played)}
+        self._progress.success_reported = sorted(known)
+        return self._progress.success_reported
 
     # ---- the run and its folder ----
 
@@ -466,7 +465,7 @@ class Trainer:
                 sinks=config.logging.sinks,
                 on_save=functools.partial(self._call_back, "on_save"),
             )
-            records.begin(record.files, resumes=is_old)
+            records.begin(record.files)
             record.files.clear()  # they are on the disk now
             self._resume_run(records, resumes=resumes)
             self.run_folder, self._stop_request = folder.path, stop
@@ -497,7 +496,6 @@ class Trainer:
         max_steps = None if num_epochs else config.training.max_steps
         num_epochs = num_epochs or config.training.num_epochs
         num_steps = self._progress.begin_fit(self._num_fits, num_epochs, per_epoch, max_steps)
-        records.num_steps = num_steps
         self._num_fits += 1
         assert self.run_folder is not None
         model, history = config.model.local_path or config.model.model_name, self.metrics_history
@@ -506,10 +504,9 @@ class Trainer:
             self.run_folder, self._name, model, num_steps, self.step, [*history], evaluated_on
         )
         self._reporter.begin(run)
-        records.keep_tokenizer(components.tokenizer)
         is_start = self.step == 0 and not self._progress.num_imitated
-        facts = model_facts(components, config, is_start=is_start)
-        records.add_facts({"evaluation": evaluated_on, **facts})
+        facts = {"evaluation": evaluated_on, **model_facts(components, config, is_start=is_start)}
+        records.begin_fit(num_steps, components.tokenizer, facts)
         for policy in components.policies.values():
             options = policy.learner.options
             policy.learner.options = dataclasses.replace(options, total_steps=num_steps)
