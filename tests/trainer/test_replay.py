@@ -126,7 +126,7 @@ def change_metric(run, step, name, change):
 
 def test_it_stops_where_it_diverges(run):
     change_metric(run, 2, "entropy", lambda value: 2 * value)
-    with pytest.raises(TrainingStopped, match=r"diverges from .* in step 2: entropy .*was"):
+    with pytest.raises(TrainingStopped, match=r"diverges .* in step 2: entropy .*was.*settings"):
         replayed(run, f"checkpoint.output_dir={run.parent}")
 
 
@@ -137,12 +137,6 @@ def test_rounding_is_reported_and_is_no_divergence(run):
     assert (outcome.num_steps, outcome.num_equal) == (3, 2)
     assert any("1 of" in line and "differ by rounding: entropy" in line for line in listener.said)
     assert "up to rounding" in str(outcome)
-
-
-def test_other_settings_diverge(run):
-    overrides = (f"checkpoint.output_dir={run.parent}", "training.learning_rate=1e-2")
-    with pytest.raises(TrainingStopped, match=r"step 1: learning_rate 0.01 .*other settings"):
-        replayed(run, *overrides)
 
 
 def test_what_is_missing_is_named(run):
