@@ -43,12 +43,11 @@ class Policy:
     learner: BaseLearner
     engine: BaseInferenceEngine
     advantages: Advantages
-    shares_weights: bool
-    """Whether the engine samples from the learner's modules, so that no weights are copied."""
 
     def publish_weights(self) -> None:
         """Make the engine sample from the learner's current weights."""
-        self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
+        shares = self.engine.shares_model  # then no weights are copied
+        self.engine.update_weights(None if shares else policy_weights(self.learner))
 
 
 @dataclass
@@ -77,7 +76,7 @@ class RunComponents(Policy):
         they are published: weights between two optimiser steps have no version.
         """
         self.engine.in_flight = stale_kv
-        if self.shares_weights:
+        if self.engine.shares_model:
             self.learner.before_step = self.engine.pause
         try:
             yield

@@ -278,7 +278,7 @@ def model_facts(
         "engine": {
             "backend": config.inference.backend,
             "class": type(components.engine).__name__,
-            "shares_weights": components.shares_weights,
+            "shares_weights": components.engine.shares_model,
             "temperature": config.inference.temperature,
             "top_p": config.inference.top_p,
             "stall_timeout": config.inference.stall_timeout,

@@ -99,7 +99,6 @@ def assemble(
             learner,
             engine,
             advantages,
-            shares_weights=True,
             collector=collector,
             closing=closing,
         )
