@@ -7,10 +7,7 @@ import pytest
 from episode.worlds import Recording
 from turnwise import BaseEnvironment, EpisodeCollector, EpisodeLimits
 from turnwise.episode import Collection
-from turnwise.trainer.episode_metrics import (
-    episode_metrics,
-    split_seconds,
-)
+from turnwise.trainer.episode_metrics import episode_metrics, split_seconds
 
 
 class Counted(BaseEnvironment):

@@ -41,6 +41,8 @@ def test_a_second_fit_counts_on_from_the_first(whole):
     history = metrics_of(whole)
     assert [m["step"] for m in history] == [*range(1, 11)]
     assert [m["epoch"] for m in history] == [1] * 4 + [2] * 3 + [3] * 3
+    # The schedule is that of the steps that a fit was asked for.
+    assert [m["learning_rate"] / 3e-3 for m in history[:4]] == pytest.approx([1.0, 0.75, 0.5, 0.25])
     assert [m["step"] for m in history if "eval/greedy/reward" in m] == [4, 7, 10]
     saved = [found.step for found in CheckpointStore(RunFolder(whole).checkpoints).list()]
     assert saved == [4, 7, 10]  # the end of each fit, and every second epoch

@@ -1,14 +1,12 @@
 """Several environments in one run: unmixed groups, metrics and evaluation of each, exact resume."""
 
 import json
-import random
 
 import pytest
 
 from trainer.runs import assert_same_run, episodes, fit_to_the_end
 from trainer.worlds import LETTERS, Echo, Memory, small_trainer
 from turnwise import ConfigError, ConfigStore, Levels
-from turnwise.trainer.episode_metrics import weighted_mean
 
 SETTINGS = (
     "training.adv_estimator=grpo",
@@ -101,7 +99,13 @@ def test_each_part_is_evaluated_and_the_whole_is_weighted(run):
     for metrics in (history[1], history[3]):
         for way in ("greedy", "sampled"):
             memory, asked = (metrics[f"eval/{p}/{way}/reward"] for p in ("memory", "Asked"))
-            assert metrics[f"eval/{way}/reward"] == pytest.approx((3 * memory + asked) / 4)
+            mean = (3 * memory + asked) / 4
+            assert metrics[f"eval/{way}/reward"] == pytest.approx(mean)
+            # The standard deviation is of the mixture: its environments' means differ too.
+            stds = [metrics[f"eval/{p}/{way}/reward_std"] for p in ("memory", "Asked")]
+            square = (3 * (stds[0] ** 2 + memory**2) + stds[1] ** 2 + asked**2) / 4
+            std = max(square - mean**2, 0.0) ** 0.5
+            assert metrics[f"eval/{way}/reward_std"] == pytest.approx(std, abs=1e-6)
     assert "eval/greedy/reward" not in history[0]
 
 
@@ -196,19 +200,3 @@ class TestRefused:
         given = {"environment": None, **given}
         with pytest.raises(ConfigError, match=message):
             small_trainer(tmp_path, environments=[Echo, Asked], **given)
-
-
-def test_the_overall_metrics_are_those_of_the_mixture():
-    rng = random.Random(0)
-    parts = {"a": [rng.random() for _ in range(30)], "b": [rng.random() + 3 for _ in range(10)]}
-
-    def figures(values):
-        mean = sum(values) / len(values)
-        square = sum((value - mean) ** 2 for value in values) / len(values)
-        return {"reward": mean, "reward_std": square**0.5}
-
-    found = weighted_mean(
-        {name: figures(values) for name, values in parts.items()}, {"a": 3.0, "b": 1.0}
-    )
-    whole = figures([*parts["a"], *parts["b"]])
-    assert found == pytest.approx(whole)

@@ -63,11 +63,12 @@ def test_tools_keep_their_options_or_are_said_to_be_lost():
     assert tools[1].endswith(":Plain")
     assert tools[2] == "<object>:WithArgument"  # made with an argument that nothing records
     assert tools[3].endswith(":score")
-    given = PythonCodeTool(CodeLimits(seconds=2), allow_unsafe=True)
-    found = names(tools=[given]).tools
-    assert found[0]["limits"]["seconds"] == 2
+    given = PythonCodeTool(CodeLimits(seconds=2), packages=True, allow_unsafe=True)
+    (entry,) = names(tools=[given]).tools
+    assert (entry["limits"]["seconds"], entry["packages"]) == (2, True)
+    assert entry.get("allow_unsafe", False) is not given.isolated
     if given.isolated:
-        (again,) = tools_by_name(found)
+        (again,) = tools_by_name([entry])
         assert again.limits == given.limits
 
 
@@ -204,13 +205,6 @@ def test_servers_are_named_without_their_secrets(tmp_path, monkeypatch):
     assert with_variables(entry["env"])["SEARCH_TOKEN"] == "hush"
     with pytest.raises(ConfigError, match="no environment variable API_KEY"):
         with_variables(entry["mcp"])
-
-
-def test_a_python_tool_that_the_user_allowed_is_allowed_again():
-    given = PythonCodeTool(packages=True, allow_unsafe=True)
-    (entry,) = names(tools=[given]).tools
-    assert entry["packages"] is True
-    assert entry.get("allow_unsafe", False) is not given.isolated
 
 
 def test_the_hash_of_a_run_is_that_of_each_function_and_the_same_by_name():

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from trainer.runs import Listener, episodes
+from trainer.runs import episodes
 from trainer.worlds import LETTERS, QUICK, Echo, small_trainer
 from turnwise import ConfigError, CustomEnvDataset
 from turnwise.trainer import Levels
@@ -192,22 +192,6 @@ class TestCurriculum:
         # At level 2 nothing succeeds any more: down, and up again.
         assert [m["success"] for m in history] == [1, 1, 0, 1, 0]
         assert levels.level == 1
-
-    def test_the_level_survives_a_resume(self, tmp_path):
-        seen = []
-        settings = (*QUICK, "training.num_epochs=3")
-        for number in (1, 2):
-            listener = Listener(lambda what, step, n=number: (what, step) == ("step", n))
-            levels = Levels(self.LEVELS)
-            with (
-                small_trainer(
-                    tmp_path, Level, *settings, curriculum=levels, reporter=listener
-                ) as trainer,
-                pytest.raises(KeyboardInterrupt),
-            ):
-                trainer.fit()
-            seen.append(levels.level)
-        assert seen == [1, 2]
 
     def test_one_that_chooses_too_few(self, tmp_path):
         class Short(Levels):

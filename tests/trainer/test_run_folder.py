@@ -67,15 +67,6 @@ def test_what_is_in_the_folder(tmp_path):
     assert "INFO finished\n" in log
 
 
-def test_an_unfinished_one_with_the_same_settings_goes_on(tmp_path):
-    folder = stopped(tmp_path)
-    assert steps(folder) == [1]
-    listener = Listener()
-    assert finished(tmp_path, reporter=listener) == folder
-    assert steps(folder) == [1, 2]
-    assert any(line.startswith("resuming from step 1") for line in listener.said)
-
-
 def test_with_other_settings_there_is_a_new_one(tmp_path):
     folder = stopped(tmp_path)
     assert finished(tmp_path, "training.learning_rate=1e-3") == tmp_path / "Echo-2"

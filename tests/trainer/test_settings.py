@@ -8,6 +8,7 @@ from turnwise.trainer.checks import check_settings
 SERVER = ["inference.backend=vllm", "inference.url=http://127.0.0.1:8000"]
 QLORA = ["model.load_in_4bit=true", "training.lora_rank=4"]
 VLLM = ["inference.backend=vllm"]
+ASLEEP = [*VLLM, "inference.options.sleep=true"]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ VLLM = ["inference.backend=vllm"]
         (QLORA, VLLM, "inference.backend to local"),
         (QLORA, ["ray.use_ray=true"], "ray.use_ray to false"),
         (["training.kl_loss_coef=0.1"], ["training.kl_coef=0.2", "training.kl_loss_coef=0"], "KL"),
+        (ASLEEP, ["training.max_staleness=2"], r"sleep got true.*max_staleness 2.*during updates"),
         ([], ["training.warm_start=exprt"], "got 'exprt', expected 'expert', 'random', or"),
     ],
 )

@@ -196,14 +196,6 @@ class TestEvaluation:
 
 
 class TestNumbers:
-    def test_epochs_and_steps_can_be_said_to_fit(self, tmp_path):
-        with small_trainer(tmp_path, Echo, *QUICK, "training.lr_schedule=linear") as trainer:
-            history = trainer.fit(num_epochs=2, num_iters_per_epoch=2)
-        assert [(m["step"], m["epoch"]) for m in history] == [(1, 1), (2, 1), (3, 2), (4, 2)]
-        # The schedule is that of the steps that were asked for.
-        rates = [m["learning_rate"] / 3e-3 for m in history]
-        assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25])
-
     def test_cleanup_twice_and_a_model_without_a_tokenizer(self, tmp_path):
         trainer = small_trainer(tmp_path, Echo, *QUICK)
         trainer.fit(num_epochs=1)

@@ -77,8 +77,7 @@ def assemble_policy(
     advantages = Advantages(
         config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
     )
-    shares = engine_class(config.inference.backend).shares_model
-    return Policy(tokenizer, learner, engine, advantages, shares)
+    return Policy(tokenizer, learner, engine, advantages)
 
 
 def begins_with_other_weights(config: ConfigStore, user: UserComponents, model: Any) -> bool:

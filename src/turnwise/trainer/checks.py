@@ -29,8 +29,8 @@ _NUM_ROWS_CHECKED = 100
 def check_run(config: ConfigStore, user: UserComponents) -> None:
     """Raise for settings and components that a run cannot be made of."""
     check_settings(config)
-    for components in [user, *(part.components for part in user.mix)]:
-        _check_types(components)
+    for part in user.parts(config):
+        _check_components(part.components)
     inference = config.inference
     # A server gets prompts and weights; options of vLLM and SGLang name folders and code. So a
     # folder that the user does not trust may not name them.
@@ -47,8 +47,6 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
         )
     group_size(config, user.algorithm(config).estimator)
     _check_best_metric(config)
-    for part in user.parts(config):
-        _check_components(part.components)
 
 
 def check_settings(config: ConfigStore) -> None:
@@ -113,6 +111,12 @@ def check_settings(config: ConfigStore) -> None:
             "two to 0.",
         ),
         (
+            training.max_staleness > 0 and bool(inference.options.get("sleep")),
+            f"inference.options.sleep got true with training.max_staleness "
+            f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
+            "sleep in them. Set sleep to false, or max_staleness to 0.",
+        ),
+        (
             training.warm_start not in (None, "expert", "random") and not is_file,
             f"training.warm_start got {training.warm_start!r}, expected 'expert', 'random', or a "
             "JSONL file of conversations; there is no such file",
@@ -142,30 +146,6 @@ def _check_best_metric(config: ConfigStore) -> None:
 
 def _check_components(user: UserComponents) -> None:
     """Raise for components that no episode of an environment can be played with."""
-    has_batch_reward = user.reward_fn is not None and batch_type(user.reward_fn) is not None
-    if user.reward_fn is not None and not has_batch_reward:
-        RewardFunction(user.reward_fn)
-    if has_batch_reward and user.agent is not None:
-        raise ConfigError(
-            "reward_fn takes a batch of token rows, and an agent's episode may have several "
-            "conversations. Write a function of one trajectory: def reward(trajectory)."
-        )
-    if isinstance(user.parser, str) and user.parser != "auto":
-        get_parser(user.parser)
-    if user.environment in (PROMPTS, PromptEnvironment) and user.reward_fn is None:
-        rows = user.train_rows or ()
-        first = [rows[number] for number in range(min(len(rows), _NUM_ROWS_CHECKED))]
-        if first and all(read_answer(row) is None for row in first):
-            raise ConfigError(
-                "the rows of the dataset have no 'answer', and there is no reward function: every "
-                f"reply would earn 0. They have: {', '.join(map(str, first[0]))}. Name the column "
-                "with dataset.columns: {answer: its name}, or set reward: file.py:function "
-                "(Trainer(reward_fn=...))."
-            )
-
-
-def _check_types(user: UserComponents) -> None:
-    """Raise for arguments of the trainer that are of another type."""
     parser, tokenizer = user.parser, user.tokenizer
     for name, is_right, expected in (
         (
@@ -194,6 +174,26 @@ def _check_types(user: UserComponents) -> None:
         value = getattr(user, name)
         if value is not None and not is_right:
             raise ConfigError(f"{name} got {value!r:.80}, expected {expected}.")
+    has_batch_reward = user.reward_fn is not None and batch_type(user.reward_fn) is not None
+    if user.reward_fn is not None and not has_batch_reward:
+        RewardFunction(user.reward_fn)
+    if has_batch_reward and user.agent is not None:
+        raise ConfigError(
+            "reward_fn takes a batch of token rows, and an agent's episode may have several "
+            "conversations. Write a function of one trajectory: def reward(trajectory)."
+        )
+    if isinstance(user.parser, str) and user.parser != "auto":
+        get_parser(user.parser)
+    if user.environment in (PROMPTS, PromptEnvironment) and user.reward_fn is None:
+        rows = user.train_rows or ()
+        first = [rows[number] for number in range(min(len(rows), _NUM_ROWS_CHECKED))]
+        if first and all(read_answer(row) is None for row in first):
+            raise ConfigError(
+                "the rows of the dataset have no 'answer', and there is no reward function: every "
+                f"reply would earn 0. They have: {', '.join(map(str, first[0]))}. Name the column "
+                "with dataset.columns: {answer: its name}, or set reward: file.py:function "
+                "(Trainer(reward_fn=...))."
+            )
 
 
 def checked_callbacks(callbacks: Any) -> list[Any]:
@@ -223,6 +223,5 @@ def resume_mode(resume: Resume | bool) -> Resume:
 
 def _has(value: Any, *methods: str) -> bool:
     """Return whether this is an object, and no class, with these methods."""
-    if isinstance(value, type):
-        return False
-    return all(callable(getattr(value, name, None)) for name in methods)
+    is_object = not isinstance(value, type)
+    return is_object and all(callable(getattr(value, name, None)) for name in methods)

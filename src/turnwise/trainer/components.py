@@ -271,10 +271,10 @@ class UserComponents:
             user, tools = part.components, options.tools
             if part.has_own_tools:
                 tools = user.registry(part.config, closing)
-            own = dataclasses.replace(
+            part_options = dataclasses.replace(
                 options, reward_fn=user.reward_fn, system_prompt=user.system_prompt, tools=tools
             )
-            kinds[part.name] = EpisodeKind(user.factory(part.config), own)
+            kinds[part.name] = EpisodeKind(user.factory(part.config), part_options)
         return kinds
 
 

@@ -60,7 +60,7 @@ def evaluation_metrics(
         ended_well = Collection([result for result in part if not result.status.is_error])
         metrics = episode_metrics(ended_well, success_reported)
         if results:
-            metrics["errors"] = sum(result.status.is_error for result in results) / len(results)
+            metrics["errors"] = fmean(result.status.is_error for result in results)
         kept = [key for key in _EVALUATED if key in metrics]
         # Where rows were played several times: confidence intervals count rows.
         if metrics["num_groups"] < metrics["num_episodes"]:
@@ -267,24 +267,22 @@ class FailureReport:
         failed = [result for result in episodes if result.status.is_error]
         for environment in sorted({result.part for result in episodes}):
             results = [result for result in episodes if result.part == environment]
-            kinds = {_kind(result) for result in results}
-            if len(kinds) > 1 or not results[0].status.is_error:
+            first, kind = results[0], _kind(results[0])
+            if not first.status.is_error or any(_kind(result) != kind for result in results):
                 self._in_a_row.pop(environment, None)
                 continue
-            (kind,) = kinds
             before, number = self._in_a_row.get(environment, (kind, 0))
             number = number + 1 if before == kind else 1
             self._in_a_row[environment] = kind, number
+            if not is_first_step and number < MAX_FAILED_STEPS:
+                continue
             if is_first_step:
                 where = f"{environment} in the first step" if environment else "the first step"
                 which = f"every episode of {where} failed in the same way"
-            elif number >= MAX_FAILED_STEPS:
+            else:
                 where = f" of {environment}" if environment else ""
                 which = f"every episode{where} failed in the same way in {number} steps in a row"
-            else:
-                continue
-            why = describe_failure(results[0])
-            return f"{which}, so there is nothing to learn from.\n{why}"
+            return f"{which}, so there is nothing to learn from.\n{describe_failure(first)}"
         ended_well = [result for result in episodes if not result.status.is_error]
         turns = [turn for r in ended_well for agent in r.agents for turn in agent.turns]
         if is_first_step and ended_well and not turns:

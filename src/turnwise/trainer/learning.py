@@ -43,12 +43,11 @@ class Policy:
     learner: BaseLearner
     engine: BaseInferenceEngine
     advantages: Advantages
-    shares_weights: bool
-    """Whether the engine samples from the learner's modules, so that no weights are copied."""
 
     def publish_weights(self) -> None:
         """Make the engine sample from the learner's current weights."""
-        self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
+        shares = self.engine.shares_model  # then no weights are copied
+        self.engine.update_weights(None if shares else policy_weights(self.learner))
 
 
 @dataclass
@@ -77,7 +76,7 @@ class RunComponents(Policy):
         they are published: weights between two optimiser steps have no version.
         """
         self.engine.in_flight = stale_kv
-        if self.shares_weights:
+        if self.engine.shares_model:
             self.learner.before_step = self.engine.pause
         try:
             yield
@@ -119,8 +118,11 @@ def learn_from(
     own policy begin with its name.
     """
     episodes, metrics = step.episodes, dict(step.metrics)
-    have_own = config.policies  # learning or frozen
-    agents = [a for result in episodes for a in result.agents if a.name not in have_own]
+
+    def policy_name(agent: AgentRecord) -> str:
+        return agent.name if agent.name in config.policies else ""
+
+    agents = [a for result in episodes for a in result.agents if not policy_name(a)]
     metrics |= staleness(agents, components.engine.weight_version)
     rows = [row for row in scored_agents(episodes) if row.agent.num_sampled_tokens]
     if step.baselines is not None:  # without one an advantage is unknown, not large
@@ -129,10 +131,7 @@ def learn_from(
         rows = [row for row in rows if row.group not in without_baseline]
     columns: dict[str, torch.Tensor] = {}
     for player, policy in components.policies.items():
-        if player:
-            played = [row for row in rows if row.agent.name == player]
-        else:
-            played = [row for row in rows if row.agent.name not in have_own]
+        played = [row for row in rows if policy_name(row.agent) == player]
         if not played:
             continue
         batch, learned = make_batch(played), dict[str, float]()
@@ -221,9 +220,12 @@ class Advantages:
         *,
         sampler_is_exact: bool,
     ) -> None:
-        coef, target = training.kl_coef, training.kl_target
-        is_adaptive, horizon = target is not None, training.kl_horizon
-        self.kl_controller = KLController(coef, target, adaptive=is_adaptive, horizon=horizon)
+        self.kl_controller = KLController(
+            training.kl_coef,
+            training.kl_target,
+            adaptive=training.kl_target is not None,
+            horizon=training.kl_horizon,
+        )
         self.estimator = estimator
         self.sampler_is_exact = sampler_is_exact
         """Whether the engine's log-probs equal the learner's."""

@@ -44,10 +44,11 @@ from turnwise.env.driver import close_environment
 from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.runs.places import describe_base, names_in, with_recorded_names
+from turnwise.runs.provenance import provenance
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
-from turnwise.tools.by_name import ToolEntry, server_words, tools_by_name, uses_to_allow
+from turnwise.tools.by_name import server_words, tools_by_name, uses_to_allow
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code import package_folders
@@ -68,7 +69,13 @@ from turnwise.user_code import (
 MAX_KEPT_BYTES = 64 * 2**20
 """Of the rows of a dataset that are in no file; larger datasets are not kept."""
 _MAX_HASHED_ROWS = 100_000
+_MAX_STARTS = 20
 _UNLIMITED = 2**31 - 1
+_ALGORITHMS: dict[str, tuple[Any, Mapping[str, AdvantageEstimator | PolicyLoss]]] = {
+    "adv_estimator": (get_advantage_estimator, ADVANTAGE_ESTIMATORS),
+    "policy_loss": (get_policy_loss, POLICY_LOSSES),
+}
+"""For each setting, what makes a record of a choice, and the built-in records by name."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +96,9 @@ class RunRecord:
         keeps the names that it recorded before, of what has not changed.
         """
         config, base = copy.deepcopy(self.config), Path.cwd()
-        if resumes and (before := folder.settings()) is not None:
-            config, base = with_recorded_names(self.config, before, folder.path)
-        facts = copy.deepcopy(self.facts)
+        if resumes and (settings_before := folder.settings()) is not None:
+            config, base = with_recorded_names(self.config, settings_before, folder.path)
+        facts, before = copy.deepcopy(self.facts), folder.status if resumes else {}
         lost: dict[str, str] = {}  # the settings whose objects a later command cannot load
         here = folder.path.resolve()
         for name in names_in(config):
@@ -107,13 +114,17 @@ class RunRecord:
         facts["unrecorded"] = lost | facts["unrecorded"]
         facts["base_directory"] = describe_base(base, folder.path)
         paths = {name: setting.path for name, setting in config.datasets()}
-        rows_before = folder.status.get("datasets", {}) if resumes else {}
         for dataset, rows in facts["datasets"].items():
             path = {"path": paths[dataset]} if "path" in rows else {}
-            known = rows_before.get(dataset, {})
+            known = before.get("datasets", {}).get(dataset, {})
             is_same = known.get("hash") == rows["hash"]  # where the rows came from stays known
             facts["datasets"][dataset] = {**(known if is_same else rows), **path}
-        return config, facts
+        # Of the weights with which the run began.
+        facts |= {name: before[name] for name in ("model", "tokenizer") if name in before}
+        if resumes:
+            starts = [*before.get("earlier_starts", []), *filter(None, [before.get("provenance")])]
+            facts["earlier_starts"] = starts[-_MAX_STARTS:]
+        return config, {**facts, "provenance": provenance()}
 
 
 def record_run(config: ConfigStore, given: UserComponents, user: UserComponents) -> RunRecord:
@@ -218,14 +229,12 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         # Null would mean `inference.max_tokens`; these limits replace those of that section.
         settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
         settings.inference.max_turns = None
-    algorithms: dict[str, tuple[Any, Any, Mapping[str, Any]]] = {
-        "adv_estimator": (given.adv_estimator, get_advantage_estimator, ADVANTAGE_ESTIMATORS),
-        "policy_loss": (given.policy_loss, get_policy_loss, POLICY_LOSSES),
-    }
-    for setting, (choice, find, known) in algorithms.items():
+    for setting, (make_record, built_in) in _ALGORITHMS.items():
+        choice = getattr(given, setting)
+        if choice is not None and not isinstance(choice, str):
+            choice = _algorithm(make_record(choice), built_in)
         if choice is not None:
-            name = choice if isinstance(choice, str) else _algorithm(find(choice), known)
-            setattr(settings.training, setting, name)
+            setattr(settings.training, setting, choice)
     if given.dataset is not None:
         settings.dataset = _dataset(given.dataset)
     if given.eval_dataset is not None:
@@ -341,8 +350,14 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     In a mix, components of one environment are named after it: `environment of maze`.
     """
     hashes = {}
-    if user.agent is not None:
-        hashes["agent"] = _agent_hash(user.agent)
+    if isinstance(user.agent, str):  # a command is also the files that it names
+        files = [Path(word) for word in shlex.split(user.agent) if Path(word).suffix]
+        digest = hashlib.sha256(user.agent.encode())
+        for file in filter(Path.is_file, files):
+            digest.update(file.read_bytes())
+        hashes["agent"] = digest.hexdigest()[:16]
+    elif user.agent is not None:
+        hashes["agent"] = fingerprint(user.agent)
     elif not user.mix:
         code: Any = user.environment
         if isinstance(code, str):
@@ -359,13 +374,10 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     hashes["tools"] = _tools_hash(user.tools, config)
     if user.agent is not None and user.expert is not None:
         hashes["expert"] = fingerprint(user.expert)
-    # A built-in estimator or loss is its name.
-    estimator = user.adv_estimator or config.training.adv_estimator
-    if estimator not in ADVANTAGE_ESTIMATORS:
-        hashes["adv_estimator"] = fingerprint(get_advantage_estimator(estimator).function)
-    loss = user.policy_loss or config.training.policy_loss
-    if loss not in POLICY_LOSSES:
-        hashes["policy_loss"] = fingerprint(get_policy_loss(loss).function)
+    for setting, (make_record, built_in) in _ALGORITHMS.items():
+        choice = getattr(user, setting) or getattr(config.training, setting)
+        if choice not in built_in:  # those are their names
+            hashes[setting] = fingerprint(make_record(choice).function)
     if user.dataset is not None:
         hashes["dataset"] = _dataset_hash(user.dataset)
     for part in user.mix:
@@ -375,34 +387,20 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     return hashes
 
 
-def _agent_hash(agent: Any) -> str:
-    """Return a hash of what an agent does; of a command, of its words and the files it names."""
-    if not isinstance(agent, str):
-        return fingerprint(agent)
-    digest = hashlib.sha256(agent.encode())
-    for word in shlex.split(agent):
-        if Path(word).suffix and Path(word).is_file():
-            digest.update(Path(word).read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def _tools_hash(tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore) -> str:
     """Return a hash of the definitions that the model sees and of the code of the tools.
 
     MCP servers are identified by their entries: they are not started for this.
     """
+    entries = config.tools if tools is None else _tool_entries(tools)
     if tools is None:
-        local = list(tools_by_name([entry for entry in config.tools if "mcp" not in entry]))
-        entries: list[ToolEntry] = list(config.tools)
-    else:
-        every = [as_tool(tool) for tool in tools]
-        local = [tool for tool in every if not isinstance(tool, MCPTool)]
-        entries = list(_tool_entries(every))
+        tools = tools_by_name([entry for entry in entries if "mcp" not in entry])
     servers = [
         {**entry, "mcp": shlex.join(server_words(entry["mcp"])), "cwd": None}
         for entry in entries
         if not isinstance(entry, str) and "mcp" in entry
     ]
+    local = [tool for tool in map(as_tool, tools) if not isinstance(tool, MCPTool)]
     definitions = [tool.definition.to_openai() for tool in local]
     code = [fingerprint(tool.function) for tool in local]
     return _hash([definitions, code, *([servers] if servers else [])])

@@ -22,14 +22,12 @@ from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
 from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
-from turnwise.runs.provenance import provenance
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.learning import RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.whole_files import explained, remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
-_MAX_STARTS = 20
 SECONDS_BETWEEN_SAVES = 600.0
 """Where `checkpoint.save_steps` sets no number of steps."""
 _MAX_HASHED_WHOLE = 50_000_000
@@ -55,7 +53,7 @@ class Records:
         self._config = config
         self._environment = environment
         self._reporter = reporter
-        self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
+        self._facts = dict(facts)
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
         self._doctor = Doctor(config)
@@ -76,16 +74,9 @@ class Records:
             settings = dataclasses.asdict(config)
             self._sinks = make_sinks(sinks, folder.path, folder.path.name, settings)
 
-    def begin(self, files: Mapping[str, bytes], *, resumes: bool = False) -> None:
-        """Write settings, facts and rows of the run; a resumed one keeps the facts of its start."""
+    def begin(self, files: Mapping[str, bytes]) -> None:
+        """Write settings, facts and rows of the run."""
         remove_abandoned(self._folder.path)
-        if resumes:
-            before = self._folder.status
-            starts = [*before.get("earlier_starts", []), *filter(None, [before.get("provenance")])]
-            self._facts["earlier_starts"] = starts[-_MAX_STARTS:]
-            for name in ("model", "tokenizer"):  # of the weights with which the run began
-                if name in before:
-                    self._facts[name] = before[name]
         # The status first: a folder with it is a run, however soon it was killed.
         self._write_status("running", 0)
         for name, content in files.items():
@@ -101,10 +92,21 @@ class Records:
         with explained(self._folder.config_file):
             self._config.save(self._folder.config_file)
 
-    def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """Add facts that are known once the model is loaded."""
+    def begin_fit(self, num_steps: int, tokenizer: Any, facts: Mapping[str, Any]) -> None:
+        """Record the last step, and what is known once the model is loaded.
+
+        The tokenizer is for commands that show tokens; the run continues if it cannot be saved.
+        """
+        self.num_steps = num_steps
         self._facts = {**facts, **self._facts}
         self._write_status("running", int(self._last.get("step", 0)))
+        core = getattr(tokenizer, "backend_tokenizer", None)
+        if core is None or self._folder.tokenizer_file.exists():
+            return
+        try:
+            write_whole(self._folder.tokenizer_file, core.to_str().encode())
+        except (OSError, ValueError) as error:
+            _LOG.warning("the tokenizer could not be saved in the run's folder: %s", error)
 
     def note_changes(self, step: int, before: ConfigStore | None) -> list[Change]:
         """Record and return the settings that differ from `before`, from this step on."""
@@ -131,16 +133,6 @@ class Records:
             self._doctor.look(metrics)
             self._last = metrics
         return history, max(last - step, 0)
-
-    def keep_tokenizer(self, tokenizer: Any) -> None:
-        """Save the tokenizer, for commands that show tokens; the run continues if this fails."""
-        core = getattr(tokenizer, "backend_tokenizer", None)
-        if core is None or self._folder.tokenizer_file.exists():
-            return
-        try:
-            write_whole(self._folder.tokenizer_file, core.to_str().encode())
-        except (OSError, ValueError) as error:
-            _LOG.warning("the tokenizer could not be saved in the run's folder: %s", error)
 
     def keep_episodes(
         self,
@@ -223,7 +215,7 @@ class Records:
         except (KeyboardInterrupt, SystemExit):
             outcome = "interrupted"  # by a second signal; the previous checkpoint is intact
             raise
-        except BaseException as error:
+        except Exception as error:
             outcome = f"stopped: {why_ended(error)}"
             raise
         finally:
@@ -286,7 +278,7 @@ def model_facts(
         "engine": {
             "backend": config.inference.backend,
             "class": type(components.engine).__name__,
-            "shares_weights": components.shares_weights,
+            "shares_weights": components.engine.shares_model,
             "temperature": config.inference.temperature,
             "top_p": config.inference.top_p,
             "stall_timeout": config.inference.stall_timeout,

@@ -6,6 +6,7 @@ those of a warm start.
 """
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from turnwise.progress.lines import count
 from turnwise.runs.checkpoints import open_checkpoint
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.episode_table import StoredAgent, StoredEpisode
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import samples_exactly
 from turnwise.trainer.learning import PlayedStep, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
@@ -77,17 +78,38 @@ def replay_run(
     `config` has the run's settings, and the name and place of the new run. `given` are objects that
     the run was given in Python, under the names of `Trainer`'s arguments.
     """
-    with Replay(
-        run, _replay_settings(config), reporter=reporter, resume="never", **given
-    ) as trainer:
-        learner, advantages = trainer.components.learner, trainer.components.advantages
-        advantages.sampler_is_exact = samples_exactly(config, learner)
-        # The epochs and the steps of each, as the run planned them.
-        num_steps, num_epochs = trainer.planned_steps, config.training.num_epochs
-        num_epochs = 1 if num_steps % num_epochs else num_epochs
-        trainer.fit(num_epochs, num_steps // num_epochs)
-    trainer.outcome.folder = trainer.run_folder
-    return trainer.outcome
+    outcome = ReplayOutcome()
+    resume: Resume = "never"
+    for settings, last_step in _settings_by_step(RunFolder(run), config):
+        trainer = Replay(
+            run, outcome, last_step, settings, reporter=reporter, resume=resume, **given
+        )
+        with trainer:
+            # The epochs and the steps of each, as the run planned them.
+            num_steps, num_epochs = trainer.planned_steps, config.training.num_epochs
+            num_epochs = 1 if num_steps % num_epochs else num_epochs
+            trainer.fit(num_epochs, num_steps // num_epochs)
+        outcome.folder, resume = trainer.run_folder, "always"
+    return outcome
+
+
+def _settings_by_step(run: RunFolder, config: ConfigStore) -> list[tuple[ConfigStore, int | None]]:
+    """Return the settings of a run, each with the last step that had them; `config` are the last.
+
+    A run that was resumed may have other settings from then on; the last ones have None.
+    """
+    settings: list[tuple[ConfigStore, int | None]] = [(config, None)]
+    for entry in reversed(run.changes):
+        if not entry["step"]:  # no step had the settings before this change
+            break
+        data = dataclasses.asdict(settings[0][0])
+        for name, (before, _) in entry["settings"].items():
+            section, _, key = name.rpartition(".")
+            (data[section] if section else data)[key] = before
+        if entry["step"] == settings[0][1]:  # resumed twice, without a step in between
+            del settings[0]
+        settings.insert(0, (ConfigStore.of(data), entry["step"]))
+    return settings
 
 
 def _replay_settings(config: ConfigStore) -> ConfigStore:
@@ -103,35 +125,40 @@ def _replay_settings(config: ConfigStore) -> ConfigStore:
 
 
 class Replay(Trainer):
-    """Trains on recorded episodes, and compares the metrics with the recorded ones."""
+    """Trains on recorded episodes up to a step, and compares the metrics with the recorded ones."""
 
-    def __init__(self, run: Path, *given: Any, **named: Any) -> None:
+    def __init__(
+        self,
+        run: Path,
+        outcome: ReplayOutcome,
+        last_step: int | None,
+        config: ConfigStore,
+        **given: Any,
+    ) -> None:
         self._source = folder = RunFolder(run)
-        self.outcome = ReplayOutcome()
+        self._outcome = outcome
         self._store = EpisodeStore(folder.episodes, 0)
         self._recorded_metrics = {int(line["step"]): line for line in folder.read_metrics()}
         """By step, counted from 1."""
-        self._num_steps = max(self._recorded_metrics, default=0)
-        self.planned_steps = max(int(folder.status.get("num_steps", 0)), self._num_steps)
+        num_steps = max(self._recorded_metrics, default=0)
+        self._last_step = num_steps if last_step is None else last_step
+        self.planned_steps = max(int(folder.status.get("num_steps", 0)), num_steps)
         """The steps after which the run was to end."""
-        if not self._num_steps:
+        if not num_steps:
             raise ConfigError(f"{run} has no recorded steps: there is nothing to replay")
-        if any(int(entry["step"]) > 0 for entry in folder.changes):
+        if missing := {*range(1, num_steps + 1)} - {*self._store.steps()}:
             raise ConfigError(
-                f"{run} was resumed with other settings (changes.jsonl), expected a run whose "
-                "steps all had the same: only such a run can be replayed."
-            )
-        if missing := {*range(1, self._num_steps + 1)} - {*self._store.steps()}:
-            raise ConfigError(
-                f"{run} has no episodes of {len(missing)} of {self._num_steps} steps, the first is "
+                f"{run} has no episodes of {len(missing)} of {num_steps} steps, the first is "
                 f"step {min(missing)}: a replay needs the episodes of every step. A run keeps them "
                 "up to a size of logging.episodes_gb."
             )
-        super().__init__(*given, **named)
+        super().__init__(_replay_settings(config), **given)
+        learner, advantages = self.components.learner, self.components.advantages
+        advantages.sampler_is_exact = samples_exactly(config, learner)
 
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
         """Return the recorded episodes of the next step."""
-        if self.step >= self._num_steps:  # the run was not finished
+        if self.step >= self._last_step:  # the run was not finished, or its settings changed
             raise Interrupted
         step = self.step + 1
         results = [_result(episode) for episode in self._store.read(step)]
@@ -149,7 +176,7 @@ class Replay(Trainer):
     ) -> tuple[Metrics, Mapping[str, torch.Tensor]]:
         """Learn from recorded episodes; raise `TrainingStopped` if the metrics are others."""
         metrics, columns = super()._learn(step, clock)
-        number, outcome = self.step + 1, self.outcome
+        number, outcome = self.step + 1, self._outcome
         recorded = self._recorded_metrics.get(number, {})
         distances = {}  # 1 is as far as rounding may bring two values apart
         for name, now in metrics.items():
@@ -193,22 +220,11 @@ def _agent(agent: StoredAgent) -> AgentRecord:
         [turn.tokens for turn in agent.turns],
         agent.branches,
     )
-    turns = [
-        TurnRecord(
-            tokens=turn.tokens,
-            text=turn.text,
-            finish_reason=FinishReason(turn.finish_reason),
-            weight_version=turn.weight_version,
-            kind=turn.kind,  # type: ignore[arg-type] # a `TurnKind` when it was written
-            state=turn.state,
-            observation=turn.observation,
-            reward=turn.reward,
-            done=turn.done,
-            info=turn.info,
-            later_versions=tuple(turn.later_versions),
-        )
-        for turn in agent.turns
-    ]
-    record = AgentRecord(agent.name, stream, turns=turns, reward=agent.reward)
+    record = AgentRecord(agent.name, stream, reward=agent.reward)
+    same = ("tokens", "text", "weight_version", "kind", "state", "observation", "reward", "done")
+    for turn in agent.turns:
+        values: dict[str, Any] = {name: getattr(turn, name) for name in (*same, "info")}
+        values["finish_reason"] = FinishReason(turn.finish_reason)
+        record.turns.append(TurnRecord(**values, later_versions=tuple(turn.later_versions)))
     record.fill_trajectory()
     return record

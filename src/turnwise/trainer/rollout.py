@@ -254,15 +254,13 @@ def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> li
     Where there are fewer rows than episodes, each row is played equally often: of 12 rows and 100
     episodes, 8 times. The episodes of a row are one group, which a confidence interval counts once.
     """
-    if rows is None:
-        seeds = [held_out_seed(seed, "eval", number) for number in range(num_episodes)]
-        return [EpisodeTask(own_seed, number) for number, own_seed in enumerate(seeds)]
     tasks = []
-    for number in range(num_of_rows(num_episodes, len(rows))):
-        repeat, index = divmod(number, len(rows))
-        row = rows[index]
-        own_seed = episode_seed(row, rows, held_out_seed(seed, "eval", number))
-        tasks.append(EpisodeTask(own_seed, index, repeat, task=row))
+    num_rows = num_episodes if rows is None else len(rows)
+    for number in range(num_of_rows(num_episodes, num_rows)):
+        repeat, index = divmod(number, num_rows)
+        row = None if rows is None else rows[index]
+        task_seed = episode_seed(row, rows, held_out_seed(seed, "eval", number))
+        tasks.append(EpisodeTask(task_seed, index, repeat, task=row))
     return tasks
 
 

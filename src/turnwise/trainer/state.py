@@ -20,7 +20,7 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.errors import CheckpointError, ConfigError, EngineStalled, did_you_mean
 from turnwise.learner import PolicyValueModel, add_configured_lora, merge_lora
 from turnwise.learner.base import BaseLearner, LearnerState, placed_weights, trained_parameters
-from turnwise.learner.tensor_file import LazyTensors, TensorFile, TensorFileWriter
+from turnwise.learner.tensor_file import TensorFile, TensorFileWriter
 from turnwise.models import LoadedModel, load_model, load_tokenizer
 from turnwise.models.empty import load_empty_model
 from turnwise.models.load import BUILT_IN
@@ -47,29 +47,25 @@ def write_state(
 
     `learners` are by player; the run's own is ''.
     """
+    broken: list[str] = []
     for player, learner in learners.items():
-        generators = {} if player else _random_tensors()
         layout = learner.state_layout()
-        broken: str | None = None
-        files = folder / _file(_WEIGHTS, player), folder / _file(_LEARNER, player)
         with (
-            TensorFileWriter(files[0], layout.weights) as weights,
-            TensorFileWriter(files[1], {**layout.rest, **generators}) as rest,
+            TensorFileWriter(folder / _file(_WEIGHTS, player), layout.weights) as weights,
+            TensorFileWriter(folder / _file(_LEARNER, player), layout.rest) as rest,
         ):
             for shard in learner.state_shards():
                 for name, tensor in shard.weights.items():
                     weights.append(name, tensor)
-                    if broken is None and not bool(tensor.isfinite().all()):
-                        broken = name
+                    if not bool(tensor.isfinite().all()):
+                        broken.append(name)
                 for name, tensor in shard.rest.items():
                     rest.append(name, tensor)
-            for name, tensor in generators.items():
-                rest.append(name, tensor)
-        if broken is not None:
-            raise CheckpointError(
-                f"the weights are not finite ({broken}): not saved. The previous checkpoint is "
-                "intact; resume from it with a lower learning rate."
-            )
+    if broken:
+        raise CheckpointError(
+            f"the weights are not finite ({broken[0]}): not saved. The previous checkpoint is "
+            "intact; resume from it with a lower learning rate."
+        )
     state = {"progress": dict(progress), "random": _random_state()}
     (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
     config.save(folder / _CONFIG)
@@ -86,35 +82,26 @@ def read_state(checkpoint: Checkpoint, learners: Mapping[str, BaseLearner]) -> d
     progress: dict[str, Any] = state.get("progress", {})
     needed = {field.name for field in dataclasses.fields(Progress)}
     needed |= {f"policy/{player}" for player in learners}
-    if "random" not in state or not needed <= progress.keys():
+    if "torch" not in state.get("random", {}) or not needed <= progress.keys():
         raise ConfigError(
             f"{checkpoint.path} was saved by another version of turnwise, whose checkpoints have "
             "other contents. Resume it with that version, or begin a new run: resume=False."
         )
     for player, learner in learners.items():
-        generators = _read_learner(checkpoint, learner, player)
-        if not player:
-            _set_random_state(state["random"], generators)
+        _read_learner(checkpoint, learner, player)
+    _set_random_state(state["random"])
     return progress
 
 
-def _read_learner(
-    checkpoint: Checkpoint, learner: BaseLearner, player: str
-) -> dict[str, torch.Tensor]:
-    """Restore weights and optimiser; return the random generators."""
+def _read_learner(checkpoint: Checkpoint, learner: BaseLearner, player: str) -> None:
     weights = TensorFile(checkpoint.file(_file(_WEIGHTS, player)))
     rest = TensorFile(checkpoint.file(_file(_LEARNER, player)))
     _check_belongs(weights.shapes, learner.model, checkpoint)
-    generators = [name for name in rest.shapes if name.startswith("random.")]
 
     def read(rank: int, number: int) -> LearnerState:
-        tensors = rest.shard(rank, number)
-        names = [name for name in tensors if name not in generators]
-        rest_of_shard = LazyTensors(names, tensors.__getitem__)
-        return LearnerState(weights.shard(rank, number), rest_of_shard)
+        return LearnerState(weights.shard(rank, number), rest.shard(rank, number))
 
     learner.load_state_shards(read)
-    return {name: rest.read(name) for name in generators}
 
 
 def checkpoint_settings(checkpoint: Checkpoint) -> ConfigStore:
@@ -317,34 +304,33 @@ def seed_generators(seed: int) -> None:
 @contextlib.contextmanager
 def restore_generators_if_interrupted() -> Iterator[None]:
     """Restore the global random generators if the block is interrupted, for an exact resume."""
-    numbers, tensors = _random_state(), _random_tensors()
+    state = _random_state()
     try:
         yield
     except (Interrupted, EngineStalled):
-        _set_random_state(numbers, tensors)
+        _set_random_state(state)
         raise
 
 
 def _random_state() -> dict[str, Any]:
+    """Return the state of the global random generators, as JSON values."""
     numpy: Any = np.random.get_state()
     kind, keys, *rest = numpy
-    return {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
+    gpus = torch.cuda.get_rng_state_all() if uses_gpu() else []
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().tolist(),
+        "cuda": [state.tolist() for state in gpus],
+    }
 
 
-def _random_tensors() -> dict[str, torch.Tensor]:
-    tensors = {"random.torch": torch.get_rng_state()}
-    for number in range(torch.cuda.device_count() if uses_gpu() else 0):
-        tensors[f"random.cuda.{number}"] = torch.cuda.get_rng_state(number)
-    return tensors
-
-
-def _set_random_state(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def _set_random_state(state: Mapping[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(tensors["random.torch"])
-    for name, tensor in tensors.items():
-        number = int(name.rpartition(".")[2]) if ".cuda." in name else -1
-        if 0 <= number < torch.cuda.device_count():
-            torch.cuda.set_rng_state(tensor, number)
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    # The run may be resumed on a machine with fewer GPUs.
+    for number, values in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(torch.tensor(values, dtype=torch.uint8), number)

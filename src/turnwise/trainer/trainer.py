@@ -253,7 +253,6 @@ class Trainer:
             yield rollout
 
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
-        """Play the episodes of the next step."""
         on_episode = functools.partial(self._reporter.progress, "episodes")
         episodes = rollout.play(self.step, stop, on_episode)
         has_learned = self.step > self._progress.num_broken_steps
@@ -280,7 +279,6 @@ class Trainer:
         return self.step >= records.num_steps and self._progress.pending_metrics is None
 
     def _call_back(self, event: str, value: Any) -> None:
-        """Call the method of this name of all callbacks that have it."""
         for callback in self._callbacks:
             if (method := getattr(callback, event, None)) is not None:
                 method(self, value)
@@ -392,10 +390,9 @@ class Trainer:
 
     def _success_reported(self, played: Collection) -> list[str]:
         """Return the environments whose episodes, up to these, have reported success."""
-        progress = self._progress
-        known = {*progress.success_reported, *environments_with_success(played)}
-        progress.success_reported = sorted(known)
-        return progress.success_reported
+        known = {*self._progress.success_reported, *environments_with_success(played)}
+        self._progress.success_reported = sorted(known)
+        return self._progress.success_reported
 
     # ---- the run and its folder ----
 
@@ -466,7 +463,7 @@ class Trainer:
                 sinks=config.logging.sinks,
                 on_save=functools.partial(self._call_back, "on_save"),
             )
-            records.begin(record.files, resumes=is_old)
+            records.begin(record.files)
             record.files.clear()  # they are on the disk now
             self._resume_run(records, resumes=resumes)
             self.run_folder, self._stop_request = folder.path, stop
@@ -476,12 +473,13 @@ class Trainer:
                 yield records, stop
             except Interrupted:
                 pass
-            except BaseException as error:
-                is_signal = isinstance(error, KeyboardInterrupt | SystemExit)
-                outcome = "interrupted" if is_signal else f"stopped: {why_ended(error)}"
+            except (KeyboardInterrupt, SystemExit):
+                records.end("interrupted", self.step, None)
+                raise
+            except Exception as error:
                 # An engine stalls between two steps: the learner is consistent.
                 write = self._write_state if isinstance(error, EngineStalled) else None
-                records.end(outcome, self.step, write)
+                records.end(f"stopped: {why_ended(error)}", self.step, write)
                 is_mistake = isinstance(error, ConfigError | MissingExtraError)
                 if is_mistake and is_new and self.step == 0 and not folder.has_checkpoints:
                     shutil.rmtree(folder.path, ignore_errors=True)
@@ -497,19 +495,16 @@ class Trainer:
         max_steps = None if num_epochs else config.training.max_steps
         num_epochs = num_epochs or config.training.num_epochs
         num_steps = self._progress.begin_fit(self._num_fits, num_epochs, per_epoch, max_steps)
-        records.num_steps = num_steps
         self._num_fits += 1
         assert self.run_folder is not None
-        model, history = config.model.local_path or config.model.model_name, self.metrics_history
+        model, history = config.model.local_path or config.model.model_name, [*self.metrics_history]
         evaluated_on = self._user.evaluates_on
-        run = RunInfo(
-            self.run_folder, self._name, model, num_steps, self.step, [*history], evaluated_on
+        self._reporter.begin(
+            RunInfo(self.run_folder, self._name, model, num_steps, self.step, history, evaluated_on)
         )
-        self._reporter.begin(run)
-        records.keep_tokenizer(components.tokenizer)
         is_start = self.step == 0 and not self._progress.num_imitated
-        facts = model_facts(components, config, is_start=is_start)
-        records.add_facts({"evaluation": evaluated_on, **facts})
+        facts = {"evaluation": evaluated_on, **model_facts(components, config, is_start=is_start)}
+        records.begin_fit(num_steps, components.tokenizer, facts)
         for policy in components.policies.values():
             options = policy.learner.options
             policy.learner.options = dataclasses.replace(options, total_steps=num_steps)
@@ -592,8 +587,8 @@ class Trainer:
             policy.publish_weights()
             policy.engine.weight_version = int(saved["weight_version"])
             policy.advantages.kl_controller.load_state_dict(saved["kl_controller"])
-        names = [item.name for item in dataclasses.fields(Progress)]
-        self._progress = Progress(**{name: progress[name] for name in names})
+        fields = dataclasses.fields(Progress)
+        self._progress = Progress(**{field.name: progress[field.name] for field in fields})
         self._asynchronous, self._restored_unplayed = None, progress.get("unplayed")
         for prefix, curriculum in self._user.curricula(self.config).items():
             if f"{prefix}curriculum" in progress:

@@ -72,7 +72,7 @@ def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
     """Read conversations from a JSONL file, one `{"messages": [...]}` per line."""
     streams = []
     row: Any
-    for place, row in read_files([path]):
+    for line, row in read_files([path]):
         try:
             messages = row["messages"] if isinstance(row, dict) else row
             roles = {message["role"] for message in messages}
@@ -81,7 +81,7 @@ def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
             is_right = False
         if not is_right or "assistant" not in roles:
             raise ConfigError(
-                f'{place}: expected {{"messages": [{{"role": ..., "content": ...}}]}} with a text '
+                f'{line}: expected {{"messages": [{{"role": ..., "content": ...}}]}} with a text '
                 f"in each message, and one of the assistant; got {row!r:.80}"
             )
         streams.append(conversation_stream(messages, chat))

@@ -95,13 +95,7 @@ def assemble(
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
         engine.on_close = stack.pop_all().close
         return RunComponents(
-            tokenizer,
-            learner,
-            engine,
-            advantages,
-            shares_weights=True,
-            collector=collector,
-            closing=closing,
+            tokenizer, learner, engine, advantages, collector=collector, closing=closing
         )
 
 

@@ -229,6 +229,8 @@ class RemoteEngine(BaseInferenceEngine):
     New weights stay in the object store until a worker is called: it fetches them then.
     """
 
+    shares_model = True  # by the object store: this process copies no weights
+
     def __init__(
         self,
         pool: EpisodePool,
