@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beside_agents.episodes import (
-    RecordingEngine,
-    RecordingGateway,
-    check_tokens,
-    keep_requests,
-)
+from beside_agents.episodes import RecordingEngine, RecordingGateway, check_tokens, keep_requests
 from turnwise.agents.episode import AgentEpisodes
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeLimits

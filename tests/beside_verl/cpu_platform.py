@@ -102,10 +102,7 @@ from cpu_server import CpuServer
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers import engine_workers
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import (
-    FSDPEngineWithLMHead,
-    FSDPEngineWithValueHead,
-)
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.rollout import base, replica
 
 _SERVER = "turnwise_server_{}"

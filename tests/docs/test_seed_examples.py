@@ -9,17 +9,7 @@ import pytest
 import torch
 
 import turnwise
-from docs.seed_blocks import (
-    COVERED,
-    DOCUMENTS,
-    SOURCES,
-    block,
-    blocks,
-    covers,
-    names_of,
-    only,
-    run,
-)
+from docs.seed_blocks import COVERED, DOCUMENTS, SOURCES, block, blocks, covers, names_of, only, run
 from turnwise import BaseEnvironment, ConfigStore, Trajectory, algo
 
 FUNCTION = type(run)

@@ -8,14 +8,7 @@ import time
 import pytest
 
 from contention import logged
-from episode.worlds import (
-    Awaited,
-    Counting,
-    InThreads,
-    Recording,
-    model,
-    tokenizer,
-)
+from episode.worlds import Awaited, Counting, InThreads, Recording, model, tokenizer
 from turnwise import (
     ConfigError,
     EpisodeCollector,

@@ -7,14 +7,7 @@ import threading
 import pytest
 
 from contention import hasty_threads, logged, no_tasks_left, nothing_left, run_together
-from episode.worlds import (
-    Awaited,
-    Counting,
-    InThreads,
-    Recording,
-    model,
-    tokenizer,
-)
+from episode.worlds import Awaited, Counting, InThreads, Recording, model, tokenizer
 from turnwise import EpisodeCollector, EpisodeLimits, LocalEngine
 from turnwise.episode import watchdog
 from turnwise.errors import EngineStalled

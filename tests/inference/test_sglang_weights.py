@@ -7,15 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inference.sglang_cases import (
-    GREEDY,
-    gap,
-    make_model,
-    sample,
-    sample_in_flight,
-    serving,
-    until,
-)
+from inference.sglang_cases import GREEDY, gap, make_model, sample, sample_in_flight, serving, until
 from inference.sglang_runtime import Refused
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError

@@ -2,12 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GraniteConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaForCausalLM
 
 from inference.tiny_models import CONFIGS, SHAPE, make_model
 from learner.episodes import double_model, random_batch, weights

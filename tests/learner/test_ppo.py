@@ -7,12 +7,7 @@ from inference.tiny_models import make_model
 from learner.episodes import largest_difference, weights
 from turnwise import ConfigError, ConfigStore
 from turnwise.algo import compute_policy_loss, compute_value_loss
-from turnwise.learner import (
-    DataParallelPPOActor,
-    LearnerOptions,
-    PPOTrainer,
-    make_learner,
-)
+from turnwise.learner import DataParallelPPOActor, LearnerOptions, PPOTrainer, make_learner
 
 
 def plain_gae(rewards, values, dones, gamma, lam):

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.errors import RewardError
-from turnwise.reward import (
-    LLMJudge,
-    Reward,
-    WeightedReward,
-    compute_reward,
-)
+from turnwise.reward import LLMJudge, Reward, WeightedReward, compute_reward
 from turnwise.types import Trajectory
 
 EPISODE = Trajectory(actions=["a", "b"], rewards=[1.0, 2.0])

@@ -7,13 +7,7 @@ import torch
 
 from turnwise.env import BaseEnvironment
 from turnwise.errors import ConfigError
-from turnwise.reward import (
-    Reward,
-    RewardManager,
-    RewardWeights,
-    compute_reward,
-    score_trajectories,
-)
+from turnwise.reward import Reward, RewardManager, RewardWeights, compute_reward, score_trajectories
 from turnwise.types import RolloutData, Trajectory
 
 

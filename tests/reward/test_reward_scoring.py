@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise.reward import (
-    Reward,
-    RewardFailure,
-    score_trajectories,
-)
+from turnwise.reward import Reward, RewardFailure, score_trajectories
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
 
 

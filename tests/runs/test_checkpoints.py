@@ -9,11 +9,7 @@ import pytest
 from runs.saved_folders import check, fill, hidden
 from turnwise import whole_files
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.runs.checkpoints import (
-    CheckpointStore,
-    open_checkpoint,
-    save_checkpoint_to,
-)
+from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import RunFolder
 

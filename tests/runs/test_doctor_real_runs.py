@@ -5,15 +5,7 @@ import re
 
 import pytest
 
-from runs.sick_worlds import (
-    Long,
-    Password,
-    SafeWord,
-    Tooled,
-    look,
-    speaking_model,
-    train,
-)
+from runs.sick_worlds import Long, Password, SafeWord, Tooled, look, speaking_model, train
 from trainer.worlds import Echo, Memory
 from turnwise.inference import create_inference_engine
 from turnwise.runs.doctor import diagnose, findings

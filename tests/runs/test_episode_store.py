@@ -17,13 +17,7 @@ from pyarrow import parquet
 
 from episode.worlds import model, tokenizer
 from runs.stored_examples import episodes
-from turnwise import (
-    ConfigError,
-    EpisodeLimits,
-    EpisodeStatus,
-    LocalEngine,
-    collect,
-)
+from turnwise import ConfigError, EpisodeLimits, EpisodeStatus, LocalEngine, collect
 from turnwise.chat import TokenStream
 from turnwise.episode import EpisodeResult
 from turnwise.episode.types import AgentRecord, TurnRecord

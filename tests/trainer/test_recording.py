@@ -24,12 +24,7 @@ from turnwise.data import PromptDataset
 from turnwise.episode import episode_limits
 from turnwise.errors import ConfigError
 from turnwise.models.tiny import make_tiny_tokenizer
-from turnwise.tools.by_name import (
-    parser_by_name,
-    server_words,
-    tools_by_name,
-    with_variables,
-)
+from turnwise.tools.by_name import parser_by_name, server_words, tools_by_name, with_variables
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.trainer import recording
 from turnwise.trainer.components import UserComponents

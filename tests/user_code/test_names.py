@@ -7,12 +7,7 @@ import sys
 import pytest
 
 from turnwise import ConfigError, GuessNumberEnvironment
-from turnwise.user_code import (
-    code_name,
-    import_file,
-    import_object,
-    refuse_during_import,
-)
+from turnwise.user_code import code_name, import_file, import_object, refuse_during_import
 
 MAZE = """
 class Maze:

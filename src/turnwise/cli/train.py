@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnwise.cli import options as opt
-from turnwise.cli.common import (
-    parameter_overrides,
-    print_file,
-    say,
-    working,
-)
+from turnwise.cli.common import parameter_overrides, print_file, say, working
 from turnwise.cli.run_paths import refuse_missing_run, require_run, run_containing
 from turnwise.cli.settings import check_code, find_code, name_code, split_arguments
 from turnwise.config import ConfigStore

@@ -9,12 +9,7 @@ from typing import Any, overload
 import torch
 
 from turnwise.deadlines import run_sync
-from turnwise.env import (
-    BaseEnvironment,
-    environment_factory,
-    reset_environment,
-    step_environment,
-)
+from turnwise.env import BaseEnvironment, environment_factory, reset_environment, step_environment
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.errors import ConfigError
 from turnwise.reward.batches import RewardBatch

@@ -9,12 +9,7 @@ A misspelt name is an error when it is set, not a setting that silently does not
 and `environment.py` define the sections, `store.py` reads and writes them.
 """
 
-from turnwise.config.environment import (
-    EnvironmentConfig,
-    EnvironmentItem,
-    PolicyItem,
-    RewardItem,
-)
+from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, PolicyItem, RewardItem
 from turnwise.config.sections import (
     CheckpointConfig,
     DatasetConfig,

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turnwise.config.environment import EnvironmentItem
-from turnwise.config.fields import (
-    Section,
-    SettingTypes,
-    describe_settings,
-    elsewhere,
-    other_name,
-)
+from turnwise.config.fields import Section, SettingTypes, describe_settings, elsewhere, other_name
 from turnwise.errors import ConfigError
 from turnwise.yaml_files import find_line, parse_value
 

@@ -24,12 +24,7 @@ from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, import_extra
 from turnwise.learner.fast.modules import Replacement
 from turnwise.learner.sharding import as_shard, first_element, local_shard
-from turnwise.models.adapters import (
-    adapted_layers,
-    adapter,
-    is_mergeable,
-    merged_weight,
-)
+from turnwise.models.adapters import adapted_layers, adapter, is_mergeable, merged_weight
 from turnwise.models.rounding import HALF, round_merged, threshold_key
 
 

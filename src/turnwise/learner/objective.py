@@ -15,14 +15,7 @@ from turnwise.algo.correction import compute_importance_weights, measure_log_pro
 from turnwise.algo.kl import estimate_kl
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.losses.value import compute_value_loss
-from turnwise.algo.masked import (
-    BatchTotals,
-    TensorMetrics,
-    aggregate_loss,
-    keep,
-    masked_mean,
-    wide,
-)
+from turnwise.algo.masked import BatchTotals, TensorMetrics, aggregate_loss, keep, masked_mean, wide
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs
 from turnwise.learner.options import LearnerOptions

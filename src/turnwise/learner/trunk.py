@@ -26,12 +26,7 @@ from turnwise.models.attention import (
     probe_attention,
 )
 from turnwise.models.empty import is_empty
-from turnwise.models.probing import (
-    PROBE_ERRORS,
-    UnsupportedModel,
-    is_out_of_memory,
-    rotary_limit,
-)
+from turnwise.models.probing import PROBE_ERRORS, UnsupportedModel, is_out_of_memory, rotary_limit
 
 Layout: TypeAlias = Literal["packed", "padded"]
 

@@ -21,19 +21,9 @@ from turnwise.algo.kl import without_rounding
 from turnwise.algo.losses.value import explained_variance
 from turnwise.algo.masked import BatchTotals
 from turnwise.errors import ConfigError
-from turnwise.learner.base import (
-    BaseLearner,
-    LearnerState,
-    ReadShard,
-    trained_parameters,
-)
+from turnwise.learner.base import BaseLearner, LearnerState, ReadShard, trained_parameters
 from turnwise.learner.batch import PPOBatch
-from turnwise.learner.lora import (
-    adapter_dropout,
-    dropout_layers,
-    has_adapters,
-    without_adapters,
-)
+from turnwise.learner.lora import adapter_dropout, dropout_layers, has_adapters, without_adapters
 from turnwise.learner.memory import CPU_TOKENS, free_memory, plan_memory
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.objective import (

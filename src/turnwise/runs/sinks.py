@@ -23,13 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from turnwise.errors import (
-    ConfigError,
-    TurnwiseError,
-    describe_error,
-    did_you_mean,
-    import_extra,
-)
+from turnwise.errors import ConfigError, TurnwiseError, describe_error, did_you_mean, import_extra
 from turnwise.runs.plain_json import plain_json
 from turnwise.user_code import import_object, names_code
 from turnwise.whole_files import write_whole

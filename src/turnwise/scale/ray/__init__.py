@@ -19,11 +19,7 @@ from turnwise.scale.ray.episode_pool import EpisodePool, RemoteCollector, Remote
 from turnwise.scale.ray.episode_worker import EpisodeSpec
 from turnwise.scale.ray.learner import LearnerGroup, RemoteLearner
 from turnwise.scale.ray.transfer import ModelSource
-from turnwise.trainer.assembly import (
-    begins_with_other_weights,
-    make_collector,
-    samples_exactly,
-)
+from turnwise.trainer.assembly import begins_with_other_weights, make_collector, samples_exactly
 from turnwise.trainer.checks import check_run
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.learning import Advantages, RunComponents

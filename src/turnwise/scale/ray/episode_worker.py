@@ -12,12 +12,7 @@ from turnwise.episode import CollectorOptions, EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import EpisodeTask
-from turnwise.inference import (
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    engine_class,
-)
+from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams, engine_class
 from turnwise.learner.sharding import join_shards
 from turnwise.scale.ray.transfer import LogLines, ModelSource, Weights, WorkerLog, from_arrays
 from turnwise.trainer.assembly import make_collector, make_engine
