@@ -59,7 +59,8 @@ def write_folder(
                 sync(Path(folder, file))
             sync(Path(folder))
         check()
-        if os.path.lexists(path):
+        replaces = os.path.lexists(path)
+        if replaces:
             os.rename(path, old)
         os.rename(draft, path)
     except BaseException:  # also an interrupt between the two renames
@@ -67,8 +68,9 @@ def write_folder(
         remove(draft)
         raise
     sync(path.parent)
-    with suppress(OSError):  # there may be none, or a reader's `restore` is removing it
-        discard(old)
+    if replaces:
+        with suppress(OSError):  # a reader's `restore` may be removing it, too
+            discard(old)
 
 
 def restore(path: Path) -> None:

@@ -9,7 +9,7 @@ ROOT = SOURCE.parents[1]
 
 # Lines of Python in each package; `.` are the modules beside them.
 LINES = {
-    ".": 929,
+    ".": 931,
     "agents": 2330,
     "algo": 2217,
     "chat": 1491,
@@ -34,7 +34,7 @@ LINES = {
 }
 FILES = 265
 JAVASCRIPT = 5500
-TESTS = 47986
+TESTS = 47987
 
 
 def count(paths):
