@@ -196,4 +196,4 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestTraffic.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)

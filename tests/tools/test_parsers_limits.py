@@ -4,7 +4,7 @@ from every_case import every_case
 from turnwise.tools import PARSERS, ToolCall, get_parser
 
 every_parser = every_case("name", sorted(PARSERS.keys() - {"qwen"}))
-LENGTH = 100_000
+LENGTH = 50_000
 
 
 PIECES = [
