@@ -12,29 +12,29 @@ LINES = {
     ".": 931,
     "agents": 2330,
     "algo": 2217,
-    "chat": 1491,
+    "chat": 1494,
     "cli": 3993,
-    "compat": 1039,
+    "compat": 1040,
     "config": 1155,
     "data": 776,
     "deadlines": 613,
     "env": 3234,
-    "episode": 2969,
-    "inference": 5374,
-    "learner": 4517,
+    "episode": 2971,
+    "inference": 5381,
+    "learner": 4570,
     "models": 1203,
     "progress": 582,
     "reward": 877,
     "runs": 3707,
     "scale": 2936,
     "tools": 3883,
-    "trainer": 4744,
+    "trainer": 4750,
     "user_code": 622,
     "view": 2041,
 }
 FILES = 265
 JAVASCRIPT = 5500
-TESTS = 47987
+TESTS = 47990
 
 
 def count(paths):

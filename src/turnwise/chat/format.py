@@ -327,7 +327,10 @@ class TurnEnd:
     def __init__(self, chat: ChatFormat) -> None:
         control = chat.control
         final = chat.text_after_answer([], generation_prompt=False)
-        following = chat.text_after_answer([QUESTION])
+        try:
+            following = chat.text_after_answer([QUESTION])
+        except ConfigError:  # a template of one exchange: another message is refused when it comes
+            following = final
         final_ids, following_ids = chat.written_ids(final), chat.written_ids(following)
         final_id = control.first(final_ids)
         self.end_id: int | None = None

@@ -138,7 +138,8 @@ class PPOTrainer:
                 if name in epoch:
                     label = "total_loss" if name == "loss" else name
                     metrics[f"epoch_{number}_{label}"] = epoch[name]
-        if (log_probs := self.learner.log_probs_before_update) is not None:
+        log_probs = self.learner.log_probs_before_update
+        if epochs and log_probs is not None:
             metrics |= _ratio_metrics(data.behaviour_log_probs, log_probs, data.response_mask)
         return metrics
 

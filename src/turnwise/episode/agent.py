@@ -138,9 +138,10 @@ class Agent:
         is_plain = self._setup.thoughts == "keep" and not stream.branches
         if not is_plain or len(stream.turns) < 2 or chat in _COMPARED:
             return
-        special = chat.control.special
-        if any(special.intersection(stream.ids[start : end - 1]) for start, end in stream.turns):
-            return  # untrained models sample them, and no template writes them
+        sampled = (stream.ids[start : end - 1] for start, end in stream.turns)
+        is_broken = any("\ufffd" in turn.text for turn in self.record.turns)
+        if is_broken or any(map(chat.control.special.intersection, sampled)):
+            return  # untrained models sample special tokens and broken characters
         assert self.conversation is not None
         _COMPARED.add(chat)
         ids = chat.with_template_ends(stream.ids, stream.turns)

@@ -332,6 +332,7 @@ class Episode:
         try:
             for agent in self._agents.values():
                 agent.close()
+            for agent in self._agents.values():
                 agent.warn_of_difference()
         except Exception as error:
             _LOG.warning("ending a conversation with the engine failed: %s", describe_error(error))

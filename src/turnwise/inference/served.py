@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 import torch
 
 from turnwise.deadlines import new_loop, resolve_future, result_within
-from turnwise.errors import ConfigError, DeadlineExceeded, EngineError, describe_error
+from turnwise.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineError,
+    describe_error,
+    did_you_mean,
+)
 from turnwise.inference.base import (
     BaseInferenceEngine,
     FinishReason,
@@ -154,6 +160,9 @@ class ServedEngine(BaseInferenceEngine):
     """Seconds in which the tokens of an aborted turn must arrive."""
 
     def __init__(self, **options: Unpack[ServedOptions]) -> None:
+        for name in options.keys() - ServedOptions.__annotations__.keys():
+            hint = did_you_mean(name, ServedOptions.__annotations__)
+            raise ConfigError(f"the {self.name} engine has no option {name!r}. {hint}")
         trust_remote_code = options.get("trust_remote_code", False)
         tokenizer = options.get("tokenizer")
         if isinstance(tokenizer, str | os.PathLike):

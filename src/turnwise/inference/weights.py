@@ -139,14 +139,12 @@ def checked_weights(
                 "model_path= to the engine, or give update_weights a folder."
             )
         skeleton.check(weights)
-        if any(
-            tensor.is_cuda for tensor in weights.values()
-        ):  # the kernels that compute them must finish first
-            torch.cuda.synchronize()
+        if any(tensor.is_cuda for tensor in weights.values()):
+            torch.cuda.synchronize()  # the kernels that compute them must finish first
         return weights
     folder = Path(weights)
     if is_server and not folder.exists():
-        return str(folder)
+        return os.fspath(weights)  # of another machine: it is none of this one's paths
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"new weights got {folder.resolve()}, which has no safetensors files")
     if skeleton is not None:

@@ -276,6 +276,8 @@ class MasterOptimizer:
         return [weight.gradient for weight in self._weights if weight.gradient is not None]
 
     def zero_grad(self) -> None:
+        if self._kernels is not None:
+            self._kernels.prepared = None
         for weight in self._weights:
             weight.gradient = weight.parameter.grad = weight.master.grad = None
 
@@ -291,6 +293,11 @@ class MasterOptimizer:
             norms.append(torch.stack(torch._foreach_norm(gradients, dtype=wide)).double())
         total: torch.Tensor = torch.linalg.vector_norm(torch.cat(norms))
         return total
+
+    def prepare_step(self, learning_rate: float) -> None:
+        """Collect what kernels read in the next step, while the device may still compute."""
+        if self._kernels is not None:
+            self._kernels.prepare(learning_rate)
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: float = 1.0) -> torch.Tensor:

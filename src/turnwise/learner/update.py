@@ -459,6 +459,8 @@ class Learner(BaseLearner):
         """Make one step of the optimiser, unless the loss or the gradient is not finite."""
         loss = minibatch.total("loss").to(self.model.device)
         norm = self.workers.global_norm(self.optimizer.gradient_norm())
+        # Before the next line, which waits for the device.
+        self.optimizer.prepare_step(self.learning_rate)
         norm_value, loss_value = torch.stack([norm, loss]).tolist()
         if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
             self.optimizer.zero_grad()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed.nn.functional import all_to_all_single
 
 from turnwise.errors import ConfigError
 
@@ -72,12 +71,23 @@ class Context:
         if self.size == 1:
             return x
         by_rank = x.reshape(self.size, -1, *x.shape[1:])
-        by_rank = by_rank.contiguous()
-        # Row r is sent to learner r; in the backward its gradient comes back.
-        received: torch.Tensor = all_to_all_single(  # type: ignore[no-untyped-call]
-            torch.empty_like(by_rank), by_rank, group=self.group
-        )
+        received: torch.Tensor = _AllToAll.apply(by_rank, self.group)  # type: ignore[no-untyped-call]
         return received.transpose(0, 1).flatten(1, 2)
+
+
+class _AllToAll(torch.autograd.Function):
+    """Sends row r to learner r; in the backward its gradient comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, by_rank: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
+        torch.distributed.all_to_all_single(received, by_rank.contiguous(), group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _AllToAll.apply(gradient, ctx.group), None  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import threading
 import time
 from collections import defaultdict, deque
@@ -187,8 +186,8 @@ class AsyncRollout(Rollout):
         """Held while tasks are drawn: a curriculum observes results in another thread."""
         self._groups: dict[Draw, _Group] = {}
         self._tasks_to_play: deque[tuple[_Group, EpisodeTask]] = deque()
-        # A block is drawn once, as a whole: a curriculum may choose other tasks the next time.
-        self._draw_block = functools.lru_cache(_MAX_BLOCKS)(self._tasks)
+        self._blocks: dict[int, list[EpisodeTask]] = {}
+        """The drawn tasks of the latest blocks."""
         self._changed = asyncio.Event()
         """Set, and replaced, when an episode has ended, an update is done, or something failed."""
         self._idle_seconds: defaultdict[str, float] = defaultdict(float)
@@ -274,11 +273,15 @@ class AsyncRollout(Rollout):
                 with self._idle("episodes"):
                     await self._changed.wait()
                 continue
-            with self._drawing:
-                block = self._draw_block(draw.block)
-            start = draw.number * self._group_size
-            group = _Group(draw, block[start : start + self._group_size])
-            self._groups[draw] = group
+            # Drawn once, as a whole: a curriculum may choose other tasks the next time.
+            if draw.block not in self._blocks:
+                with self._drawing:
+                    self._blocks[draw.block] = self._tasks(draw.block)
+                if len(self._blocks) > _MAX_BLOCKS:
+                    del self._blocks[next(iter(self._blocks))]
+            block, size = self._blocks[draw.block], self._group_size
+            start = draw.number * size % len(block)  # a loaded run may have had larger blocks
+            group = self._groups[draw] = _Group(draw, block[start : start + size])
             self._tasks_to_play.extend((group, task) for task in group.tasks)
         return self._tasks_to_play.popleft()
 

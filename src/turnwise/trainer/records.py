@@ -215,7 +215,7 @@ class Records:
         except (KeyboardInterrupt, SystemExit):
             outcome = "interrupted"  # by a second signal; the previous checkpoint is intact
             raise
-        except Exception as error:
+        except BaseException as error:
             outcome = f"stopped: {why_ended(error)}"
             raise
         finally:

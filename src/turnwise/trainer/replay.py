@@ -81,15 +81,18 @@ def replay_run(
     outcome = ReplayOutcome()
     resume: Resume = "never"
     for settings, last_step in _settings_by_step(RunFolder(run), config):
-        trainer = Replay(
-            run, outcome, last_step, settings, reporter=reporter, resume=resume, **given
-        )
-        with trainer:
+        if outcome.folder is not None:
+            settings.checkpoint.run_name = outcome.folder.name
+        model = copy.deepcopy(given.get("model"))  # each of them begins with the same weights
+        objects = {**given, "model": model, "reporter": reporter, "resume": resume}
+        with Replay(run, outcome, last_step, settings, **objects) as trainer:
             # The epochs and the steps of each, as the run planned them.
             num_steps, num_epochs = trainer.planned_steps, config.training.num_epochs
             num_epochs = 1 if num_steps % num_epochs else num_epochs
             trainer.fit(num_epochs, num_steps // num_epochs)
         outcome.folder, resume = trainer.run_folder, "always"
+        if last_step is not None and trainer.step < last_step:  # it was stopped
+            break
     return outcome
 
 

@@ -476,7 +476,7 @@ class Trainer:
             except (KeyboardInterrupt, SystemExit):
                 records.end("interrupted", self.step, None)
                 raise
-            except Exception as error:
+            except BaseException as error:  # a cancellation too ends the run
                 # An engine stalls between two steps: the learner is consistent.
                 write = self._write_state if isinstance(error, EngineStalled) else None
                 records.end(f"stopped: {why_ended(error)}", self.step, write)

@@ -8,8 +8,8 @@ a GPU only. Triton interprets annotations, so the kernel's arguments have none.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -109,6 +109,19 @@ def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[torch.Tenso
     return tuple(table.to(device) for table in tables)
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """Parameters of one precision and one group of settings, as the kernel reads them."""
+
+    tensors: list[tuple[torch.Tensor, ...]]
+    """Weight, master, gradient and moments of each; kept alive, since the table has addresses."""
+    table: torch.Tensor
+    rates: torch.Tensor
+    is_aligned: bool
+    betas: tuple[float, float]
+    epsilon: float
+
+
 class KernelAdamW:
     """The steps of torch's AdamW, and their rounding, for weights in half precision.
 
@@ -119,13 +132,14 @@ class KernelAdamW:
     def __init__(self, steps: Sequence[tuple[Any, AdamW, dict[str, Any]]]) -> None:
         self._steps = steps
         """The `MasterWeight`s, each with its optimiser and group."""
+        self.prepared: tuple[float, list[_Launch]] | None = None
+        """The learning rate, and what the kernel computes, once all gradients are there."""
         for weight, _, _ in steps:
             weight.keeps_narrow = True
 
-    def step(self, learning_rate: float, gradient_scale: float) -> torch.Tensor:
-        """Make the steps; return how many weights moved. Frees their gradients."""
-        # One launch for all parameters of one precision with the same settings.
-        launches: defaultdict[Any, list[tuple[Any, ...]]] = defaultdict(list)
+    def prepare(self, learning_rate: float) -> None:
+        """Collect what the kernel reads, without waiting for the device."""
+        kinds: dict[Any, list[tuple[Any, ...]]] = {}
         for weight, optimizer, group in self._steps:
             if weight.gradient is None:
                 continue
@@ -134,10 +148,9 @@ class KernelAdamW:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"] = torch.zeros_like(master)
                 state["exp_avg_sq"] = torch.zeros_like(master)
-            state["step"] += 1
-            gradient, weight.gradient = weight.gradient.contiguous(), None
+            gradient = weight.gradient.contiguous()
             tensors = (weight.weight, master, gradient, state["exp_avg"], state["exp_avg_sq"])
-            number, rate = int(state["step"]), learning_rate * group.get("lr_scale", 1.0)
+            number, rate = int(state["step"]) + 1, learning_rate * group.get("lr_scale", 1.0)
             rates = (
                 1.0 - rate * group["weight_decay"],
                 rate / (1.0 - group["betas"][0] ** number),
@@ -145,26 +158,47 @@ class KernelAdamW:
             )
             row = [*(x.data_ptr() for x in tensors), weight.key, first_element(weight.parameter)]
             kind = (tensors[0].dtype, gradient.dtype, tuple(group["betas"]), group["eps"])
-            launches[kind].append((tensors, row, rates))
+            kinds.setdefault(kind, []).append((tensors, row, rates))
+        launches = []
+        for (*_, betas, epsilon), items in kinds.items():
+            kept, rows, numbers = (list(column) for column in zip(*items, strict=True))
+            table, device = torch.tensor(rows), kept[0][0].device
+            launches.append(
+                _Launch(
+                    kept,
+                    table.to(device, non_blocking=True),
+                    torch.tensor(numbers, dtype=torch.float32).to(device, non_blocking=True),
+                    is_aligned=bool((table[:, :5] % 16 == 0).all()),
+                    betas=betas,
+                    epsilon=epsilon,
+                )
+            )
+        self.prepared = learning_rate, launches
+
+    def step(self, learning_rate: float, gradient_scale: float) -> torch.Tensor:
+        """Make the steps; return how many weights moved. Frees their gradients."""
+        if self.prepared is None or self.prepared[0] != learning_rate:
+            self.prepare(learning_rate)
+        assert self.prepared is not None
         counts = [torch.zeros((), dtype=torch.int64)]
-        for (weight_type, gradient_type, betas, epsilon), parameters in launches.items():
-            # The tensors are kept alive until the launch: the table has their addresses alone.
-            tensors_of_all, rows, rates_of_all = zip(*parameters, strict=True)
-            device = tensors_of_all[0][0].device
-            lengths = tuple(weight.numel() for weight, *_ in tensors_of_all)
-            sizes, starts, owners = _programs(lengths, device)
+        for launch in self.prepared[1]:
+            weight, _, gradient, *_ = launch.tensors[0]
+            lengths = tuple(tensors[0].numel() for tensors in launch.tensors)
+            sizes, starts, owners = _programs(lengths, weight.device)
             if not len(owners):  # shards of nothing
                 continue
-            table = torch.tensor(rows)
-            is_aligned = bool((table[:, :5] % 16 == 0).all())
-            rates_on_device = torch.tensor(rates_of_all, dtype=torch.float32).to(device)
-            moved = torch.empty(len(owners), dtype=torch.int32, device=device)
+            moved = torch.empty(len(owners), dtype=torch.int32, device=owners.device)
             _step_kernel[(len(owners),)](
-                table.to(device), rates_on_device, sizes, starts, owners, moved, gradient_scale,
-                *betas, epsilon, _TYPES[weight_type], _TYPES[gradient_type],
-                is_aligned, _SIZE, _COLUMNS, num_warps=8,
+                launch.table, launch.rates, sizes, starts, owners, moved, gradient_scale,
+                *launch.betas, launch.epsilon, _TYPES[weight.dtype], _TYPES[gradient.dtype],
+                launch.is_aligned, _SIZE, _COLUMNS, num_warps=8,
             )  # fmt: skip
             counts.append(moved.sum())
+        self.prepared = None
+        for weight, optimizer, _ in self._steps:
+            if weight.gradient is not None:
+                optimizer.state[weight.master]["step"] += 1
+                weight.gradient = None
         return torch.stack([count.to(counts[-1].device) for count in counts]).sum()
 
     def after_loading(self) -> None:
