@@ -34,10 +34,7 @@ from turnwise.algo import (
     compute_value_loss as compute_value_loss,
     estimate_advantages as estimate_advantages,
 )
-from turnwise.chat import (
-    ChatFormat as ChatFormat,
-    Conversation as Conversation,
-)
+from turnwise.chat import ChatFormat as ChatFormat, Conversation as Conversation
 from turnwise.config import (
     CheckpointConfig as CheckpointConfig,
     ConfigStore as ConfigStore,
@@ -119,9 +116,7 @@ from turnwise.learner import (
     PPOBatch as PPOBatch,
     PPOTrainer as PPOTrainer,
 )
-from turnwise.models import (
-    load_model as load_model,
-)
+from turnwise.models import load_model as load_model
 from turnwise.reward import (
     LLMJudge as LLMJudge,
     Reward as Reward,
@@ -133,9 +128,7 @@ from turnwise.reward import (
     compute_reward_async as compute_reward_async,
     score_trajectories as score_trajectories,
 )
-from turnwise.scale.create import (
-    create_trainer as create_trainer,
-)
+from turnwise.scale.create import create_trainer as create_trainer
 from turnwise.scale.verl import (
     CustomEnvironmentDataset as CustomEnvironmentDataset,
     CustomRayPPOTrainer as CustomRayPPOTrainer,

@@ -40,11 +40,7 @@ class CpuServer:
         self._global_steps: int | None = None
 
     async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        **_: Any,
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> Sampled:
         """Sample one turn."""
         params = sampling_params

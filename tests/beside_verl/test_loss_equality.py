@@ -229,13 +229,7 @@ def test_value_loss(mode: Any, is_part: bool, batch: Batch) -> None:
         totals=OUR_TOTALS if is_part else None,
     )
     verls, clip_fraction = theirs.compute_value_loss(
-        values,
-        returns,
-        batch.values,
-        batch.mask,
-        0.1,
-        mode,
-        **(THEIR_TOTALS if is_part else {}),
+        values, returns, batch.values, batch.mask, 0.1, mode, **(THEIR_TOTALS if is_part else {})
     )
     assert_same_loss(mine, verls)
     assert_same(torch.autograd.grad(mine, values)[0], torch.autograd.grad(verls, values)[0])

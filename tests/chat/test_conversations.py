@@ -96,6 +96,13 @@ def test_messages_that_the_template_refuses_are_a_clear_error():
         chat_format.prompt_ids([*OPENING, {"role": "tool", "content": "x"}])
 
 
+def test_a_template_of_one_exchange_serves_one_turn():
+    chatml = make_format("chatml")
+    strict = "{% if messages[2:] %}{{ raise_exception('one') }}{% endif %}"
+    chat_format = ChatFormat(chatml.tokenizer, strict + chatml.tokenizer.chat_template)
+    assert chat_format.stop_ids == chatml.stop_ids
+
+
 def test_a_turn_needs_a_log_prob_for_each_token():
     with pytest.raises(ConfigError, match="2 tokens and 1 log-probs"):
         TokenStream().add_turn([1, 2], [-0.5])

@@ -175,10 +175,7 @@ def test_an_agent_needs_no_model(turnwise, runs):
             "--agent got 'export', expected expert, random",
         ),
         (["--agent", "agents.py:act2", "--env", "grid-world"], "Did you mean 'act'?"),
-        (
-            ["--agent", "agents.py:word", "--env", "grid-world"],
-            "of type str; expected a func",
-        ),
+        (["--agent", "agents.py:word", "--env", "grid-world"], "of type str; expected a func"),
         (["--agent", "agents.py:alone", "--env", "grid-world"], "(observation, state)"),
         (
             ["--agent", "agents.py:numbers", "--env", "grid-world"],

@@ -142,12 +142,7 @@ def test_retries_come_to_an_end():
 
 def test_drop_group_leaves_out_all_of_a_group():
     collection = collect(
-        Recording(),
-        flaky(1),
-        range(4),
-        group_size=3,
-        on_error="drop_group",
-        max_concurrency=1,
+        Recording(), flaky(1), range(4), group_size=3, on_error="drop_group", max_concurrency=1
     )
     assert [result.group for result in collection] == [1] * 3 + [2] * 3 + [3] * 3
     assert [result.group for result in collection.dropped] == [0] * 3

@@ -83,8 +83,7 @@ def play(policy, **options):
 
 def test_the_episode_goes_on_from_the_task_the_summary_and_the_observation(tmp_path):
     result, prompts = play(
-        lambda text: "seen it all" if "Sum up." in text else "go",
-        summary_prompt="Sum up.",
+        lambda text: "seen it all" if "Sum up." in text else "go", summary_prompt="Sum up."
     )
     turns = result.turns
     kinds = [turn.kind for turn in turns]

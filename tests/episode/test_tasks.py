@@ -83,10 +83,7 @@ def test_what_an_environment_does_to_its_row_is_seen_by_no_other():
     assert all(r.trajectory.task == ROWS[0] for r in collection)
 
 
-EARLIER = [
-    {"role": "user", "content": "Say one."},
-    {"role": "assistant", "content": "One."},
-]
+EARLIER = [{"role": "user", "content": "Say one."}, {"role": "assistant", "content": "One."}]
 
 
 def test_an_episode_may_begin_in_the_middle_of_a_conversation():

@@ -62,11 +62,7 @@ class TestSignals:
 
     @pytest.mark.parametrize(
         ("number", "world"),
-        [
-            (signal.SIGTERM, "quick"),
-            (signal.SIGINT, "async"),
-            (signal.SIGHUP, "stubborn"),
-        ],
+        [(signal.SIGTERM, "quick"), (signal.SIGINT, "async"), (signal.SIGHUP, "stubborn")],
     )
     def test_while_user_code_blocks_the_loop(self, tmp_path, number, world):
         """It is left behind; the run is saved, and goes on from there."""

@@ -135,9 +135,7 @@ def _take_back(handler, runtime, body):
     handler.send(200)
 
 
-GET = {
-    "/server_info": lambda handler, runtime, _: handler.send(200, runtime.server_info()),
-}
+GET = {"/server_info": lambda handler, runtime, _: handler.send(200, runtime.server_info())}
 POST = {
     "/generate": _generate,
     "/abort_request": _abort,

@@ -100,6 +100,8 @@ def test_no_server_at_the_address_is_said_at_once():
         SGLangServerEngine(f"http://127.0.0.1:{port}", tokenizer=TOKENIZER)
     with pytest.raises(ConfigError, match="localhost:30000"):
         SGLangServerEngine("localhost:1", tokenizer=TOKENIZER)
+    with pytest.raises(ConfigError, match="Did you mean 'overflow'"):
+        SGLangServerEngine("http://localhost:1", tokenizer=TOKENIZER, overflw="error")
 
 
 def test_a_server_that_exits_in_the_middle_is_an_error_and_closing_still_works():

@@ -65,10 +65,7 @@ def test_episode_scores_go_on_the_last_policy_token():
             {"input_ids": [[1, 2]], "response_mask": [[0, 1]], "attention_mask": [[1, 0]]},
             "padding cannot be trained on",
         ),
-        (
-            {"input_ids": [[1, 2]], "response_mask": [[1]], "responses": [[9]]},
-            "not the responses",
-        ),
+        ({"input_ids": [[1, 2]], "response_mask": [[1]], "responses": [[9]]}, "not the responses"),
     ],
 )
 def test_what_does_not_fit_is_named(data, words):

@@ -26,10 +26,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-CONFIGS = {
-    "llama": LlamaConfig(**SHAPE),
-    "window": MistralConfig(**SHAPE, sliding_window=5),
-}
+CONFIGS = {"llama": LlamaConfig(**SHAPE), "window": MistralConfig(**SHAPE, sliding_window=5)}
 
 
 def made(name, dtype=torch.bfloat16):

@@ -26,11 +26,7 @@ if not IS_INTERPRETED and not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 # Gemma adds 1 to the weights of its norms and has a gelu in its MLPs; GPT-2 has none of them.
-WITHOUT = {
-    "norms": ("gemma", "gpt2"),
-    "mlps": ("gemma", "gpt2", "wide-llama"),
-    "rotary": ("gpt2",),
-}
+WITHOUT = {"norms": ("gemma", "gpt2"), "mlps": ("gemma", "gpt2", "wide-llama"), "rotary": ("gpt2",)}
 
 
 @pytest.fixture(autouse=True)

@@ -148,10 +148,7 @@ class LateExpert(Good):
             {"environment": LateExpert, "config": {"training": {"warm_start": "expert"}}},
             "LateExpert has no expert",
         ),
-        (
-            {"environment": make_good, "config": {"training": {"warm_start": "random"}}},
-            "no random",
-        ),
+        ({"environment": make_good, "config": {"training": {"warm_start": "random"}}}, "no random"),
         (
             {"environment": None, "dataset": ROWS},
             "have no 'answer', and there is no reward function: every reply would earn 0",

@@ -306,10 +306,7 @@ def test_what_takes_too_long_names_the_setting_that_gives_it_more_time():
     limits = EpisodeLimits(reward_timeout=0.05)
     assert "limits.reward_timeout" in failure(reward_fn=judge, limits=limits)[0]
     collector = EpisodeCollector(
-        ScriptedEngine(TOKENIZER, "go"),
-        Slow,
-        num_retries=0,
-        limits=EpisodeLimits(max_seconds=0.5),
+        ScriptedEngine(TOKENIZER, "go"), Slow, num_retries=0, limits=EpisodeLimits(max_seconds=0.5)
     )
     played = run_in_virtual_time(collector.collect(1), clock)
     (result,) = [*played, *played.dropped]

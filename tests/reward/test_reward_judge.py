@@ -56,13 +56,7 @@ def test_scores_run_from_0_to_1_on_any_scale():
     assert "a number from -1 to 3" in LLMJudge(Script(), scale=(-1, 3)).render_prompt(EPISODE)
 
 
-MALFORMED = [
-    "",
-    "Score: 11",
-    "Score: 7/20",
-    "> Score: 7",
-    "Score: 7\nBut I am not sure.",
-]
+MALFORMED = ["", "Score: 11", "Score: 7/20", "> Score: 7", "Score: 7\nBut I am not sure."]
 
 
 @pytest.mark.parametrize("answer", MALFORMED)

@@ -378,9 +378,7 @@ NAMES = [
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(
-        st.dictionaries(st.sampled_from(NAMES), st.floats() | st.integers(-5, 5)), max_size=70
-    ),
+    st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats() | st.integers(-5, 5)), max_size=70)
 )
 def test_no_metrics_whatever_upset_it(run):
     for step, finding in diagnose(run):

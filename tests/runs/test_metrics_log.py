@@ -107,6 +107,8 @@ def test_a_whole_last_line_without_its_newline_counts(log, caplog):
     log.rewind(4)
     assert log.path.read_bytes().endswith(b'{"step": 4}\n')
     assert not caplog.records
+    log.path.write_bytes(b"[" * 200_000)
+    assert log.read() == []
 
 
 @pytest.mark.parametrize("bad", [b"", b"nonsense", b"[1]", b'{"a": "\xff"}'])

@@ -237,7 +237,7 @@ def test_mlflow_goes_on_with_its_run_after_a_resume(tmp_path, mlflow):
     run(tmp_path, ["mlflow"], [2, 3])
     (kept,) = mlflow.runs.values()
     assert [(step, value) for step, name, value in kept["metrics"] if name == "reward"] == [
-        *((1, 0.5), (2, 1.0), (3, 1.5)),
+        *((1, 0.5), (2, 1.0), (3, 1.5))
     ]
     assert kept["uri"] == f"sqlite:///{tmp_path}/mlflow/mlflow.db"
     assert (kept["experiment"], kept["name"], kept["ended"]) == ("turnwise", "my-run", True)

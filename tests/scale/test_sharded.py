@@ -33,10 +33,7 @@ def sent(tensors):
     return from_arrays(pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers]))
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4),
-    st.integers(1, 5),
-)
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4), st.integers(1, 5))
 def test_parts_are_put_together_again(shapes, num_parts):
     tensors = {str(n): torch.randn(shape) for n, shape in enumerate(shapes)}
     parts = [sent(part) for part in split_shards(tensors, num_parts)]

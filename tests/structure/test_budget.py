@@ -14,27 +14,27 @@ LINES = {
     "algo": 2217,
     "chat": 1494,
     "cli": 3993,
-    "compat": 1040,
+    "compat": 1053,
     "config": 1155,
     "data": 776,
     "deadlines": 613,
     "env": 3234,
     "episode": 2971,
-    "inference": 5381,
-    "learner": 4570,
+    "inference": 5375,
+    "learner": 4563,
     "models": 1203,
     "progress": 582,
     "reward": 877,
-    "runs": 3707,
-    "scale": 2936,
-    "tools": 3883,
+    "runs": 3737,
+    "scale": 2933,
+    "tools": 3892,
     "trainer": 4750,
     "user_code": 622,
-    "view": 2041,
+    "view": 2047,
 }
 FILES = 265
 JAVASCRIPT = 5500
-TESTS = 47990
+TESTS = 47953
 
 
 def count(paths):

@@ -60,6 +60,23 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
     )
 
 
+def test_arguments_need_no_indentation() -> None:
+    def add(a: int, b: int) -> int:
+        """Add.
+
+        Args:
+        a: first
+        b (int): second
+
+        Twice."""
+        return a + b
+
+    definition = FunctionTool(add).definition
+    arguments = definition.parameters["properties"].values()
+    assert definition.description == "Add. Twice."
+    assert [argument["description"] for argument in arguments] == ["first", "second"]
+
+
 def test_a_tool_may_be_described_in_words_of_its_own() -> None:
     @tool(name="other", description="Said otherwise.")
     def function() -> None:

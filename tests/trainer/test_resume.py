@@ -112,8 +112,7 @@ class TestEveryMoment:
 
     def test_stopped_all_the_time(self, tmp_path, whole):
         parts, _, listeners = fit_to_the_end(
-            with_levels(tmp_path),
-            any_of(*MOMENTS, *(("step", number) for number in range(7))),
+            with_levels(tmp_path), any_of(*MOMENTS, *(("step", number) for number in range(7)))
         )
         # How many stops come of them depends on how long the sampled turns are.
         assert len(listeners) > 10

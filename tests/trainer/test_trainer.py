@@ -169,11 +169,7 @@ class TestCheckpoints:
         trainer = small_trainer(tmp_path, Several, *settings, reward_fn=told, reporter=Changing())
         trainer.fit()
         store = CheckpointStore(trainer.run_folder / "checkpoints")
-        assert (store.best.step, store.best.value, store.best.metric) == (
-            2,
-            5.0,
-            "reward",
-        )
+        assert (store.best.step, store.best.value, store.best.metric) == (2, 5.0, "reward")
         assert [checkpoint.step for checkpoint in store.list()] == [2, 5]
 
 

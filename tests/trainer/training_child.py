@@ -222,10 +222,7 @@ class Child:
         self.lines = []
         self._reader, writer = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=_train_telling,
-            args=(writer, folder, *args),
-            kwargs=kwargs,
-            daemon=True,
+            target=_train_telling, args=(writer, folder, *args), kwargs=kwargs, daemon=True
         )
         self._process.start()
         writer.close()

@@ -56,11 +56,7 @@ def test_only_what_differs_is_marked(client):
         "git.dirty": ["false", "true"],
     }
     notes = {row["name"]: row["note"] for row in found["rows"] if row["group"] == "code"}
-    assert notes == {
-        "environment of maze": "changed code",
-        "reward": "changed code",
-        "dataset": "",
-    }
+    assert notes == {"environment of maze": "changed code", "reward": "changed code", "dataset": ""}
     everything = {row["name"]: row["values"] for row in found["rows"]}
     assert everything["environment.params.size"] == ["3", "3"]
     assert everything["reward[0].function"] == ["greenhouse.py:score"] * 2

@@ -52,6 +52,7 @@ class TestChanges:
         assert other.indexed() == {"files": 2, "of": 2}
         other.open_episodes(0.0)  # too short for all: the newest first
         assert ids(other) == {"train-2-0", "train-2-1"}
+        assert other.summary()["num_episodes"] == 7
         assert other.has_unread_episodes
         other.refresh()
         assert len(ids(other)) == 7

@@ -138,8 +138,7 @@ def value_of(name, step, place, episode):
 
 @pytest.mark.parametrize("way", [1, -1])
 @pytest.mark.parametrize(
-    "name",
-    ["step", "index", "reward", "turns", "tokens", "status", "seconds", "tool_calls"],
+    "name", ["step", "index", "reward", "turns", "tokens", "status", "seconds", "tool_calls"]
 )
 def test_a_sort_is_a_plain_sort(everything, name, way):
     ids = everything.ids(sort=name if way == 1 else f"-{name}")

@@ -41,7 +41,7 @@ the rest it learns from reward alone: a guess earns what it rules out, the right
 This takes about two minutes on two cores.
 Ctrl-C saves a checkpoint and exits; the same command resumes the run.
 """
-_SETTING = re.compile(r"[+~]{0,2}(\w+)[\w.@]*=")
+_SETTING = re.compile(r"[+~]{0,2}(\w+)[\w.@-]*=")
 Engine = StrEnum("Engine", ["LOCAL", "RAY", "VERL"])
 
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from turnwise.algo.advantages.gae import compute_gae_advantage_return
 from turnwise.algo.kl import estimate_kl
 from turnwise.algo.losses.policy import compute_policy_loss
 from turnwise.algo.masked import TensorMetrics, as_mask, wide
+from turnwise.errors import ConfigError
 
 compute_kl_penalty = estimate_kl
 
@@ -27,6 +29,8 @@ def compute_ppo_loss(
     """
     if config is None or isinstance(config, Mapping):
         clip_ratio = (config or {}).get("clip_ratio", 0.2)
+    elif not hasattr(config, "clip_ratio"):
+        raise ConfigError(f"config got {config!r:.80}, expected clip_ratio: ConfigStore().training")
     else:
         clip_ratio = config.clip_ratio
     return compute_policy_loss(old_log_probs, new_log_probs, advantages, response_mask, clip_ratio)
@@ -45,13 +49,22 @@ def estimate_advantages(
     The steps up to each done are one episode; the value after the last step of a row is 0. Steps
     outside of `response_mask` are skipped. Returns advantages and returns [B, T], not whitened.
     """
+    if not values.numel():
+        return torch.zeros_like(wide(values)), torch.zeros_like(wide(values))
     ends = as_mask(dones)
     mask = torch.ones_like(ends) if response_mask is None else as_mask(response_mask)
-    ends = ends & mask
-    episode = ends.cumsum(1) - ends.long()  # of each step; a done still belongs to its own
-    advantages = returns = torch.zeros_like(wide(values))
-    for number in range(int(episode.max()) + 1 if episode.numel() else 0):
-        steps = mask & (episode == number)  # outside of them both are 0
-        parts = compute_gae_advantage_return(rewards, values, steps, gamma, lam, whiten=False)
-        advantages, returns = advantages + parts[0], returns + parts[1]
+    # A row for each episode; a done still belongs to its own.
+    lasts = ends & mask
+    lasts[:, -1] = True
+    (at,) = lasts.flatten().nonzero(as_tuple=True)
+    lengths = at.diff(prepend=at.new_tensor([-1])).tolist()
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        return pad_sequence(list(torch.split(x.flatten(), lengths)), batch_first=True)
+
+    parts = compute_gae_advantage_return(
+        split(rewards), split(values), split(mask), gamma, lam, whiten=False
+    )
+    is_step = split(torch.ones_like(mask))
+    advantages, returns = (part[is_step].view(values.shape) for part in parts)
     return advantages, returns

@@ -218,9 +218,9 @@ class PromptDataset(Dataset[dict[str, Any]]):
             return sum(self._tokens({**row, "prompt": cut(length)})[1])
 
         num_fit = bisect_right(range(1, len(text)), limit, key=count)
-        if num_fit == 0:
-            raise ConfigError(f"max_prompt_length={limit} leaves no character of {text!r:.80}")
-        return cut(num_fit)
+        if not (kept := cut(num_fit) if num_fit else "").strip():
+            raise ConfigError(f"max_prompt_length={limit} leaves no words of {text!r:.80}")
+        return kept
 
 
 RLHFDataset = PromptDataset

@@ -26,13 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 import torch
 
 from turnwise.deadlines import new_loop, resolve_future, result_within
-from turnwise.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    EngineError,
-    describe_error,
-    did_you_mean,
-)
+from turnwise.errors import ConfigError, DeadlineExceeded, EngineError, describe_error, did_you_mean
 from turnwise.inference.base import (
     BaseInferenceEngine,
     FinishReason,

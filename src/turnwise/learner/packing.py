@@ -176,10 +176,7 @@ def _chain_by_prefix(
 
 
 def _pack(
-    present: Array,
-    sampled: Array,
-    chains: Sequence[Chain],
-    branches: Sequence[Branches] | None,
+    present: Array, sampled: Array, chains: Sequence[Chain], branches: Sequence[Branches] | None
 ) -> Pack:
     rows = sorted(row for chain in chains for row, _ in chain)
     lengths: list[int] = []

@@ -43,11 +43,7 @@ class Trunk:
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        layout: Layout | None = None,
-        gradient_checkpointing: bool = False,
+        self, model: Any, *, layout: Layout | None = None, gradient_checkpointing: bool = False
     ) -> None:
         from transformers import AttentionInterface
 

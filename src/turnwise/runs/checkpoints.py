@@ -77,10 +77,7 @@ def save_checkpoint_to(
 
 
 def _save(
-    path: Path,
-    write: Callable[[Path], None],
-    step: int,
-    check: Callable[[], None] = lambda: None,
+    path: Path, write: Callable[[Path], None], step: int, check: Callable[[], None] = lambda: None
 ) -> Checkpoint:
     def fill(draft: Path) -> None:
         write(draft)

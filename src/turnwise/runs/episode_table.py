@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import accumulate, chain, islice, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -260,29 +260,70 @@ def episodes_to_table(
     the start of the step in seconds since 1970; episode times are relative to it. `baselines` are
     the rewards of greedy episodes by group and agent (`0/agent`), for estimators that need them.
     """
-    arrays = {
-        name: column if isinstance(column, np.ndarray) else column.detach().float().cpu().numpy()
-        for name, column in (columns or {}).items()
-    }
-    rows, number = [], 0
-    for result in results:
-        agents = []
-        for agent in result.agents:
-            computed = {name: array[number] for name, array in arrays.items()}
-            agents.append(_agent_row(agent, computed, began is not None))
-            number += 1
-        rows.append({"step": step, "kind": kind, **_episode_row(result, agents, began)})
+    records = [agent for result in results for agent in result.agents]
+    agents = [_agent_row(agent, began is not None) for agent in records]
+    structs = pa.StructArray.from_arrays(
+        [*_array(agents, _AGENT_WORDS).flatten(), *_token_arrays(records, columns or {})],
+        fields=list(SCHEMA.field("agents").type.value_type),
+    )
+    ends = [0, *accumulate(len(result.agents) for result in results)]
+    rows = [
+        {"step": step, "kind": kind, **_episode_row(result, agents[start:end], began)}
+        for result, (start, end) in zip(results, pairwise(ends), strict=True)
+    ]
+    arrays = [
+        _array([row[column.name] for row in rows], column.type)
+        for column in SCHEMA
+        if column.name != "agents"
+    ]
+    arrays.append(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), structs))
     about = {FORMAT_KEY: str(FORMAT)}
     if phases:
         rounded = [[name, round(start, 6), round(end, 6)] for name, start, end in phases]
         about[PHASES_KEY] = json.dumps(rounded)
     if baselines is not None:
         about[BASELINES_KEY] = json.dumps(dict(baselines))
-    schema = SCHEMA.with_metadata(about)
+    return pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(about))
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
-        return pa.Table.from_pylist(rows, schema)
+        return pa.array(values, kind)
     except UnicodeEncodeError:  # half a surrogate pair is no text to other programs
-        return pa.Table.from_pylist(_whole_characters(rows), schema)
+        return pa.array(_whole_characters(values), kind)
+
+
+def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.Array]:
+    """Return each of `_AGENT_TOKENS` with one list for each agent."""
+    streams = [agent.stream for agent in records]
+    lengths = np.array([len(stream) for stream in streams], np.int64)
+    total = int(lengths.sum())
+
+    def concatenated(lists: Iterable[Sequence[Any]], kind: Any) -> Array:
+        return np.fromiter(chain.from_iterable(lists), kind, total)
+
+    mask = concatenated((stream.mask for stream in streams), np.bool_)
+    flat: dict[str, Array] = {
+        "token_ids": concatenated((stream.ids for stream in streams), np.int32),
+        "mask": mask,
+        "sampler_log_probs": concatenated((stream.log_probs for stream in streams), np.float32),
+    }
+    starts = np.cumsum(lengths) - lengths
+    row = np.repeat(np.arange(len(streams)), lengths)
+    position = np.arange(total) - np.repeat(starts, lengths)
+    for name, column in columns.items():
+        values = column if isinstance(column, np.ndarray) else column.detach().float().cpu().numpy()
+        flat[name] = values.astype(np.float32, copy=False)[row, position]
+    offsets = pa.array([*starts, total], pa.int32())
+    arrays = []
+    for name, kind in _AGENT_TOKENS.items():
+        if name in flat:
+            is_unknown = ~mask if name in FLOAT_COLUMNS else None
+            elements = pa.array(flat[name], kind.value_type, mask=is_unknown)
+            arrays.append(pa.ListArray.from_arrays(offsets, elements))
+        else:
+            arrays.append(pa.nulls(len(streams), kind))
+    return arrays
 
 
 def _episode_row(
@@ -333,7 +374,6 @@ def _episode_row(
         "traceback": result.traceback[:_MAX_CALL] if result.traceback else None,
         "attempt": result.attempt,
         "task": None if task is None else json_text(task, _MAX_INFO),
-        "agents": agents,
     }
 
 
@@ -358,10 +398,8 @@ def _answer(agents: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _agent_row(
-    agent: AgentRecord, computed: Mapping[str, Array], with_starts: bool
-) -> dict[str, Any]:
-    stream, messages = agent.stream, []
+def _agent_row(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
+    messages = []
     for message in agent.messages:
         more = {key: value for key, value in message.items() if key not in ("role", "content")}
         content = message.get("content")
@@ -369,11 +407,7 @@ def _agent_row(
             more["content"], content = content, None
         text = json_text(more) if more else None
         messages.append({"role": str(message["role"]), "content": content, "more": text})
-    numbers: dict[str, list[float | None]] = {}
-    for name, values in {"sampler_log_probs": np.array(stream.log_probs), **computed}.items():
-        pairs = zip(values.tolist(), stream.mask, strict=False)  # the learner's have padding
-        numbers[name] = [value if is_sampled else None for value, is_sampled in pairs]
-    tree = turn_tree([turn.tokens for turn in agent.turns], stream.branches)
+    tree = turn_tree([turn.tokens for turn in agent.turns], agent.stream.branches)
     turns = [
         {**_turn_row(turn, with_starts), "branch": branch, "follows": follows}
         for turn, branch, follows in zip(agent.turns, tree.branches, tree.follows, strict=True)
@@ -390,11 +424,8 @@ def _agent_row(
         "reward": scored,
         "messages": messages,
         "turns": turns,
-        "branches": stream.branches,
+        "branches": agent.stream.branches,
         "result": None if result is None else json_text(result, _MAX_CALL),
-        "token_ids": stream.ids,
-        "mask": stream.mask,
-        **numbers,
     }
 
 
@@ -443,7 +474,9 @@ def _whole_characters(value: Any) -> Any:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
         return {name: _whole_characters(inner) for name, inner in value.items()}
-    return [_whole_characters(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_whole_characters, value))
+    return value
 
 
 # ---- reading ----

@@ -132,7 +132,7 @@ def _is_whole(line: bytes) -> bool:
     """Return whether a line without its newline is complete: an editor may have left that out."""
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -96,5 +96,5 @@ def _short_repr(value: Any) -> str:
     if isinstance(value, bytes | bytearray):
         value = value[:_MOST_ELEMENTS]
     elif isinstance(value, set | frozenset) and len(value) > _MOST_ELEMENTS:
-        value = type(value)(islice(value, _MOST_ELEMENTS))
+        value = set(islice(value, _MOST_ELEMENTS))
     return _ADDRESS.sub("", _REPR.repr(value))

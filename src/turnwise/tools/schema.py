@@ -22,10 +22,13 @@ from turnwise.tools.types import ToolContext, argument_schemas
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-# A heading and the indented lines below it; what is not indented is about the tool again.
+_HEADINGS = "Args|Returns|Yields|Raises|Examples?|Notes?"
+# A heading and the indented lines below it, or entries that are not indented; what follows is about
+# the tool again.
 _SECTION = re.compile(
-    r"(?m)^(Args|Returns|Yields|Raises|Examples?|Notes?):[ \t]*(?:\n|\Z)"
-    r"((?:[ \t]+\S.*(?:\n|\Z)|[ \t]*\n)*)"
+    rf"(?m)^({_HEADINGS}):[ \t]*(?:\n|\Z)"
+    rf"((?:(?!{_HEADINGS})\w+[ \t]*(?:\([^)]*\))?:.*(?:\n|\Z))+"
+    r"|(?:[ \t]+\S.*(?:\n|\Z)|[ \t]*\n)*)"
 )
 # `name (type): what it is`, and the lines below it that are indented further.
 _ENTRY = re.compile(r"(?m)^(\w+)[ \t]*(?:\([^)]*\))?[ \t]*:(.*(?:\n(?:[ \t]+.*)?)*)")
@@ -239,7 +242,8 @@ def _python_type(schema: Mapping[str, Any]) -> Any:
     options = schema.get("enum", ())
     if options and all(isinstance(option, str | int) for option in options):
         return Literal[tuple(options)]
-    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if alternatives and "type" not in schema:
         types = tuple(_python_type(alternative) for alternative in alternatives)
     else:
         kinds = schema.get("type", ())

@@ -80,7 +80,7 @@ def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, An
     >>> argument_schemas({"properties": {"at": at}, "$defs": {"Point": {"type": "object"}}})
     {'at': {'type': 'object'}}
     """
-    definitions = parameters.get("$defs") or parameters.get("definitions") or {}
+    definitions = _mapping(parameters.get("$defs") or parameters.get("definitions"))
 
     def resolve(schema: Any, depth: int = 0) -> Mapping[str, Any]:
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
@@ -90,13 +90,18 @@ def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, An
             target = definitions.get(reference.rpartition("/")[2])
             resolved = {**resolve(target, depth + 1), **resolved}
         for name in resolved.keys() & {"anyOf", "oneOf"}:
-            resolved[name] = [resolve(inner, depth + 1) for inner in resolved[name] or ()]
+            inner = resolved[name] if isinstance(resolved[name], list) else []
+            resolved[name] = [resolve(one, depth + 1) for one in inner]
         if "items" in resolved:
             resolved["items"] = resolve(resolved["items"], depth + 1)
         return resolved
 
-    properties = parameters.get("properties") or {}
+    properties = _mapping(parameters.get("properties"))
     return {name: resolve(schema) for name, schema in properties.items()}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}  # a server may send anything
 
 
 def describe_type(schema: Mapping[str, Any]) -> str:

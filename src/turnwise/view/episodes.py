@@ -67,8 +67,7 @@ class EpisodeList:
     def open(self) -> None:
         """From the next update on read the episodes too, which until now were counted."""
         with self._lock:
-            if not self._is_open:
-                self._is_open, self._files = True, {}
+            self._is_open = True
 
     def update(self, stamps: Mapping[FileKey, FileStamp], seconds: float) -> bool:
         """Follow the run's files for so long, the newest steps first; return whether any changed.
@@ -80,7 +79,7 @@ class EpisodeList:
             gone = [key for key, file in self._files.items() if stamps.get(key) != file.stamp]
             for key in gone:
                 del self._files[key]
-            fresh = stamps.keys() - self._files.keys()
+            fresh = [key for key in stamps if not self._is_read(key)]
             newest_first = sorted(fresh, key=lambda key: (-key[1], key[0] != "train"))
             for number, key in enumerate(newest_first):
                 if number and time.monotonic() > end:
@@ -90,12 +89,16 @@ class EpisodeList:
                 self._table = None
             return bool(gone or fresh)
 
+    def _is_read(self, key: FileKey) -> bool:
+        file = self._files.get(key)
+        return file is not None and bool(not self._is_open or file.rows or file.problem)
+
     def _read(self, key: FileKey, stamp: FileStamp) -> _File:
         path = self._folder / file_name(*key)
         try:
             if self._is_open:
                 names = [*_READ.values(), "seconds.total", "task_id", "prompt", "answer"]
-                rows = _list_rows(read_table(path, names), key)
+                rows = _list_rows(read_table(path, names), key).cast(_NO_ROWS.schema)
                 return _File(stamp, rows.num_rows, rows)
             with open_table(path) as file:
                 return _File(stamp, file.metadata.num_rows)
@@ -109,7 +112,7 @@ class EpisodeList:
     @property
     def num_files(self) -> int:
         """How many files were read."""
-        return len(self._files)
+        return sum(map(self._is_read, list(self._files)))
 
     @property
     def steps(self) -> list[int]:

@@ -145,11 +145,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.globals |= {
-    "as_text": _as_text,
-    "messages": _messages,
-    "position": _position,
-}
+_TEMPLATES.globals |= {"as_text": _as_text, "messages": _messages, "position": _position}
 
 
 # ---- text from outside ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import re
@@ -152,9 +151,17 @@ def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
     >>> joined_bytes([b"a", "é".encode()[:1], "é".encode()[1:], bytes([255]), b"b"])
     ['a', '', 'é', '\\\\xff', 'b']
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-    last = len(tokens) - 1
-    return [decoder.decode(token, final=number == last) for number, token in enumerate(tokens)]
+    texts = [""] * len(tokens)
+    owners = [number for number, token in enumerate(tokens) for _ in token]
+    end = 0
+    for character in b"".join(tokens).decode("utf-8", "surrogateescape"):
+        if "\udc80" <= character <= "\udcff":  # what stands for a byte that is no text
+            size, text = 1, f"\\x{ord(character) - 0xDC00:02x}"
+        else:
+            size, text = len(character.encode()), character
+        end += size
+        texts[owners[end - 1]] += text
+    return texts
 
 
 # The characters by which byte-level tokenizers write bytes: printable ones stand for themselves,

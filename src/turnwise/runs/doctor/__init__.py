@@ -148,10 +148,9 @@ def findings(run_folder: str | Path) -> list[Finding]:
     facts, doctor = folder.facts, Doctor(settings_if_readable(folder))
     for metrics in folder.read_metrics():
         doctor.add(metrics)
-    reported = [
-        dataclasses.replace(finding, example=_example_episode(folder, finding.code))
-        for finding in doctor.present()
-    ]
+    reported = doctor.present()
+    examples = _example_episodes(folder, {finding.code for finding in reported})
+    reported = [dataclasses.replace(one, example=examples.get(one.code)) for one in reported]
     status = str(facts.get("status", ""))
     if status.startswith("stopped: "):
         text = f"After step {facts.get('step', 0)} the run {status}"
@@ -184,15 +183,16 @@ def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
     )
 
 
-def _example_episode(folder: RunFolder, code: str) -> str | None:
-    """Return the id of an episode of the last stored step that shows a finding, if one does."""
-    store = EpisodeStore(folder.episodes, 0)
-    with contextlib.suppress(ConfigError, OSError):
-        for step in store.steps()[-1:]:
+def _example_episodes(folder: RunFolder, codes: set[str]) -> dict[str, str]:
+    """Return the ids of episodes of the last stored step that show these findings, by code."""
+    store, examples = EpisodeStore(folder.episodes, 0), dict[str, str]()
+    with contextlib.suppress(Exception):  # the file may hold anything
+        for step in store.steps()[-1:] if codes else ():
             for index, episode in enumerate(store.read(step)):
-                if any(_shows(code, episode, agent) for agent in episode.agents):
-                    return f"train-{step}-{index}"
-    return None
+                for code in codes - examples.keys():
+                    if any(_shows(code, episode, agent) for agent in episode.agents):
+                        examples[code] = f"train-{step}-{index}"
+    return examples
 
 
 def _shows(code: str, episode: StoredEpisode, agent: StoredAgent) -> bool:

@@ -252,10 +252,7 @@ class CustomRayPPOTrainer:
         assert self.run_folder is not None
         config = self.verl_config(num_steps)
         episodes = episode_components(
-            self._user,
-            self.config,
-            self._multi_turn,
-            scores_batches=self._arguments.scores_batches,
+            self._user, self.config, self._multi_turn, scores_batches=self._arguments.scores_batches
         )
         training = self.config.training
         datasets = make_datasets(
