@@ -81,6 +81,10 @@ def test_estimate_advantages_equals_the_loop(
         assert_close(estimate_advantages(rewards, values, dones.to(kind), gamma, lam), expected)
     in_float64 = estimate_advantages(rewards.double(), values.double(), dones, gamma, lam)
     assert_close(in_float64, expected, 1e-10)
+    alone = estimate_advantages(rewards[0], values[0], dones[0], gamma, lam)
+    assert_close(alone, [rows[0] for rows in expected])
+    with pytest.raises(ConfigError, match="expected one shape"):
+        estimate_advantages(rewards, values, dones[:, 1:], gamma, lam)
 
 
 def test_scores_far_from_zero_keep_their_differences() -> None:

@@ -142,6 +142,8 @@ def test_arguments_that_make_no_sense_are_named(engine, prompts, options, messag
 
 def test_log_probs_of_given_answers_are_those_of_a_plain_forward(engine, loaded):
     answers = ["yes", "no, never!", ""]
+    with pytest.raises(ConfigError, match="3 prompts and 1 responses"):
+        engine.compute_log_probs(PROMPTS, ["yes"])
     found = engine.compute_log_probs(PROMPTS, answers)
     expected = [
         plain_log_probs(loaded, prompt, loaded.tokenizer.encode(answer), SamplingParams()).sum()

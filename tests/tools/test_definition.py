@@ -140,6 +140,10 @@ def test_mistakes_in_a_tool_say_the_cure() -> None:
 
         def execute(self, **params: Any) -> None: ...
 
+    def by_position(a: int, /) -> None: ...
+
+    with pytest.raises(ToolError, match="Remove the /"):
+        _ = FunctionTool(by_position).definition
     with pytest.raises(ToolError, match=r"Nowhere.*top of its module"):
         _ = FunctionTool(unknown_type).definition
     with pytest.raises(ToolError, match="Use str, int"):

@@ -84,12 +84,31 @@ def test_an_error_in_one_stops_the_run_and_says_why(tmp_path):
         assert status == "stopped: KeyError: 'no such metric'"
 
 
+@pytest.mark.parametrize("method", ["fit", "cleanup", "load_checkpoint"])
+def test_what_would_pull_the_run_from_under_fit_is_refused(tmp_path, method):
+    class Callback:
+        def on_step(self, trainer, metrics):
+            getattr(trainer, method)(*[tmp_path][: method == "load_checkpoint"])
+
+    settings = (*SMALL, "training.max_staleness=1")
+    with small_trainer(tmp_path, Echo, *settings, callbacks=[Callback()], reporter=None) as trainer:
+        with pytest.raises(ConfigError, match=rf"{method}\(\) was called while fit"):
+            trainer.fit()
+        assert trainer.step == 1
+
+
+class Late:
+    async def on_step(self, trainer, metrics):
+        raise AssertionError("nobody awaits this")
+
+
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
         ([Diary], r"got <class .*Diary.*, expected a list of objects"),
         ([print], "one of the methods on_step, on_evaluation, on_save"),
         (Diary(), "expected a list of objects"),
+        ([Late()], "on_step is async"),
     ],
 )
 def test_what_cannot_be_one_is_refused(tmp_path, callbacks, message):

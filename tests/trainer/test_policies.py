@@ -110,6 +110,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         ({"policies": {"eval": {}}}, "cannot stand in the metrics"),
         ({"policies": {"a/b": {}}}, "cannot stand in the metrics"),
         ({"policies": {"x": {"modle": "tiny"}}}, "policies"),
+        ({"policies": {"secnd": {}}}, r"no such player. Did you mean 'second'"),
         ({"policies": {"x": {}}, "ray": {"use_ray": True}}, "ray.use_ray to false"),
         ({"policies": {"x": {}}, "training": {"max_staleness": 1}}, "max_staleness to 0"),
         ({"policies": {"x": {}}, "training": {"warm_start": "expert"}}, "warm_start to null"),

@@ -44,18 +44,21 @@ def estimate_advantages(
     lam: float,
     response_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE for plain step data: rows [B, T] of steps in which `dones` marks the ends of episodes.
+    """GAE for plain step data: rows [B, T], or one [T], in which `dones` marks ends of episodes.
 
     The steps up to each done are one episode; the value after the last step of a row is 0. Steps
     outside of `response_mask` are skipped. Returns advantages and returns [B, T], not whitened.
     """
+    if not rewards.shape == values.shape == dones.shape:
+        shapes = [list(x.shape) for x in (rewards, values, dones)]
+        raise ConfigError(f"rewards, values and dones got the shapes {shapes}, expected one shape")
     if not values.numel():
         return torch.zeros_like(wide(values)), torch.zeros_like(wide(values))
     ends = as_mask(dones)
     mask = torch.ones_like(ends) if response_mask is None else as_mask(response_mask)
     # A row for each episode; a done still belongs to its own.
     lasts = ends & mask
-    lasts[:, -1] = True
+    lasts[..., -1] = True
     (at,) = lasts.flatten().nonzero(as_tuple=True)
     lengths = at.diff(prepend=at.new_tensor([-1])).tolist()
 

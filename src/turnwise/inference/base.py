@@ -304,6 +304,9 @@ class BaseInferenceEngine(ABC):
         the response.
         """
 
+        if len(prompts) != len(responses):
+            raise ConfigError(f"got {len(prompts)} prompts and {len(responses)} responses")
+
         async def score(prompt: str, response: str) -> float:
             before = self._encode(prompt)
             after = self.tokenizer.encode(response, add_special_tokens=False)

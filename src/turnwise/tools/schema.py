@@ -94,6 +94,11 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             takes_any |= parameter.kind is parameter.VAR_KEYWORD
             continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ToolError(
+                f"{_name(function)} takes {parameter.name!r} by its position alone, and tools are "
+                "called with names. Remove the / from its parameters."
+            )
         hint: Any = Any if parameter.annotation is parameter.empty else parameter.annotation
         if _is_context(hint):
             context_argument = parameter.name

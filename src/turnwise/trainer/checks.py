@@ -1,5 +1,6 @@
 """What cannot be trained with is refused before a model is loaded or a folder is created."""
 
+import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from turnwise.config import CheckpointConfig, ConfigStore, TrainingConfig
 from turnwise.env import PromptEnvironment
 from turnwise.env.catalog import PROMPTS
 from turnwise.env.prompts import read_answer
-from turnwise.episode import EpisodeLimits
+from turnwise.episode import EpisodeLimits, EpisodeResult
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference import engine_class
 from turnwise.reward import batch_type
@@ -196,6 +197,14 @@ def _check_components(user: UserComponents) -> None:
             )
 
 
+def check_players(config: ConfigStore, episodes: Iterable[EpisodeResult]) -> None:
+    """Raise for policies of players that no episode has."""
+    players = {agent.name for episode in episodes for agent in episode.agents}
+    for name in config.policies.keys() - players if players else ():
+        hint = did_you_mean(name, players)
+        raise ConfigError(f"policies got {name!r}, and the environment has no such player. {hint}")
+
+
 def checked_callbacks(callbacks: Any) -> list[Any]:
     """Return the callbacks as a list; raise for what has none of the methods."""
     given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
@@ -206,6 +215,12 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
                 f"callbacks got {callback!r:.80}, expected a list of objects with one of the "
                 f"methods {', '.join(CALLBACK_EVENTS)}. For example: callbacks=[MyCallback()]."
             )
+        for event in CALLBACK_EVENTS:
+            if inspect.iscoroutinefunction(getattr(callback, event, None)):
+                raise ConfigError(
+                    f"callbacks got {callback!r:.80}, whose {event} is async, and fit() awaits "
+                    f"none. Write def {event}(...) without async."
+                )
     return given
 
 

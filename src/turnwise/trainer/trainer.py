@@ -29,7 +29,7 @@ from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import assemble
 from turnwise.trainer.async_rollout import AsyncRollout
-from turnwise.trainer.checks import checked_callbacks, resume_mode
+from turnwise.trainer.checks import check_players, checked_callbacks, resume_mode
 from turnwise.trainer.components import GivenEnvironment, UserComponents, with_mix
 from turnwise.trainer.episode_metrics import (
     FailureReport,
@@ -179,6 +179,7 @@ class Trainer:
         that had finished return at once, and the one that was interrupted is resumed.
         """
         refuse_during_import("starts training")
+        self._refuse_in_fit("fit")
         per_epoch = num_iters_per_epoch or self.steps_per_epoch
         with (
             self._run(num_epochs, per_epoch) as (records, stop),
@@ -255,6 +256,7 @@ class Trainer:
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
         on_episode = functools.partial(self._reporter.progress, "episodes")
         episodes = rollout.play(self.step, stop, on_episode)
+        check_players(self.config, episodes)
         has_learned = self.step > self._progress.num_broken_steps
         why_stop = self._failures.check(episodes, is_first_step=not has_learned)
         baselines = rollout.baselines(stop) if why_stop is None else None
@@ -282,6 +284,10 @@ class Trainer:
         for callback in self._callbacks:
             if (method := getattr(callback, event, None)) is not None:
                 method(self, value)
+
+    def _refuse_in_fit(self, method: str) -> None:
+        if self._stop_request is not None:
+            raise ConfigError(f"{method}() was called while fit() runs, expected before or after")
 
     def stop(self) -> None:
         """End the run that is under way: it is saved, and `fit` returns. For callbacks.
@@ -408,6 +414,7 @@ class Trainer:
 
     def cleanup(self) -> None:
         """Free the model and the engine. May be called twice."""
+        self._refuse_in_fit("cleanup")
         if self._components is not None:
             self._components.close()
             self._components = None
@@ -524,6 +531,7 @@ class Trainer:
 
         Training resumes from its step; metrics of later steps are dropped.
         """
+        self._refuse_in_fit("load_checkpoint")
         self._restore(open_checkpoint(Path(path)))
         self._num_fits = len(self._progress.fit_steps)  # those calls of fit were the checkpoint's
         self._is_loaded = True
