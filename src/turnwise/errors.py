@@ -59,13 +59,12 @@ def import_extra(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        package = module.split(".")[0]
         # A broken import inside an installed package must not be reported as "not installed".
-        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+        if error.name is None or error.name.split(".")[0] != package:
             raise
-        raise MissingExtraError(
-            f"{module.split('.')[0]} is not installed, and this needs it. "
-            f"Install it with: pip install 'turnwise[{extra}]'"
-        ) from None
+        fix = f"Install it with: pip install 'turnwise[{extra}]'"
+        raise MissingExtraError(f"{package} is not installed, and this needs it. {fix}") from None
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -24,14 +24,11 @@ def parse_json(data: bytes | str, where: str) -> Any:
     """Return the JSON value in `data`; `where` is its location in errors."""
     try:
         return json.loads(data)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{where} is not JSON: {error}; it begins with {show_start(data)}"
-        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8: {error}. Save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON that can be read: {error}") from None
+        begin = show_start(data)
+        raise ConfigError(f"{where} is not JSON: {error}; it begins with {begin}") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

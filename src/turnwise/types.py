@@ -173,9 +173,7 @@ class Trajectory:
         if isinstance(data, Trajectory):
             return data
         if not isinstance(data, Mapping):
-            raise ConfigError(
-                f"expected a Trajectory or a mapping with its fields, got {type(data).__name__}"
-            )
+            raise ConfigError(f"expected a Trajectory or its fields, got {type(data).__name__}")
         names = {f.name for f in dataclasses.fields(cls)}
         known = {key: value for key, value in data.items() if key in names}
         if "status" in known:

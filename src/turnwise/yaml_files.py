@@ -21,10 +21,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.value in lines:  # YAML forbids it; PyYAML would keep the last one in silence
-                problem = (
-                    f"the key {key.value!r} is given twice, the first one is in line "
-                    f"{lines[key.value]}"
-                )
+                problem = f"the key {key.value!r} is given twice, first in line {lines[key.value]}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
         return node
@@ -72,9 +69,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path} holds a {type(data).__name__}, expected sections such as 'training:'"
-        )
+        raise ConfigError(f"{path} holds a {type(data).__name__}, expected sections: 'training:'")
     names = [name for name in data if not isinstance(name, str)]
     if names:
         raise ConfigError(

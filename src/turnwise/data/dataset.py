@@ -4,7 +4,7 @@ import itertools
 import logging
 import operator
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -73,9 +73,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         if prompt_key is None and (tokenizer is not None or max_prompt_length is not None):
             raise ConfigError("rows without a prompt_key cannot be tokenized or limited")
         if truncation not in get_args(Truncation):
-            raise ConfigError(
-                f"truncation got {truncation!r}, expected {', '.join(get_args(Truncation))}"
-            )
+            raise ConfigError(f"truncation got {truncation!r}, expected {get_args(Truncation)}")
         if isinstance(tokenizer, str):
             raise ConfigError(
                 f"tokenizer got the text {tokenizer!r}, expected a tokenizer: "
@@ -162,9 +160,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
         if self._format is None:
             if not getattr(self.tokenizer, "chat_template", None):
                 raise ConfigError(
-                    "a prompt has several messages, and the tokenizer has no chat template to "
-                    "write them with. Set tokenizer.chat_template, or leave the tokenizer out: "
-                    "an episode writes its messages itself."
+                    "a prompt has several messages, and the tokenizer has no chat template. Set "
+                    "tokenizer.chat_template, or give no tokenizer: episodes write messages too."
                 )
             self._format = ChatFormat(self.tokenizer)
         ids = self._format.prompt_ids(prompt.messages)
@@ -182,16 +179,14 @@ class PromptDataset(Dataset[dict[str, Any]]):
         """Check the length of every prompt; leave out those that are too long, or cut them."""
         if self.tokenizer is None or limit < 1:
             raise ConfigError(
-                f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
+                f"max_prompt_length={limit} must be at least 1, with a tokenizer to count by"
             )
         lengths = [sum(self._tokens(rows[number])[1]) for number in range(len(rows))]
         kept = [number for number, length in enumerate(lengths) if length <= limit]
         if len(kept) == len(rows):
             return rows
-        share = (
-            f"{len(rows) - len(kept)} of {len(rows)} prompts are longer than "
-            f"max_prompt_length={limit}"
-        )
+        num_long = len(rows) - len(kept)
+        share = f"{num_long} of {len(rows)} prompts are longer than max_prompt_length={limit}"
         if truncation == "error" or (truncation == "drop" and not kept):
             raise ConfigError(
                 f"{share}, up to {max(lengths)} tokens. Raise the limit, or leave such rows out "
@@ -359,18 +354,14 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]], pad_token_id: int = 0) ->
     batch: dict[str, Any] = {key: [item.get(key) for item in data_list] for key in keys}
     if "input_ids" not in batch:
         return batch
-    rows = []
+    ids, masks = [], []
     for number, item in enumerate(data_list):
         if item.get("input_ids") is None:
             raise ConfigError(f"item {number} of the batch has no input_ids, and others have")
-        ids = flat_ids(item["input_ids"])
+        ids.append(torch.tensor(flat_ids(item["input_ids"]), dtype=torch.long))
         mask = item.get("attention_mask")
-        rows.append((ids, [1] * len(ids) if mask is None else flat_ids(mask)))
-
-    def pad(values: Iterable[list[int]], padding: int) -> torch.Tensor:
-        tensors = [torch.tensor(row, dtype=torch.long) for row in values]
-        return pad_sequence(tensors, True, padding, padding_side="left")
-
-    batch["input_ids"] = pad((ids for ids, _ in rows), pad_token_id)
-    batch["attention_mask"] = pad((mask for _, mask in rows), 0)
+        mask = [1] * len(ids[-1]) if mask is None else flat_ids(mask)
+        masks.append(torch.tensor(mask, dtype=torch.long))
+    batch["input_ids"] = pad_sequence(ids, True, pad_token_id, padding_side="left")
+    batch["attention_mask"] = pad_sequence(masks, True, 0, padding_side="left")
     return batch

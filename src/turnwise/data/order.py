@@ -37,10 +37,8 @@ def rows_for_step(
     [[0, 1], [2, 0], [1, 2]]
     """
     if num_rows < 1 or step < 0 or batch_size < 1:
-        raise ConfigError(
-            f"got num_rows={num_rows}, step={step}, batch_size={batch_size}; "
-            "expected at least 1, 0 and 1"
-        )
+        got = f"num_rows={num_rows}, step={step}, batch_size={batch_size}"
+        raise ConfigError(f"got {got}; expected at least 1, 0 and 1")
     rows: list[int] = []
     position, end = step * batch_size, (step + 1) * batch_size
     while position < end:

@@ -89,9 +89,8 @@ def read_row(value: object, prompt_key: str | None, where: str) -> Row:
     if isinstance(value, str):
         value = {prompt_key or "prompt": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{where} is {value!r:.100} ({type(value).__name__}), expected a text or a dict"
-        )
+        got = f"{value!r:.100} ({type(value).__name__})"
+        raise ConfigError(f"{where} is {got}, expected a text or a dict")
     row = dict(value)
     if prompt_key is None:
         return row
@@ -126,9 +125,9 @@ def read_files(paths: Iterable[str | Path]) -> Iterator[Located]:
         if path.suffix not in FILE_KINDS:
             raise ConfigError(
                 f"{str(path)!r} is not a file of a supported type: {', '.join(FILE_KINDS)}. "
-                "A single prompt goes into a list: [prompt]. A table such as .csv is given as "
-                "rows: pandas.read_csv(path).to_dict('records'). A dataset of the Hugging Face hub "
-                "is loaded by its own package: datasets.load_dataset(name, split='train')."
+                "A single prompt goes into a list: [prompt]; a table is given as its rows: "
+                "pandas.read_csv(path).to_dict('records'); a dataset of the Hugging Face hub as "
+                "datasets.load_dataset(name, split='train')."
             )
         if not path.is_file():
             raise ConfigError(f"there is no file {path} (looked in {Path.cwd()})")
@@ -151,10 +150,8 @@ def _read_array(path: Path) -> Iterator[Located]:
     """Yield the rows of a JSON list."""
     values = parse_json(path.read_bytes(), str(path))
     if not isinstance(values, list):
-        raise ConfigError(
-            f"{path} holds a {type(values).__name__}, expected a list of rows. Rows of one line "
-            "each go into a .jsonl file."
-        )
+        expected = "a list of rows. Rows of one line each go into a .jsonl file."
+        raise ConfigError(f"{path} holds a {type(values).__name__}, expected {expected}")
     for number, value in enumerate(values):
         yield f"{path}, row {number}", value
 

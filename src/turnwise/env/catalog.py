@@ -12,9 +12,7 @@ from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean
 from turnwise.user_code import import_object, require_code
 
 EnvironmentFactory: TypeAlias = Callable[[], BaseEnvironment]
-EnvironmentSource: TypeAlias = (
-    str | BaseEnvironment | type[BaseEnvironment] | Callable[..., BaseEnvironment]
-)
+EnvironmentSource: TypeAlias = str | BaseEnvironment | Callable[..., BaseEnvironment]
 
 # Built-in environments; a new one is one line here.
 BUILT_IN: dict[str, str] = {
@@ -58,9 +56,8 @@ def environment_factory(
         return source.spawn
     if not callable(source):
         raise ConfigError(
-            f"environment got {source!r:.80} ({type(source).__name__}), expected a name such as "
-            "'guess-number', a class derived from turnwise.BaseEnvironment, an object of one, or a "
-            "function that makes one."
+            f"environment got {source!r:.80} ({type(source).__name__}), expected a name, a class "
+            "derived from turnwise.BaseEnvironment, an object of one, or a function that makes one."
         )
     if isinstance(source, type):
         name = source.__qualname__.rpartition(".")[2]
@@ -71,9 +68,8 @@ def environment_factory(
             )
         if missing := sorted(getattr(source, "__abstractmethods__", ())):
             raise ConfigError(
-                f"{name} has no method {' and no method '.join(missing)}. An environment has "
-                "reset() -> str, step(action) -> (observation, reward, done, info) and "
-                "get_state_description() -> str."
+                f"{name} has no method {' and no method '.join(missing)}. It needs reset(), "
+                "step(action) -> (observation, reward, done, info) and get_state_description()."
             )
     arguments = _arguments(source, config)
 
@@ -151,8 +147,7 @@ def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[st
         name = str(error).rpartition(" ")[2].strip("'")
         raise ConfigError(
             f"{_name(source)} takes {signature}: {error}. Set environment.params: {{{name}: ...}} "
-            f"(-p {name}=...), or pass an object: environment={_name(source)}(...). An argument "
-            "named config gets all settings of the environment."
+            f"(-p {name}=...), or pass an object: environment={_name(source)}(...)."
         ) from None
     return arguments
 

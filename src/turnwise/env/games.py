@@ -367,12 +367,7 @@ class SimpleGameEnvironment(_Game):
         return f"attack with {weapon}" if weapon in self.inventory else f"take {weapon}"
 
 
-_DIRECTIONS: dict[str, tuple[int, int]] = {
-    "north": (0, 1),
-    "south": (0, -1),
-    "east": (1, 0),
-    "west": (-1, 0),
-}
+_DIRECTIONS = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
 _ITEMS = ("sword", "shield", "potion")
 
 

@@ -19,10 +19,8 @@ def expert_player(env: BaseEnvironment, observation: str) -> str:
     """Plays the environment's expert actions: the upper bound, and the teacher of warm starts."""
     action = env.expert_action()
     if action is None:
-        raise ConfigError(
-            f"{type(env).__name__} has no expert. Give it an expert_action() method, "
-            "or choose another player."
-        )
+        fix = "Give it an expert_action() method, or choose another player."
+        raise ConfigError(f"{type(env).__name__} has no expert. {fix}")
     return action
 
 
@@ -34,10 +32,8 @@ def random_player(seed: int | None = None) -> Player:
     def play(env: BaseEnvironment, observation: str) -> str:
         action = env.sample_action(rng)
         if action is None:
-            raise ConfigError(
-                f"{type(env).__name__} has no random actions. Give it a sample_action(rng) "
-                "method, or choose another player."
-            )
+            fix = "Give it a sample_action(rng) method, or choose another player."
+            raise ConfigError(f"{type(env).__name__} has no random actions. {fix}")
         return action
 
     return play

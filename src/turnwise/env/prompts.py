@@ -37,8 +37,7 @@ class Prompt:
         if isinstance(prompt, str):
             return cls(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            got = _shown(prompt)
-            raise ConfigError(f"a prompt is {got}, expected a text or a list of messages")
+            raise ConfigError(f"a prompt is {_shown(prompt)}, expected a text or messages")
         messages = []
         for number, message in enumerate(prompt):
             try:
@@ -125,10 +124,8 @@ def read_prompt(row: Mapping[str, Any]) -> Prompt:
     prompt = Prompt.read(row["prompt"])
     system = row.get("system") or ""
     if not isinstance(system, str) or (system and prompt.system):
-        raise ConfigError(
-            f"a row's 'system' is {_shown(system)}, expected a text, and no system message in the "
-            "prompt besides"
-        )
+        expected = "a text, and no system message in the prompt besides"
+        raise ConfigError(f"a row's 'system' is {_shown(system)}, expected {expected}")
     return Prompt(prompt.text, system or prompt.system, prompt.history)
 
 

@@ -23,20 +23,11 @@ class EnvironmentStepTool(Tool):
     """
 
     name = "environment_step"
-    timeout = None  # step_timeout instead, whose error names the environment
+    description = "Act in the environment; the answer is what you see then."
+    timeout = None  # the step has one, whose error names the environment
 
-    def __init__(
-        self,
-        environment: BaseEnvironment | None = None,
-        *,
-        name: str = "environment_step",
-        description: str = "Act in the environment; the answer is what you see then.",
-        step_timeout: float | None = DEFAULT_TIMEOUT,
-    ) -> None:
+    def __init__(self, environment: BaseEnvironment | None = None) -> None:
         self._environment = environment
-        self._step_timeout = step_timeout
-        self.name = name
-        self.description = description
 
     async def execute(self, action: str, context: ToolContext) -> StepResult:
         """Act.
@@ -47,9 +38,8 @@ class EnvironmentStepTool(Tool):
         environment = self._environment or context.environment
         if environment is None:
             raise EnvironmentFault(
-                f"{self.name} has no environment to act in. Give it one, "
-                "EnvironmentStepTool(environment), or open the context with one: "
-                "registry.open_context(environment)."
+                f"{self.name} has no environment to act in. Write EnvironmentStepTool(environment) "
+                "or registry.open_context(environment)."
             )
         if any(step.done for step in context.steps[-1:]):
             raise ToolError("The episode is over; no action is possible any more.")
@@ -58,9 +48,10 @@ class EnvironmentStepTool(Tool):
         step: Any = functools.partial(step_environment, environment, action)
         if not is_async(environment.step):
             step = functools.partial(finish_without_loop, step(), who)
-        result: StepResult
         try:
-            result = await call_with_deadline(step, timeout=self._step_timeout, waiting_for=who)
+            result: StepResult = await call_with_deadline(
+                step, timeout=DEFAULT_TIMEOUT, waiting_for=who
+            )
         except EnvironmentFault:
             raise
         except Exception as error:

@@ -40,13 +40,11 @@ class WeightedReward:
         for name, part in parts.items():
             if not isinstance(part, tuple | list) or len(part) != 2:
                 raise ConfigError(
-                    f"part {name!r} of a WeightedReward must be a (function, weight), got {part!r}"
+                    f"reward part {name!r} must be a (function, weight), got {part!r}"
                 )
             function, weight = part
             if not isinstance(weight, int | float) or not math.isfinite(weight):
-                raise ConfigError(
-                    f"the weight of part {name!r} must be a finite number, got {weight!r}"
-                )
+                raise ConfigError(f"the weight of {name!r} must be a finite number, got {weight!r}")
             self._parts[name] = (single_episode_function(function), float(weight))
 
     @property

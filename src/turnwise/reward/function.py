@@ -169,9 +169,8 @@ def single_episode_function(function: RewardFn | None) -> RewardFunction:
     """Returns a reward function of single episodes; raises an error for one of batches."""
     if batch_type(function) is not None:
         raise ConfigError(
-            "this reward function scores whole batches: its argument is a DataProto or a "
-            "RewardBatch. Give it to a trainer or an EpisodeCollector, which make one, or write a "
-            "function of (trajectory)."
+            "this reward function scores whole batches: a DataProto or a RewardBatch. Give it to a "
+            "trainer or an EpisodeCollector, which make one, or write a function of (trajectory)."
         )
     return RewardFunction(function)
 
@@ -227,10 +226,8 @@ def score_trajectories(
     episodes = list_trajectories(trajectories)
     each = environments if isinstance(environments, Sequence) else [environments] * len(episodes)
     if len(each) != len(episodes):
-        raise ConfigError(
-            f"got {len(each)} environments for {len(episodes)} trajectories. "
-            "Pass one for each, or a single one for all."
-        )
+        got = f"{len(each)} environments for {len(episodes)} trajectories"
+        raise ConfigError(f"got {got}. Pass one for each, or a single one for all.")
 
     slots = reward_slots(function, max_concurrency)
 

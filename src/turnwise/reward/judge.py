@@ -73,9 +73,7 @@ class LLMJudge:
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"scale must be (lowest, highest), got {scale!r}")
         if max_attempts < 1 or max_chars < 1:
-            raise ConfigError(
-                f"max_attempts and max_chars must be at least 1, got {max_attempts} and {max_chars}"
-            )
+            raise ConfigError(f"{max_attempts=} and {max_chars=} must be at least 1")
         self.complete = complete
         self.rubric = rubric
         self.scale = (low, high)

@@ -45,10 +45,8 @@ def tools_by_name(
     for entry in entries:
         options = dict(entry) if isinstance(entry, Mapping) else {"tool": entry}
         if ("mcp" in options) == ("tool" in options):
-            raise ConfigError(
-                f"tools got {entry!r}, expected a name, {{tool: name, option: value}} or "
-                "{mcp: command or URL}"
-            )
+            expected = "a name, {tool: name, option: value} or {mcp: command or URL}"
+            raise ConfigError(f"tools got {entry!r}, expected {expected}")
         if "mcp" in options and closing is None:
             raise ConfigError(
                 f"tools got {entry!r}: MCP servers are reached from one process only. Train "
@@ -72,20 +70,16 @@ def parser_by_name(name: str) -> ActionParser | str:
     if isinstance(parser, type) and issubclass(parser, ActionParser):
         parser = parser()
     if not isinstance(parser, ActionParser):
-        raise ConfigError(
-            f"parser got {name!r}, which is of type {type(parser).__name__}, expected a class "
-            "derived from turnwise.ActionParser, or an object of one"
-        )
+        expected = "a class derived from turnwise.ActionParser, or an object of one"
+        raise ConfigError(f"parser got {name!r} ({type(parser).__name__}), expected {expected}")
     return parser
 
 
 def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable[..., Any]]:
     is_built_in = name in BUILT_IN
     if not is_built_in and ":" not in name:
-        raise ConfigError(
-            f"there is no tool {name!r}. {did_you_mean(name, BUILT_IN)} "
-            "Your own is written path/to/file.py:name."
-        )
+        hint = f"{did_you_mean(name, BUILT_IN)} Your own is written path/to/file.py:name."
+        raise ConfigError(f"there is no tool {name!r}. {hint}")
     target = import_object(
         BUILT_IN.get(name, name), option="--tool or the setting tools", is_built_in=is_built_in
     )
@@ -136,10 +130,8 @@ def _from_server(
     tools = {tool.name: tool for tool in closing.enter_context(source).tools}
     names = list(tools) if only is None else only
     if not isinstance(names, list) or not all(name in tools for name in names):
-        raise ConfigError(
-            f"only got {only!r}, expected names of tools that the MCP server {source.name!r} has: "
-            f"{', '.join(tools)}"
-        )
+        expected = f"names of tools of the MCP server {source.name!r}: {', '.join(tools)}"
+        raise ConfigError(f"only got {only!r}, expected {expected}")
     return [tools[name] for name in names]
 
 

@@ -47,7 +47,7 @@ def calculate(expression: str) -> Number | bool:
     0.3
     >>> calculate("9 ** 9 ** 9")
     Traceback (most recent call last):
-    turnwise.errors.ToolError: A number in it is too large: up to 3010 digits are computed.
+    turnwise.errors.ToolError: A number in it is too large: 3010 digits are the most.
     """
     if len(expression) > _MAX_CHARACTERS:
         raise ToolError(f"The expression has more than {_MAX_CHARACTERS} characters.")
@@ -58,9 +58,7 @@ def calculate(expression: str) -> Number | bool:
         raise ToolError("It divides by zero.") from None
     except OverflowError:
         digits = int(_MAX_BITS * math.log10(2))
-        raise ToolError(
-            f"A number in it is too large: up to {digits} digits are computed."
-        ) from None
+        raise ToolError(f"A number in it is too large: {digits} digits are the most.") from None
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise ToolError(
             f"{ascii(expression)[:60]} cannot be computed: {str(error)[:100]}. Write for example "

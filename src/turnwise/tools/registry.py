@@ -27,14 +27,6 @@ T = TypeVar("T", bound=Tool | Callable[..., Any])
 _MAX_MESSAGE = 800
 
 
-class _CallFailed(Exception):
-    """A call that was refused before the tool ran, or whose value is no text."""
-
-    def __init__(self, failure: ToolFailure, reason: str) -> None:
-        super().__init__(reason)
-        self.failure = failure
-
-
 class ToolRegistry:
     """Tools by name.
 
@@ -124,12 +116,12 @@ class ToolRegistry:
         if call.name not in self._tools:
             name = str(call.name)[:64]
             reason = f"there is no tool {name!r}. {did_you_mean(name, self._tools)}"
-            raise _CallFailed(ToolFailure.UNKNOWN_TOOL, reason)
+            return _refusal(call.name, ToolFailure.UNKNOWN_TOOL, reason)
         tool = self._tools[call.name]
         try:
             arguments = tool.with_context(tool.check(call.arguments), context)
         except ToolError as error:
-            raise _CallFailed(ToolFailure.BAD_ARGUMENTS, str(error)) from None
+            return _refusal(call.name, ToolFailure.BAD_ARGUMENTS, str(error))
         function = tool.function
         if tool.inline and not is_async(function):
             value = function(**arguments)
@@ -159,21 +151,20 @@ class ToolRegistry:
 
 
 def _failed(name: str, error: BaseException) -> ToolResult:
-    text = one_line(str(error))
     match error:
-        case _CallFailed(failure=failure):
-            pass
         case ToolError():  # its text keeps its lines, such as the last ones of a traceback
-            failure = ToolFailure.REFUSED
             text = read_output(str(error), DEFAULT_MAX_OUTPUT).text
+            return ToolResult(name, False, text, value=text, failure=ToolFailure.REFUSED)
         case EnvironmentFault():
-            failure = ToolFailure.ENVIRONMENT
+            return _refusal(name, ToolFailure.ENVIRONMENT, str(error))
         case DeadlineExceeded():
-            failure = ToolFailure.TIMED_OUT
             text = f"{name} took too long and was stopped. Ask for less at once."
-        case _:
-            failure = ToolFailure.RAISED
-            text = one_line(f"{name} failed with {describe_error(error)}")
+            return _refusal(name, ToolFailure.TIMED_OUT, text)
+    return _refusal(name, ToolFailure.RAISED, f"{name} failed with {describe_error(error)}")
+
+
+def _refusal(name: str, failure: ToolFailure, reason: str) -> ToolResult:
+    text = one_line(reason)
     return ToolResult(name, False, text, value=text, failure=failure)
 
 
@@ -194,7 +185,7 @@ def read_output(value: Any, limit: int, name: str = "") -> ToolResult:
         text = value if isinstance(value, str) else _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         problem = f"returned {type(value).__name__}, which is neither text nor JSON ({error})"
-        raise _CallFailed(ToolFailure.BAD_RESULT, f"{name} failed: it {problem}.") from None
+        return _refusal(name, ToolFailure.BAD_RESULT, f"{name} failed: it {problem}.")
     was_cut = len(text) > limit
     text = _printable(text[:limit])
     if was_cut:

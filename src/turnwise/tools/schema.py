@@ -134,18 +134,15 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
             "types at the top of its module; wrap what is not Python in a function with hints."
         ) from None
     if parameters and parameters[0].name == "self":
-        raise ToolError(
-            f"{_name(function)} is a method without its object. "
-            "Register it from an object: registry.register(thing.method)."
-        )
+        fix = "Register it from an object: registry.register(thing.method)."
+        raise ToolError(f"{_name(function)} is a method without its object. {fix}")
     return parameters
 
 
 def _is_context(hint: Any) -> bool:
     """Whether a hint is `ToolContext`, `ToolContext | None` or `Annotated[ToolContext, ...]`."""
-    return any(
-        isinstance(part, type) and issubclass(part, ToolContext) for part in (hint, *get_args(hint))
-    )
+    parts = (hint, *get_args(hint))
+    return any(isinstance(part, type) and issubclass(part, ToolContext) for part in parts)
 
 
 def _typed_dict(fields: Mapping[str, Any], required: Container[str], takes_any: bool) -> Any:

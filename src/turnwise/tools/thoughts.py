@@ -61,10 +61,8 @@ def read_thought(text: str, *, in_thought: bool = False) -> str:
         return _said(text, "analysis")
     for (start, end), thought in _THOUGHTS.items():
         if end in text or (start in text and not in_thought):
-            thoughts = [
-                _without_tags(part.removesuffix(end)).strip() for part in thought.findall(text)
-            ]
-            return "\n\n".join(filter(None, thoughts))
+            parts = [_without_tags(part.removesuffix(end)) for part in thought.findall(text)]
+            return "\n\n".join(filter(None, map(str.strip, parts)))
     return _without_tags(text).strip() if in_thought else ""
 
 

@@ -43,21 +43,13 @@ class ToolDefinition:
             object.__setattr__(self, "parameters", {"type": "object", "properties": {}})
         if self.parameters.get("type") != "object":
             raise ToolError(
-                f"the parameters of tool {self.name!r} must be a JSON schema of an object, such "
-                "as {'type': 'object', 'properties': {'city': {'type': 'string'}}}, "
-                f"got {str(self.parameters)[:80]}"
+                f"the parameters of tool {self.name!r} are {str(self.parameters)[:80]}, expected a "
+                "JSON schema of an object: {'type': 'object', 'properties': {'city': {}}}"
             )
 
     def to_openai(self) -> dict[str, Any]:
         """Returns the form that OpenAI-style APIs and chat templates take."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": self.parameters,
-            },
-        }
+        return {"type": "function", "function": dict(vars(self))}
 
     @property
     def signature(self) -> str:
@@ -229,10 +221,7 @@ class ToolContext:
         ...     return await context.ask(f"Answer in one sentence: {question}")
         """
         if self.asked is None or self._closed:
-            raise ToolError(
-                "there is no model to ask: context.ask works in a tool that an episode calls, "
-                "until the episode ends"
-            )
+            raise ToolError("there is no model to ask: context.ask works in a tool of an episode")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return await self.asked(messages, max_tokens)

@@ -13,31 +13,14 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 import yaml
 
+from turnwise import errors
 from turnwise.config import EnvironmentConfig
-from turnwise.env.adapters.gymnasium_spaces import (
-    InvalidActionError,
-    Names,
-    check_action_space,
-    count_names,
-    describe_answers,
-    describe_observation,
-    describe_observations,
-    has_large_part,
-    parse_action,
-    read_names,
-    render_action,
-    spaces,
-)
+from turnwise.env.adapters import gymnasium_spaces as space_texts
+from turnwise.env.adapters.gymnasium_spaces import InvalidActionError, Names, spaces
 from turnwise.env.base import BaseEnvironment
-from turnwise.errors import (
-    ConfigError,
-    EnvironmentFault,
-    MissingExtraError,
-    did_you_mean,
-    import_extra,
-)
+from turnwise.errors import ConfigError, EnvironmentFault, MissingExtraError, did_you_mean
 
-gymnasium: Any = import_extra("gymnasium", "gym")
+gymnasium: Any = errors.import_extra("gymnasium", "gym")
 
 Env: TypeAlias = Any
 """A `gymnasium.Env`."""
@@ -118,7 +101,7 @@ class GymnasiumEnvironment(BaseEnvironment):
 
     def _adopt(self, env: Env) -> None:
         """Uses a Gymnasium environment that has not started an episode yet."""
-        check_action_space(env.action_space)
+        space_texts.check_action_space(env.action_space)
         self._env = env
         # A copy, so that sampling actions does not affect the environment's random state.
         self._action_space = copy.deepcopy(env.action_space)
@@ -146,7 +129,7 @@ class GymnasiumEnvironment(BaseEnvironment):
             return "The episode is over.", 0.0, True, {}
         self.step_count += 1
         try:
-            value = parse_action(self._action_space, action, self._description.actions)
+            value = space_texts.parse_action(self._action_space, action, self._description.actions)
             is_possible = self._allowed is None or value in self._allowed
             if not is_possible and not self._description.mask_is_advice:
                 raise InvalidActionError(f"{self._render(value)} is not possible now.")
@@ -177,7 +160,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         if description.describe is not None:
             text = description.describe(self._env.unwrapped, observation)
         else:
-            text = describe_observation(space, observation, description.observation)
+            text = space_texts.describe_observation(space, observation, description.observation)
             if self._env.render_mode == "ansi":
                 # Colour often marks where the player is; brackets can be read.
                 text += "\n" + _COLOURED.sub(r"[\1]", str(self._env.render())).strip("\n")
@@ -204,8 +187,8 @@ class GymnasiumEnvironment(BaseEnvironment):
             parts[0] += f"\nYou have at most {self.max_steps} actions."
         if description.describe is None:
             space = self._env.observation_space
-            parts.append(describe_observations(space, description.observation))
-        parts.append(describe_answers(self._action_space, description.actions))
+            parts.append(space_texts.describe_observations(space, description.observation))
+        parts.append(space_texts.describe_answers(self._action_space, description.actions))
         return "\n\n".join(parts)
 
     def sample_action(self, rng: random.Random) -> str:
@@ -221,14 +204,12 @@ class GymnasiumEnvironment(BaseEnvironment):
         return None if self._policy is None else self._render(self._policy[self._observation])
 
     def _render(self, value: Any) -> str:
-        return render_action(self._action_space, value, self._description.actions)
+        return space_texts.render_action(self._action_space, value, self._description.actions)
 
     def spawn(self) -> Self:
         twin = copy.copy(self)
         twin._adopt(self._make())
         twin._rng = None
-        twin._done = False
-        twin.step_count = 0
         return twin
 
     def close(self) -> None:
@@ -277,7 +258,7 @@ def _describe_environment(env: Env, given: Mapping[str, Any]) -> Description:
     if chosen:
         chosen["describe"] = _DRAWINGS.get(kind.__name__)
         # The same class may come with other spaces, as LunarLander does.
-        is_usual = len(chosen["actions"]) == count_names(plain.action_space)
+        is_usual = len(chosen["actions"]) == space_texts.count_names(plain.action_space)
         if env.action_space != plain.action_space or not is_usual:
             chosen["actions"] = {}
         if space != plain.observation_space:
@@ -287,16 +268,17 @@ def _describe_environment(env: Env, given: Mapping[str, Any]) -> Description:
         text = " ".join(paragraph.lstrip("# ").split())
         chosen["task"] = text or f"You act in {kind.__name__}."
     if given["observation_names"] is not None:
-        names = read_names(space, given["observation_names"], "observation_names")
+        names = space_texts.read_names(space, given["observation_names"], "observation_names")
         chosen |= {"observation": names, "describe": None}
     if given["action_names"] is not None:
-        chosen["actions"] = read_names(env.action_space, given["action_names"], "action_names")
+        names = space_texts.read_names(env.action_space, given["action_names"], "action_names")
+        chosen["actions"] = names
     chosen |= {name: given[name] for name in ("task", "invalid_reward") if given[name] is not None}
     if given["describe"] is not None:
         if not callable(given["describe"]):
             raise ConfigError(f"describe got {given['describe']!r:.80}, expected a function")
         chosen["describe"] = lambda env, observation: given["describe"](observation)
-    if chosen.get("describe") is None and has_large_part(space):
+    if chosen.get("describe") is None and space_texts.has_large_part(space):
         warnings.warn(
             f"an observation of {space} is too large to be read as numbers and is only "
             "summarised. Say what matters in it: describe=lambda observation: ...",

@@ -41,9 +41,8 @@ def check_action_space(space: Space) -> None:
     """Raises an error for a space whose values cannot be written as text."""
     if not (_is_numeric(space) or isinstance(space, spaces.Text)):
         raise ConfigError(
-            f"actions of the space {space} cannot be written as text. Wrap the environment in "
-            "gymnasium.wrappers.TransformAction so that it takes a Discrete, MultiDiscrete, "
-            "MultiBinary, Box or Text."
+            f"actions of the space {space} cannot be written as text. Make it a Discrete, Multi"
+            "Discrete, MultiBinary, Box or Text by gymnasium.wrappers.TransformAction."
         )
 
 
@@ -51,10 +50,8 @@ def read_names(space: Space, names: Mapping[str, str] | Sequence[str], option: s
     """Returns a list or mapping of names as a mapping; raises an error if it does not fit."""
     is_text = isinstance(names, str) or not isinstance(names, Mapping | Sequence)
     if is_text or len(names) != count_names(space):
-        raise ConfigError(
-            f"{option} must be a list or a mapping of {count_names(space)} names for {space}, "
-            f"got {names!r}"
-        )
+        expected = f"a list or a mapping of {count_names(space)} names for {space}"
+        raise ConfigError(f"{option} must be {expected}, got {names!r}")
     folded = {_WORD_GAP.sub("", str(name).strip()).casefold() for name in names}
     if len(folded) < len(names) or "" in folded or not all(isinstance(n, str) for n in names):
         raise ConfigError(f"{option} must be names, all different, got {list(names)!r}")
@@ -86,10 +83,8 @@ def describe_space(space: Space, names: Names) -> str:
         return f"a text of {space.min_length} to {space.max_length} characters of {characters!r}"
     if not _is_numeric(space):
         return f"a value of {space}"
-    low, high = (
-        [str(bound).removesuffix(".0") for bound in bounds.flat] for bounds in _limits(space)
-    )
-    ranges = [f"from {least} to {most}" for least, most in zip(low, high, strict=True)]
+    ends = [[str(end).removesuffix(".0") for end in side.flat] for side in _limits(space)]
+    ranges = [f"from {low} to {high}" for low, high in zip(*ends, strict=True)]
     noun = "number" if space.dtype.kind == "f" else "whole number"
     if _is_scalar(space):
         return f"a {noun} {ranges[0]}"
@@ -139,13 +134,7 @@ def _describe_value(value: Any) -> str:
     """Describes one number, text or array on one line, with four digits."""
     if value is None or isinstance(value, str):
         return value or "none"
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if isinstance(value, int | np.integer):
-        return str(int(value))
-    if isinstance(value, float | np.floating):
-        return f"{float(value) + 0.0:.4g}"  # adding 0 turns -0 into 0
-    if not hasattr(value, "__array__"):
+    if not isinstance(value, int | float) and not hasattr(value, "__array__"):
         raise ConfigError(
             f"cannot put an observation of type {type(value).__name__} into words. "
             "Give GymnasiumEnvironment a function that can: describe=lambda observation: ..."
@@ -155,9 +144,12 @@ def _describe_value(value: Any) -> str:
         shape = " x ".join(map(str, value.shape))
         low, high, mean = (_describe_value(float(f(value))) for f in (np.min, np.max, np.mean))
         return f"an array of shape {shape}, values from {low} to {high}, mean {mean}"
-    if value.ndim == 0:
-        return _describe_value(value[()])
-    return "[" + ", ".join(map(_describe_value, value)) + "]"
+    if value.ndim:
+        return "[" + ", ".join(map(_describe_value, value)) + "]"
+    number = value.item()
+    if isinstance(number, bool):
+        return "yes" if number else "no"
+    return f"{number + 0.0:.4g}" if isinstance(number, float) else str(number)  # -0 + 0 is 0
 
 
 def has_large_part(space: Space) -> bool:

@@ -162,11 +162,8 @@ class TextArenaEnvironment(BaseEnvironment):
 
     def spawn(self) -> Self:
         twin = copy.copy(self)  # with the same game as made, which is never played itself
-        twin.config = copy.deepcopy(self.config)
         twin._play = None
         twin._rng = None
-        twin._done = False
-        twin.step_count = 0
         return twin
 
     def close(self) -> None:

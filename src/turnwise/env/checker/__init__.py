@@ -48,10 +48,8 @@ def check_env(
     True
     """
     if num_episodes < 1 or timeout <= 0:
-        raise ConfigError(
-            f"check_env got num_episodes={num_episodes} and timeout={timeout}, "
-            "expected at least 1 episode and a timeout above 0"
-        )
+        got = f"num_episodes={num_episodes} and timeout={timeout}"
+        raise ConfigError(f"check_env got {got}, expected at least 1 and a time above 0")
     name = env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__qualname__)
     report = CheckReport(name)
     try:

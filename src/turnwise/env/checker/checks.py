@@ -73,11 +73,7 @@ def check_make(harness: Harness) -> Iterator[Finding]:
 def check_signatures(harness: Harness) -> Iterator[Finding]:
     """Every method can be called as turnwise calls it, and `max_steps` is a positive integer."""
     env = harness.make()
-    positional: dict[str, tuple[object, ...]] = {
-        "step": ("an action",),
-        "sample_action": (random.Random(),),
-        "seed": (0,),
-    }
+    positional = {"step": ("an action",), "sample_action": (random.Random(),), "seed": (0,)}
     for name, definition in DEFINITIONS.items():
         method = getattr(env, name)
         problem = None
@@ -182,10 +178,7 @@ def check_state_description(harness: Harness) -> Iterator[Finding]:
     elif difference := first_difference(unseen, turns):
         problem = f"changes the episode: {difference}"
     if problem is not None:
-        fix = (
-            "Only read in get_state_description(): assign to no attribute there, and use no "
-            "counter, no time and no random number."
-        )
+        fix = "Only read there: assign to no attribute, use no counter, time or random number."
         yield Finding("error", "state-description", f"get_state_description() {problem}", fix)
 
 
@@ -254,10 +247,7 @@ def check_odd_actions(harness: Harness) -> Iterator[Finding]:
             harness.step(env, text)
         except BrokenCallError as broken:
             problem = "a model can say any text, so step() must answer every text"
-            fix = (
-                "Where the action is not understood, `return 'I did not understand that.', 0.0, "
-                "False, {'invalid_action': True}` instead of raising."
-            )
+            fix = "Instead, `return 'Which action?', 0.0, False, {'invalid_action': True}`."
             yield Finding("error", "odd-actions", f"{broken.finding.message}; {problem}", fix)
             return
 
@@ -295,10 +285,7 @@ def check_termination(harness: Harness) -> Iterator[Finding]:
         is_cut = is_cut or turns[-1].result.done
     if is_cut:
         message = f"no episode ended by itself; each was cut at max_steps={env.max_steps}"
-        fix = (
-            "If the task has an end, return done=True there: `return text, 1.0, True, "
-            "{'success': True}`."
-        )
+        fix = "Where the task ends, return done=True: `return text, 1.0, True, {'success': True}`."
         yield Finding("note", "termination", message, fix)
     else:
         message = f"no episode ended within {MANY_TURNS} turns, and max_steps is {env.max_steps}"
@@ -315,10 +302,8 @@ def check_speed(harness: Harness) -> Iterator[Finding]:
         # Without the slowest call: it may have loaded data, or the machine stalled.
         mean = statistics.fmean(sorted(seconds)[:-1] or seconds or [0.0])
         if mean > limit:
-            message = (
-                f"{name}() takes {1000 * mean:.0f} ms on average, expected under "
-                f"{1000 * limit:.0f} ms"
-            )
+            takes, most = f"{1000 * mean:.0f} ms", f"{1000 * limit:.0f} ms"
+            message = f"{name}() takes {takes} on average, expected under {most}"
             fix = (
                 "Load data once, in __init__; if it waits for something outside, write `async def "
                 f"{name}` and `await`, so that other episodes are not held up."

@@ -6,20 +6,11 @@ from collections.abc import Iterable
 from functools import cache
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.tools.parsers import formats
 from turnwise.tools.parsers.base import ActionParser, FormatParser, ParseOutcome, ParseResult
 from turnwise.tools.parsers.formats import (
-    DeepSeekParser,
-    DeepSeekV31Parser,
     FunctionCallingParser,
-    GLMParser,
-    HarmonyParser,
-    HermesParser,
     JSONActionParser,
-    KimiParser,
-    LlamaParser,
-    MistralArgsParser,
-    MistralParser,
-    QwenCoderParser,
     ReActActionParser,
 )
 from turnwise.tools.types import ToolDefinition
@@ -43,17 +34,17 @@ PARSERS: dict[str, type[FormatParser]] = {
     "json": JSONActionParser,
     "react": ReActActionParser,
     "openai": FunctionCallingParser,
-    "hermes": HermesParser,
-    "qwen": HermesParser,
-    "qwen-coder": QwenCoderParser,
-    "llama": LlamaParser,
-    "mistral": MistralParser,
-    "mistral-args": MistralArgsParser,
-    "deepseek": DeepSeekParser,
-    "deepseek-v3.1": DeepSeekV31Parser,
-    "glm": GLMParser,
-    "kimi": KimiParser,
-    "harmony": HarmonyParser,
+    "hermes": formats.HermesParser,
+    "qwen": formats.HermesParser,
+    "qwen-coder": formats.QwenCoderParser,
+    "llama": formats.LlamaParser,
+    "mistral": formats.MistralParser,
+    "mistral-args": formats.MistralArgsParser,
+    "deepseek": formats.DeepSeekParser,
+    "deepseek-v3.1": formats.DeepSeekV31Parser,
+    "glm": formats.GLMParser,
+    "kimi": formats.KimiParser,
+    "harmony": formats.HarmonyParser,
 }
 
 # The first format whose marks are all in the chat template; several share `<tool_call>`.
@@ -103,13 +94,12 @@ def parser_for(template: str | None, definitions: Iterable[ToolDefinition] = ())
     'HermesParser'
     """
     text = template or ""
-    fitting = (name for name, marks in _MARKS if all(mark in text for mark in marks))
-    name = next(fitting, None)
-    if name is None:
-        name = "json"
-        if _TOOLS.search(text):
-            _report_unknown(text)
-    return PARSERS[name](definitions)
+    for name, marks in _MARKS:
+        if all(mark in text for mark in marks):
+            return PARSERS[name](definitions)
+    if _TOOLS.search(text):
+        _report_unknown(text)
+    return JSONActionParser(definitions)
 
 
 def other_format(
@@ -142,6 +132,6 @@ def _report_unknown(template: str) -> None:
         "The chat template takes tools, and none of the known ways of writing tool calls stands in "
         "it: parser 'auto' reads plain JSON such as %s. If the model writes its calls otherwise, "
         "they reach the environment as actions. Choose a parser: %s.",
-        PARSERS["json"]().form,
+        JSONActionParser().form,
         ", ".join(PARSERS),
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from turnwise.errors import ToolError
 from turnwise.tools.types import ToolCall, ToolDefinition
@@ -188,19 +188,15 @@ _BARE_NAME = re.compile(r'[ \t*]*+`?+([^<>\[{\n"`]*+)')
 _AFTER_NAME = " \t\r*"
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _read_float(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError("a number is too large")
+def _read_finite(digits: str) -> float:
+    value = float(digits)  # also of NaN and Infinity, which are not JSON
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is not a finite number")
     return value
 
 
 # Not strict: models put plain line breaks into strings.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse_float=_read_float)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_read_finite, parse_float=_read_finite)
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:

@@ -6,6 +6,7 @@ import signal
 import site
 import threading
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from turnwise.deadlines import call_with_deadline
@@ -51,9 +52,7 @@ class PythonCodeTool(Tool):
         self.isolated = reason is None
         self.max_at_once = max_at_once or os.cpu_count() or 1
         # A semaphore belongs to one event loop.
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self._slots: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()
         self.max_output = 2 * self.limits.output_characters
         self.description = (
             "Run a Python program and read what it prints. Each run starts afresh, in an empty "
@@ -89,17 +88,16 @@ class PythonCodeTool(Tool):
             return run.output or "(The program printed nothing. Print what you want to see.)"
         if run.problem is not None:
             raise RuntimeError(f"the program could not be started: {run.problem}")
-        if run.timed_out:
-            end = f"The program was stopped after {self.limits.seconds:g} seconds."
-        elif run.printed_too_much:
-            end = "The program was stopped: it printed without end."
-        elif run.exceeded is not None:
-            end = f"The program was stopped: it used more {run.exceeded} than it may."
-        elif run.signal is not None:
-            end = f"The program was ended by {signal.Signals(run.signal).name}."
-        else:
-            end = f"The program ended with exit code {run.exit_code}."
-        raise ToolError(f"{run.output.rstrip()}\n{end}".lstrip())
+        end = f"was stopped: it used more {run.exceeded} than it may"
+        if run.exceeded == "time":
+            end = f"was stopped after {self.limits.seconds:g} seconds"
+        elif run.exceeded == "output":
+            end = "was stopped: it printed without end"
+        elif run.exit_code is not None:
+            end = f"ended with exit code {run.exit_code}"
+            if run.exit_code < 0:
+                end = f"was ended by {signal.Signals(-run.exit_code).name}"
+        raise ToolError(f"{run.output.rstrip()}\nThe program {end}.".lstrip())
 
 
 def package_folders(packages: bool | Sequence[str]) -> list[str]:

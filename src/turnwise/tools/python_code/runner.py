@@ -67,7 +67,7 @@ class CodeLimits:
                 raise ConfigError(f"{field.name} must be a number above 0, got {value!r}")
         if self.open_files < 16:
             raise ConfigError(
-                f"open_files must be at least 16, got {self.open_files}: Python needs some itself"
+                f"open_files must be at least 16 for Python itself, got {self.open_files}"
             )
 
 
@@ -82,19 +82,11 @@ class CodeRun:
     output: str
     """stdout and stderr in order; the middle of a long output is left out."""
     exit_code: int | None = None
-    """None if the program did not end by itself."""
-    signal: int | None = None
-    """The signal that ended the program."""
-    timed_out: bool = False
-    """Whether it was stopped at its time limit."""
-    printed_too_much: bool = False
-    """Whether it was stopped because of endless output."""
+    """As in `subprocess`: negative for a signal; None if the program was stopped."""
     exceeded: str | None = None
-    """The limit at which it was stopped: memory, threads."""
+    """The limit at which it was stopped: time, output, memory, threads."""
     problem: str | None = None
     """Why it could not be started at all."""
-    seconds: float = 0.0
-    """The running time of the program."""
 
     @property
     def ok(self) -> bool:
@@ -206,16 +198,15 @@ def _follow(
     if started is None:
         why = lines.decode(errors="replace").partition("\n")[0].removeprefix("failed ")
         return CodeRun("", problem=why or text.strip() or "the process did not start")
-    result = functools.partial(CodeRun, text, seconds=stopped - started)
-    timed_out, flooded = stopped >= deadline, len(output) > _MAX_PRINTED
-    if timed_out or flooded or stop.is_set():
-        return result(timed_out=timed_out, printed_too_much=flooded)
+    if stopped >= deadline or len(output) > _MAX_PRINTED:
+        return CodeRun(text, exceeded="time" if stopped >= deadline else "output")
+    if stop.is_set():
+        return CodeRun(text)
     # The watching process reports the end; without one the process is the program.
-    kind, _, number = lines.decode().splitlines()[-1].partition(" ")
+    kind, _, word = lines.decode().splitlines()[-1].partition(" ")
     if kind == "exceeded":
-        return result(exceeded=number)
-    code = int(number) * (-1 if kind == "signal" else 1) if number else process.returncode
-    return result(exit_code=code) if code >= 0 else result(signal=-code)
+        return CodeRun(text, exceeded=word)
+    return CodeRun(text, exit_code=int(word) if kind == "exit" else process.returncode)
 
 
 def _shorten(output: bytes, limit: int) -> str:

@@ -2,7 +2,7 @@
 
 With isolation there are two processes: the first creates the namespaces and waits, its child is
 alone in them and runs the program. The request is JSON on stdin; the status pipe gets lines:
-`ready` or `failed <why>`, and at the end `exit <code>`, `signal <number>` or `exceeded <limit>`.
+`ready` or `failed <why>`, and at the end `exit <code>` (as in `subprocess`) or `exceeded <limit>`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _watch(request: dict[str, Any], status: int) -> NoReturn:
     if exceeded and code == -signal.SIGKILL:
         _report(status, f"exceeded {exceeded}")
     else:
-        _report(status, f"exit {code}" if code >= 0 else f"signal {-code}")
+        _report(status, f"exit {code}")
     os._exit(0)
 
 
