@@ -22,11 +22,10 @@ def open_listener(host: str, ports: Iterable[int]) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
             listener.listen(_BACKLOG)
+            return listener
         except (OSError, OverflowError) as failure:  # a number that is no port overflows
             listener.close()
             error = OSError(str(failure))
-        else:
-            return listener
     raise error
 
 

@@ -39,9 +39,7 @@ def write_whole(path: Path, content: bytes) -> None:
         sync(path.parent)
 
 
-def write_folder(
-    path: Path, fill: Callable[[Path], None], check: Callable[[], None] = lambda: None
-) -> None:
+def write_folder(path: Path, fill: Callable[[Path], None], check: Callable[[], None]) -> None:
     """Replace `path` by a folder with the files that `fill` writes, or leave everything unchanged.
 
     `check` raises if `path` must not be replaced; it is called before and after the work.

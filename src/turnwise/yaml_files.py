@@ -86,12 +86,10 @@ def find_line(path: Path, names: Sequence[str]) -> int | None:
         return None
     line: int | None = None
     for name in names:
-        if not isinstance(node, yaml.MappingNode):
+        entries = node.value if isinstance(node, yaml.MappingNode) else ()
+        key, node = next((pair for pair in entries if pair[0].value == name), (None, None))
+        if key is None:
             break
-        entries = [(key, value) for key, value in node.value if key.value == name]
-        if not entries:
-            break
-        key, node = entries[-1]
         line = key.start_mark.line + 1
     return line
 

@@ -23,7 +23,7 @@ from turnwise.env.catalog import ADAPTERS, BUILT_IN, environment_factory
 from turnwise.env.checker.harness import explain
 from turnwise.env.driver import close_environment
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
-from turnwise.reward.combine import reward_by_name
+from turnwise.reward.function import reward_by_name
 from turnwise.runs.places import base_folders, find_folder, find_models, names_in, servers_in
 from turnwise.runs.run_folder import RunFolder
 from turnwise.tools.by_name import parser_by_name, tools_by_name

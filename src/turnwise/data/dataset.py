@@ -15,15 +15,7 @@ from torch.utils.data import Dataset, Subset
 
 from turnwise.chat import ChatFormat
 from turnwise.config import DatasetConfig, EnvironmentConfig
-from turnwise.data.sources import (
-    FILE_KINDS,
-    Row,
-    Source,
-    is_file_name,
-    read_files,
-    read_row,
-    read_rows,
-)
+from turnwise.data.sources import FILE_KINDS, Source, is_file_name, read_files, read_row, read_rows
 from turnwise.deadlines import run_sync
 from turnwise.env import environment_factory, reset_environment
 from turnwise.env.catalog import EnvironmentSource
@@ -73,12 +65,11 @@ class PromptDataset(Dataset[dict[str, Any]]):
         if prompt_key is None and (tokenizer is not None or max_prompt_length is not None):
             raise ConfigError("rows without a prompt_key cannot be tokenized or limited")
         if truncation not in get_args(Truncation):
-            raise ConfigError(f"truncation got {truncation!r}, expected {get_args(Truncation)}")
+            kinds = ", ".join(get_args(Truncation))
+            raise ConfigError(f"truncation got {truncation!r}, expected {kinds}")
         if isinstance(tokenizer, str):
-            raise ConfigError(
-                f"tokenizer got the text {tokenizer!r}, expected a tokenizer: "
-                f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
-            )
+            expected = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
+            raise ConfigError(f"tokenizer got a text, expected a tokenizer: {expected}")
         self._tokenizer = tokenizer
         self._size = size
         self.tokenizer_kwargs: dict[str, Any] = dict(tokenizer_kwargs or {})
@@ -105,12 +96,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
     def tokenizer(self) -> Any:
         """The given tokenizer; a subclass that makes its items itself always has one."""
         if self._tokenizer is None and self.makes_items:
-            _LOG.warning(
-                "%s got no tokenizer and uses that of the built-in model %r. "
-                "Pass tokenizer= for another.",
-                type(self).__name__,
-                _DEFAULT_TOKENIZER,
-            )
+            text = "%s got no tokenizer and uses that of the built-in model %r. Pass tokenizer=..."
+            _LOG.warning(text, type(self).__name__, _DEFAULT_TOKENIZER)
             self._tokenizer = load_tokenizer(_DEFAULT_TOKENIZER)
         return self._tokenizer
 
@@ -130,10 +117,9 @@ class PromptDataset(Dataset[dict[str, Any]]):
                 return self._size
             return len(environment) if isinstance(environment, Sized) else _DEFAULT_SIZE
         if self._rows is None:
-            raise ConfigError(
-                f"{type(self).__name__} was given no source and has no __getitem__ of its own. "
-                "Write one, or pass a source: a file, or a list of texts or dicts."
-            )
+            fix = "Write one, or pass a source: a file, or a list of texts or dicts."
+            name = type(self).__name__
+            raise ConfigError(f"{name} was given no source and has no own __getitem__. {fix}")
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -200,7 +186,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         _LOG.warning("%s and cut on the %s.", share, truncation)
         return rows
 
-    def _cut_text(self, row: Row, limit: int, side: Truncation) -> str:
+    def _cut_text(self, row: dict[str, Any], limit: int, side: Truncation) -> str:
         """Return as much of the end or the beginning of a prompt as fits."""
         text = row["prompt"]
         if not isinstance(text, str):
@@ -264,7 +250,7 @@ class InitialPrompts:
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        seed = self.seed + range(self.size)[operator.index(index)]
+        seed = self.seed + index
         environment = environment_factory(self.environment, self.config)()
         try:
             observation = run_sync(reset_environment(environment, seed))

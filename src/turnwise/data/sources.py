@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -36,9 +35,9 @@ def read_rows(source: Source, prompt_key: str | None) -> list[Row] | LazyRows:
 
     Without a `prompt_key` the rows are taken as they are: an environment reads them.
     """
+    rows: list[Row] | LazyRows
     if isinstance(source, str | Path):
         source = [Path(source)]
-    rows: list[Row] | LazyRows
     if isinstance(source, list | tuple):
         is_files = len(source) > 0 and all(map(is_file_name, source))
         listed = ((f"row {number} of the list", value) for number, value in enumerate(source))
@@ -72,15 +71,12 @@ class LazyRows:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Row:
-        number = range(len(self))[operator.index(index)]
-        where = f"row {number} of the {type(self._source).__name__}"
+        where = f"row {index} of the {type(self._source).__name__}"
         try:
-            value = self._source[number]
+            value = self._source[index]
         except KeyError as error:
-            raise ConfigError(
-                f"{where} cannot be read by its index: KeyError {error}. "
-                "A table of pandas is given as table.to_dict('records')."
-            ) from error
+            fix = "A table of pandas is given as table.to_dict('records')."
+            raise ConfigError(f"{where} cannot be read: KeyError {error}. {fix}") from error
         return read_row(value, self._prompt_key, where)
 
 
@@ -95,10 +91,9 @@ def read_row(value: object, prompt_key: str | None, where: str) -> Row:
     if prompt_key is None:
         return row
     if prompt_key not in row:
-        raise ConfigError(
-            f"{where} has no {prompt_key!r}. {did_you_mean(prompt_key, map(str, row))} "
-            "Say which column is the prompt: the setting dataset.prompt_key, or prompt_key=..."
-        )
+        hint = did_you_mean(prompt_key, map(str, row))
+        fix = "Name the column of the prompt: the setting dataset.prompt_key, or prompt_key=..."
+        raise ConfigError(f"{where} has no {prompt_key!r}. {hint} {fix}")
     prompt = row[prompt_key]
     # A table of pandas holds lists as arrays.
     row["prompt"] = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
@@ -147,7 +142,6 @@ def _read_lines(path: Path) -> Iterator[Located]:
 
 
 def _read_array(path: Path) -> Iterator[Located]:
-    """Yield the rows of a JSON list."""
     values = parse_json(path.read_bytes(), str(path))
     if not isinstance(values, list):
         expected = "a list of rows. Rows of one line each go into a .jsonl file."

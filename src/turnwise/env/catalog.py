@@ -62,10 +62,8 @@ def environment_factory(
     if isinstance(source, type):
         name = source.__qualname__.rpartition(".")[2]
         if not issubclass(source, BaseEnvironment):
-            raise ConfigError(
-                f"environment got the class {name}, expected one derived from "
-                f"turnwise.BaseEnvironment. Write: class {name}(BaseEnvironment):"
-            )
+            fix = f"Derive it from turnwise.BaseEnvironment: class {name}(BaseEnvironment):"
+            raise ConfigError(f"environment got the class {name}, no environment. {fix}")
         if missing := sorted(getattr(source, "__abstractmethods__", ())):
             raise ConfigError(
                 f"{name} has no method {' and no method '.join(missing)}. It needs reset(), "
@@ -101,10 +99,9 @@ def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
     built_in = {**BUILT_IN, PROMPTS: "turnwise.env.prompts:PromptEnvironment"}
     target = ADAPTERS.get(prefix) if colon else built_in.get(name)
     if target is None and not colon:
-        raise ConfigError(
-            f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
-            "Your own is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
-        )
+        hint = did_you_mean(name, BUILT_IN)
+        forms = "Your own is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
+        raise ConfigError(f"there is no environment {name!r}. {hint} {forms}")
     source: Callable[..., BaseEnvironment] = import_object(
         target or name, option="--env or environment.name", is_built_in=target is not None
     )

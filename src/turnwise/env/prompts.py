@@ -110,10 +110,8 @@ class PromptEnvironment(BaseEnvironment):
 
     def _task(self) -> Mapping[str, Any]:
         if self.task is None:
-            raise ConfigError(
-                f"{type(self).__name__} has no task to play. Give the trainer a dataset, or "
-                "EpisodeTask(seed, task=row), or set .task = {'prompt': ...} on the environment."
-            )
+            fix = "Give the trainer a dataset, or set .task = {'prompt': ...} on the environment."
+            raise ConfigError(f"{type(self).__name__} has no task to play. {fix}")
         return self.task
 
 

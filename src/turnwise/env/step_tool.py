@@ -37,10 +37,8 @@ class EnvironmentStepTool(Tool):
         """
         environment = self._environment or context.environment
         if environment is None:
-            raise EnvironmentFault(
-                f"{self.name} has no environment to act in. Write EnvironmentStepTool(environment) "
-                "or registry.open_context(environment)."
-            )
+            fix = "Write EnvironmentStepTool(environment) or registry.open_context(environment)."
+            raise EnvironmentFault(f"{self.name} has no environment to act in. {fix}")
         if any(step.done for step in context.steps[-1:]):
             raise ToolError("The episode is over; no action is possible any more.")
         who = f"{type(environment).__name__}.step()"

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 from turnwise.late_names import late_names
 from turnwise.reward.batches import RewardBatch
-from turnwise.reward.combine import WeightedReward
 from turnwise.reward.function import (
     RewardFn,
+    WeightedReward,
     batch_type,
     compute_reward,
     compute_reward_async,

@@ -1,6 +1,6 @@
-"""Calls a user's reward function for one episode or many, with limits on time and concurrency.
+"""Reward functions: calling one for one episode or many, weighted sums, and the setting `reward`.
 
-All failures of the function become `RewardError`.
+All failures of a function become `RewardError`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from turnwise.config import RewardItem
 from turnwise.deadlines import call_with_deadline, is_async, run_sync
 from turnwise.errors import (
     ConfigError,
@@ -20,9 +22,9 @@ from turnwise.errors import (
     TurnwiseError,
     describe_error,
 )
-from turnwise.reward.result import Reward, RewardFailure, RewardOutcome, count_turns, read_reward
+from turnwise.reward.result import Reward, RewardFailure, add_rewards, count_turns, read_reward
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
-from turnwise.user_code import definition_note
+from turnwise.user_code import definition_note, import_object
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
@@ -213,7 +215,7 @@ def score_trajectories(
     *,
     max_concurrency: int | None = None,
     timeout: float | None = 60.0,
-) -> list[RewardOutcome]:
+) -> list[Reward | RewardFailure]:
     """Returns one outcome for each trajectory, in order; failures do not affect the others.
 
     `environments` is one for each trajectory, or one for all. An episode that has failed is not
@@ -231,7 +233,9 @@ def score_trajectories(
 
     slots = reward_slots(function, max_concurrency)
 
-    async def score(trajectory: Trajectory, environment: BaseEnvironment | None) -> RewardOutcome:
+    async def score(
+        trajectory: Trajectory, environment: BaseEnvironment | None
+    ) -> Reward | RewardFailure:
         if trajectory.status.is_error:
             return RewardFailure(trajectory.status, _why_failed(trajectory))
         try:
@@ -240,7 +244,7 @@ def score_trajectories(
         except RewardError as error:
             return RewardFailure(EpisodeStatus.REWARD_ERROR, str(error))
 
-    async def score_all() -> list[RewardOutcome]:
+    async def score_all() -> list[Reward | RewardFailure]:
         return await asyncio.gather(*map(score, episodes, each))
 
     return run_sync(score_all())
@@ -249,20 +253,16 @@ def score_trajectories(
 def check_scorable(trajectory: Trajectory) -> None:
     """Raises an error for a failed episode, which must not become a number."""
     if trajectory.status.is_error:
-        raise RewardError(
-            f"the episode failed and has no reward: {_why_failed(trajectory)} "
-            "Leave out the episodes whose status.is_error, or play them again."
-        )
+        fix = "Leave out the episodes whose status.is_error, or play them again."
+        raise RewardError(f"the episode failed: {_why_failed(trajectory)} {fix}")
 
 
 def list_trajectories(batch: TrajectoryBatch) -> list[Trajectory]:
     """Returns a batch as a list of `Trajectory`; raises an error for anything else."""
     episodes = getattr(batch, "trajectories", batch)
     if isinstance(episodes, Trajectory | Mapping | str) or not isinstance(episodes, Iterable):
-        raise ConfigError(
-            f"expected a list of trajectories, or an object that has one as .trajectories, "
-            f"got {type(batch).__name__}. Score a single episode with compute_reward."
-        )
+        fix = "Score a single episode with compute_reward."
+        raise ConfigError(f"expected a list of trajectories, got {type(batch).__name__}. {fix}")
     return [Trajectory.of(trajectory) for trajectory in episodes]
 
 
@@ -278,3 +278,75 @@ def reward_slots(function: RewardFunction, max_concurrency: int | None) -> async
     """
     default = DEFAULT_CONCURRENCY if is_async(function.function) else 1
     return asyncio.Semaphore(max_concurrency or default)
+
+
+class WeightedReward:
+    """A reward function that is the weighted sum of others.
+
+    >>> def short(trajectory): return float(trajectory.num_turns < 3)
+    >>> reward_fn = WeightedReward({"steps": (None, 1.0), "short": (short, 0.5)})
+
+    None stands for the environment's step rewards. The functions run at the same time, synchronous
+    ones in threads: one that keeps state must be thread-safe, or run with max_concurrency=1. If one
+    fails, the whole fails. If only some return one reward per turn, the others' rewards go on the
+    last turn.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[RewardFn | None, float]]) -> None:
+        if not isinstance(parts, Mapping) or not parts:
+            example = "{'rule': (rule, 1.0), 'judge': (judge, 0.5)}"
+            raise ConfigError(f"WeightedReward got {parts!r:.80}, expected parts: {example}")
+        self._parts: dict[str, tuple[RewardFunction, float]] = {}
+        for name, part in parts.items():
+            if not isinstance(part, tuple | list) or len(part) != 2:
+                raise ConfigError(
+                    f"reward part {name!r} must be a (function, weight), got {part!r}"
+                )
+            function, weight = part
+            if not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise ConfigError(f"the weight of {name!r} must be a finite number, got {weight!r}")
+            self._parts[name] = (single_episode_function(function), float(weight))
+
+    @property
+    def functions(self) -> dict[str, tuple[RewardFn, float]]:
+        """The functions with their weights, by name."""
+        return {name: (part.function, weight) for name, (part, weight) in self._parts.items()}
+
+    async def __call__(
+        self, trajectory: Trajectory, environment: BaseEnvironment | None = None
+    ) -> Reward:
+        outcomes = await asyncio.gather(
+            *(part.score(trajectory, environment) for part, _ in self._parts.values()),
+            return_exceptions=True,
+        )
+        named: dict[str, tuple[Reward, float]] = {}
+        for (name, (_, weight)), outcome in zip(self._parts.items(), outcomes, strict=True):
+            if isinstance(outcome, RewardError):
+                raise RewardError(f"part {name!r}: {outcome}") from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+            named[name] = (outcome, weight)
+        return add_rewards(named, count_turns(trajectory))
+
+
+def reward_by_name(setting: str | Sequence[RewardItem] | None) -> RewardFn | None:
+    """Returns the reward function of the setting `reward`; None takes the step rewards."""
+    if setting is None or isinstance(setting, str):
+        return None if setting is None else _imported(setting)
+    if not setting:
+        raise ConfigError("reward got an empty list, expected {function, weight} in it, or null")
+    parts: dict[str, tuple[RewardFn | None, float]] = {}
+    for item in setting:
+        function = None if item.function is None else _imported(item.function)
+        name = item.name or (item.function or ":steps").rpartition(":")[2]
+        if name in parts:
+            raise ConfigError(f"reward names {name!r} twice. Add their weights.")
+        parts[name] = (function, item.weight)
+    return WeightedReward(parts)
+
+
+def _imported(target: str) -> RewardFn:
+    function: RewardFn = import_object(target, option="--reward or the setting reward")
+    if not callable(function):
+        raise ConfigError(f"reward got {target!r}, which is not a function. Write path.py:function")
+    return function

@@ -88,10 +88,9 @@ class LLMJudge:
                 self.complete, question, timeout=None, waiting_for="the judge's answer"
             )
             if not isinstance(answer, str):
-                raise RewardError(
-                    f"the judge's complete() returned {type(answer).__name__}, expected the "
-                    "answer as str. For an engine: lambda prompt: engine.generate([prompt])[0]"
-                )
+                fix = "For an engine: lambda prompt: engine.generate([prompt])[0]"
+                got = type(answer).__name__
+                raise RewardError(f"complete() returned {got}, expected the answer as str. {fix}")
             score = self._read_score(answer)
             if score is not None:
                 return (score - low) / (high - low)

@@ -41,10 +41,8 @@ class Reward:
         if self.per_turn is None:
             return [0.0] * (num_turns - 1) + [self.total] if num_turns else []
         if len(self.per_turn) != num_turns:
-            raise RewardError(
-                f"got {len(self.per_turn)} rewards for an episode of {num_turns} turns. "
-                "Return one float per turn, or a single float for the whole episode."
-            )
+            got = f"{len(self.per_turn)} rewards for an episode of {num_turns} turns"
+            raise RewardError(f"got {got}. Return one float per turn, or one for the episode.")
         return list(self.per_turn)
 
 
@@ -124,16 +122,13 @@ def _number(value: object) -> float:
             return float(value)
         except OverflowError:
             return math.inf
-    raise RewardError(
-        f"returned {None if value is None else type(value).__name__}, expected a float, one float "
-        "per turn, or a dict of named floats. Does every path end in a return?"
-    )
+    got = None if value is None else type(value).__name__
+    expected = "a float, one float per turn, or a dict of named floats"
+    raise RewardError(f"returned {got}, expected {expected}. Does every path end in a return?")
 
 
 def _check_finite(values: Iterable[float], what: str) -> None:
     for value in values:
         if not abs(value) <= FLOAT32_MAX:
-            raise RewardError(
-                f"{what} {value:g}, expected a finite number that fits in float32. Raise an error "
-                "for an episode that cannot be judged."
-            )
+            expected = "a finite number in float32. Raise an error if there is no reward."
+            raise RewardError(f"{what} {value:g}, expected {expected}")

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from turnwise.errors import ToolError
-from turnwise.tools.schema import (
-    ArgumentSpec,
-    spec_from_schema,
-    spec_from_signature,
-    split_docstring,
-)
+from turnwise.tools import schema
+from turnwise.tools.schema import split_docstring
 from turnwise.tools.types import ToolContext, ToolDefinition
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -149,10 +145,10 @@ class Tool(ABC):
         return arguments if name is None else {**arguments, name: context}
 
     @property
-    def _spec(self) -> ArgumentSpec:
+    def _spec(self) -> schema.ArgumentSpec:
         if self.parameters is not None:
-            return spec_from_schema(self.parameters or {"type": "object"}, self.function)
-        return spec_from_signature(self.function)
+            return schema.spec_from_schema(self.parameters or {"type": "object"}, self.function)
+        return schema.spec_from_signature(self.function)
 
 
 class FunctionTool(Tool):
@@ -185,10 +181,8 @@ def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
         return thing
     if inspect.isroutine(thing):
         return FunctionTool(thing)
-    raise ToolError(
-        f"got {thing!r:.80} ({type(thing).__name__}), expected a tool: a function, or an object of "
-        "a class derived from turnwise.Tool, such as MyTool()."
-    )
+    expected = "a tool: a function, or an object of a class derived from turnwise.Tool: MyTool()"
+    raise ToolError(f"got {thing!r:.80} ({type(thing).__name__}), expected {expected}")
 
 
 def marked_tools(owner: object) -> list[Tool]:

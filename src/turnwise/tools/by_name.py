@@ -4,12 +4,12 @@ Settings contain no secrets. In the entry of an MCP server, `${NAME}` stands for
 environment variable, which is inserted when the server is started.
 """
 
-import contextlib
 import json
 import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,9 +34,7 @@ _RISKY = {"allow_unsafe", "packages"}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
-def tools_by_name(
-    entries: Sequence[ToolEntry], closing: contextlib.ExitStack | None = None
-) -> ToolRegistry:
+def tools_by_name(entries: Sequence[ToolEntry], closing: ExitStack | None = None) -> ToolRegistry:
     """Returns the tools of these entries; `closing` ends the servers that are started.
 
     Without `closing`, MCP servers are refused: a connection cannot be sent to another process.
@@ -48,10 +46,8 @@ def tools_by_name(
             expected = "a name, {tool: name, option: value} or {mcp: command or URL}"
             raise ConfigError(f"tools got {entry!r}, expected {expected}")
         if "mcp" in options and closing is None:
-            raise ConfigError(
-                f"tools got {entry!r}: MCP servers are reached from one process only. Train "
-                "without Ray and VERL, or call the server in a tool of your own."
-            )
+            fix = "Train without Ray and VERL, or call the server in a tool of your own."
+            raise ConfigError(f"tools got {entry!r}: only one process reaches MCP servers. {fix}")
         for use in uses_to_allow(entry):
             require_use(use)
         if closing is not None and "mcp" in options:
@@ -116,9 +112,7 @@ def uses_to_allow(entry: ToolEntry) -> list[str]:
     return [f"the tool {name} with {json.dumps(options, sort_keys=True, default=repr)}"]
 
 
-def _from_server(
-    server: object, options: dict[str, Any], closing: contextlib.ExitStack
-) -> Sequence[Tool]:
+def _from_server(server: object, options: dict[str, Any], closing: ExitStack) -> Sequence[Tool]:
     from turnwise.tools.mcp_source import MCPTools
 
     only = options.pop("only", None)
@@ -171,10 +165,8 @@ def with_variables(value: Any) -> Any:
         return value
     for name in _VARIABLE.findall(value):
         if name not in os.environ:
-            raise ConfigError(
-                f"an MCP server needs ${{{name}}}, and there is no environment variable {name}. "
-                f"Secrets are not kept in run folders. Set it: export {name}=..."
-            )
+            fix = f"Secrets are not kept in run folders. Set it: export {name}=..."
+            raise ConfigError(f"an MCP server needs {name}: no environment variable {name}. {fix}")
     return _VARIABLE.sub(lambda match: os.environ[match[1]], value)
 
 

@@ -89,10 +89,8 @@ def _evaluate(node: ast.expr) -> Number | bool:
             hint = did_you_mean(name, {**_CONSTANTS, **_FUNCTIONS})
             raise ToolError(f"{name[:40]!r} is no number and no function. {hint}")
         case _:
-            raise ToolError(
-                f"{ast.unparse(node)[:40]!r} is not arithmetic. Use numbers without commas, "
-                "+ - * / // %, ** for a power, brackets, and functions such as sqrt(2)."
-            )
+            use = "numbers without commas, + - * / // %, ** for a power, brackets, sqrt(2)"
+            raise ToolError(f"{ast.unparse(node)[:40]!r} is not arithmetic. Use {use}.")
     if isinstance(value, complex):
         raise ValueError("the result is not a real number")
     if isinstance(value, float) and not math.isfinite(value):

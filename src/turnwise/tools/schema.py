@@ -95,10 +95,8 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
             takes_any |= parameter.kind is parameter.VAR_KEYWORD
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ToolError(
-                f"{_name(function)} takes {parameter.name!r} by its position alone, and tools are "
-                "called with names. Remove the / from its parameters."
-            )
+            fix = "Remove the / from its parameters: tools are called with names."
+            raise ToolError(f"{_name(function)} takes {parameter.name!r} by position. {fix}")
         hint: Any = Any if parameter.annotation is parameter.empty else parameter.annotation
         if _is_context(hint):
             context_argument = parameter.name
@@ -125,7 +123,6 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns the parameters with evaluated hints."""
     try:
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     except (NameError, ValueError) as error:
@@ -146,7 +143,6 @@ def _is_context(hint: Any) -> bool:
 
 
 def _typed_dict(fields: Mapping[str, Any], required: Container[str], takes_any: bool) -> Any:
-    """Returns a type for an object with these fields."""
     from pydantic import ValidationError, WrapValidator
 
     # A TypedDict, not a model: arguments may be called `copy`, `schema` or `_x`, and what comes

@@ -35,10 +35,8 @@ class ToolDefinition:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ToolError(
-                f"{self.name!r} cannot be the name of a tool. Use up to 64 letters, digits and "
-                "_ . / -, for example with @tool(name='my_tool')."
-            )
+            fix = "Use up to 64 letters, digits and _ . / -, as in @tool(name='my_tool')."
+            raise ToolError(f"{self.name!r} cannot be the name of a tool. {fix}")
         if not self.parameters:
             object.__setattr__(self, "parameters", {"type": "object", "properties": {}})
         if self.parameters.get("type") != "object":
@@ -250,12 +248,6 @@ class ToolContext:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.aclose()
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
         # A copy belongs to another episode: it keeps only (a copy of) the environment.

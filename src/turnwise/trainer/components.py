@@ -27,7 +27,7 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference import SamplingParams
 from turnwise.models import check_tokenizer, load_tokenizer
 from turnwise.reward import RewardFn
-from turnwise.reward.combine import reward_by_name
+from turnwise.reward.function import reward_by_name
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name

@@ -68,10 +68,8 @@ class GymnasiumEnvironment(BaseEnvironment):
         if isinstance(source, str) and self.config.max_steps is not None:
             options.setdefault("max_episode_steps", self.config.max_steps)
         if isinstance(source, gymnasium.Env) and options:
-            raise ConfigError(
-                f"an environment that is made already takes no {', '.join(options)}. "
-                "Give them where you make it, or pass its id instead."
-            )
+            fix = "Give them where you make it, or pass its id."
+            raise ConfigError(f"a gymnasium.Env takes no {', '.join(options)}. {fix}")
         self._source, self._options = source, options
         self._adopt(source if isinstance(source, gymnasium.Env) else self._make())
         self._description = _describe_environment(self._env, texts)
@@ -93,10 +91,8 @@ class GymnasiumEnvironment(BaseEnvironment):
             return copy.deepcopy(source)  # one that cannot be copied is passed as a function
         env = source(**options) if callable(source) else source
         if not isinstance(env, gymnasium.Env):
-            raise ConfigError(
-                "GymnasiumEnvironment takes a registered id such as 'CartPole-v1', a "
-                f"gymnasium.Env or a function that makes one, got {env!r}"
-            )
+            takes = "a registered id such as 'CartPole-v1', a gymnasium.Env or a function"
+            raise ConfigError(f"GymnasiumEnvironment takes {takes} that makes one, got {env!r}")
         return env
 
     def _adopt(self, env: Env) -> None:

@@ -135,10 +135,8 @@ def _describe_value(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "none"
     if not isinstance(value, int | float) and not hasattr(value, "__array__"):
-        raise ConfigError(
-            f"cannot put an observation of type {type(value).__name__} into words. "
-            "Give GymnasiumEnvironment a function that can: describe=lambda observation: ..."
-        )
+        fix = "Give GymnasiumEnvironment a function that can: describe=lambda observation: ..."
+        raise ConfigError(f"cannot put a {type(value).__name__} into words. {fix}")
     value = np.asarray(value)  # it may be an array of jax or torch
     if value.size > MAX_NUMBERS:
         shape = " x ".join(map(str, value.shape))

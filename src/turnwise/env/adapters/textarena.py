@@ -17,18 +17,13 @@ from typing import Any, Self
 
 import yaml
 
+from turnwise import errors
 from turnwise.config import EnvironmentConfig
 from turnwise.env.adapters import Randomness
 from turnwise.env.base import BaseEnvironment
-from turnwise.errors import (
-    ConfigError,
-    EnvironmentFault,
-    describe_error,
-    did_you_mean,
-    import_extra,
-)
+from turnwise.errors import ConfigError, EnvironmentFault, describe_error, did_you_mean
 
-textarena: Any = import_extra("textarena", "textarena")
+textarena: Any = errors.import_extra("textarena", "textarena")
 
 MAX_TRIES = 2000
 """Moves that the random player tries before it takes an invalid one."""

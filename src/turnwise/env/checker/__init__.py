@@ -7,7 +7,7 @@ from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource, environment_factory
 from turnwise.env.checker.checks import CHECKS
-from turnwise.env.checker.harness import BrokenCallError, CheckReport, Finding, Harness, explain
+from turnwise.env.checker.harness import CheckReport, Finding, Harness, explain
 from turnwise.errors import ConfigError, EnvironmentFault, TurnwiseError
 from turnwise.tools import ActionParser, Tool, ToolRegistry
 
@@ -71,28 +71,16 @@ def check_env(
             tools=tools if isinstance(tools, ToolRegistry | None) else ToolRegistry(tools),
             parser=parser,
         )
-        _run_checks(harness, report)
+        for check_name, check in CHECKS.items():
+            if not report.ok:
+                report.skipped.append(check_name)
+            elif findings := harness.run(check):
+                report.findings += findings
+            else:
+                report.passed.append(check_name)
+        if report.ok:
+            report.passed.append("close")
+        harness.thread.end()
     if raise_on_error and not report.ok:
         raise EnvironmentFault(str(report))
     return report
-
-
-def _run_checks(harness: Harness, report: CheckReport) -> None:
-    for name, check in CHECKS.items():
-        if not report.ok:
-            report.skipped.append(name)
-            continue
-        findings: list[Finding] = []
-        for step in (check, Harness.close_all):
-            try:
-                findings.extend(step(harness))
-            except BrokenCallError as broken:
-                findings.append(broken.finding)
-                if harness.is_hung:
-                    break
-        report.findings += findings
-        if not findings:
-            report.passed.append(name)
-    if report.ok:
-        report.passed.append("close")
-    harness.end()

@@ -153,7 +153,7 @@ class Harness:
 
     def __post_init__(self) -> None:
         self._opened: dict[int, tuple[ToolRegistry, ActionParser, ToolContext]] = {}
-        self._thread = LoopThread("check_env")
+        self.thread = LoopThread("check_env")
 
     def call(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
         """Calls the environment, awaiting a coroutine; its failure is a `BrokenCallError`."""
@@ -172,7 +172,7 @@ class Harness:
                         self.drawn_from.setdefault(re.sub(r"\(.*", "()", what), module)
 
         try:
-            return self._thread.submit(work()).outcome.result(self.timeout)
+            return self.thread.submit(work()).outcome.result(self.timeout)
         except TimeoutError:
             self.is_hung = True
             message = f"{what} did not come back within {self.timeout:g} s"
@@ -181,6 +181,18 @@ class Harness:
                 "slow, call check_env(..., timeout=60)."
             )
             raise BrokenCallError(Finding("error", "timeout", message, fix)) from None
+
+    def run(self, check: Callable[["Harness"], Iterator[Finding]]) -> list[Finding]:
+        """Runs a check and closes what it created."""
+        findings: list[Finding] = []
+        for step in (check, Harness.close_all):
+            try:
+                findings.extend(step(self))
+            except BrokenCallError as broken:
+                findings.append(broken.finding)
+                if self.is_hung:
+                    break
+        return findings
 
     def make(self) -> BaseEnvironment:
         what = "spawn()" if self.spawns_instance else "making the environment"
@@ -324,9 +336,6 @@ class Harness:
                     )
                     yield Finding("error", "close", broken.finding.message + when, fix)
                     return
-
-    def end(self) -> None:
-        self._thread.end()
 
 
 def replayed(transitions: Iterable[Transition]) -> Chooser:

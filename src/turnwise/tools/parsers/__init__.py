@@ -127,7 +127,6 @@ def other_format(
 
 @cache
 def _report_unknown(template: str) -> None:
-    """Logs each template once."""
     _LOG.warning(
         "The chat template takes tools, and none of the known ways of writing tool calls stands in "
         "it: parser 'auto' reads plain JSON such as %s. If the model writes its calls otherwise, "

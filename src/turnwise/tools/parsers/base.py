@@ -191,7 +191,7 @@ _AFTER_NAME = " \t\r*"
 def _read_finite(digits: str) -> float:
     value = float(digits)  # also of NaN and Infinity, which are not JSON
     if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is not a finite number")
+        raise ValueError(f"{digits[:20]} is not JSON of a finite number")
     return value
 
 
@@ -218,10 +218,8 @@ def write_json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ToolError(
-            f"the arguments of a call cannot be written as JSON: {error}. "
-            "Use str, int, finite float, bool, None, lists and dicts."
-        ) from None
+        fix = "Use str, int, finite float, bool, None, lists and dicts."
+        raise ToolError(f"arguments cannot be written as JSON: {error}. {fix}") from None
     for end, escaped in _THOUGHT_ENDS:
         text = text.replace(end, escaped)
     return text

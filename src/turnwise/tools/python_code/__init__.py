@@ -45,10 +45,8 @@ class PythonCodeTool(Tool):
         self.packages = package_folders(packages)
         reason = why_not_isolated()
         if reason is not None and not allow_unsafe:
-            raise ToolError(
-                f"code that a model wrote cannot be run safely on this machine: {reason} "
-                "PythonCodeTool(allow_unsafe=True) runs it all the same, with your rights."
-            )
+            fix = "PythonCodeTool(allow_unsafe=True) runs it all the same, with your rights."
+            raise ToolError(f"a model's code cannot be run safely on this machine: {reason} {fix}")
         self.isolated = reason is None
         self.max_at_once = max_at_once or os.cpu_count() or 1
         # A semaphore belongs to one event loop.

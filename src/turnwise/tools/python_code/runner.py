@@ -115,9 +115,8 @@ def run_code(
         folder = WORK_FOLDER  # in memory; with isolation it sees none of our folders
         if not isolated:
             name = f"turnwise-code-{os.getpid()}-"
-            folder = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
-            )
+            temporary = tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
+            folder = stack.enter_context(temporary)
         try:
             process = subprocess.Popen(
                 [sys.executable, *_FLAGS, "-c", _BOOT, _FOLDER, str(theirs), str(os.getpid())],

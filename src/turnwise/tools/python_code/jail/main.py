@@ -38,7 +38,7 @@ def main(status: int, parent: int) -> NoReturn:
     if request["isolated"]:
         _watch(request, status)
     else:
-        _step(status, "limits", lambda: _limit(request["limits"], own_user=False))
+        _step(status, "limits", _limit, request["limits"], False)
         _report(status, "ready")
         os.close(status)
         run_program(request["code"], request["packages"])
@@ -53,7 +53,7 @@ def _read_nothing() -> None:
 
 def _watch(request: dict[str, Any], status: int) -> NoReturn:
     """Creates the namespaces, starts the one process in them, and reports how it ended."""
-    calls = _step(status, "system calls", lambda: build_filter(os.uname().machine))
+    calls = _step(status, "system calls", build_filter, os.uname().machine)
     user = _step(status, "namespaces", namespaces.enter_namespaces)
     child = 0
 
@@ -123,14 +123,11 @@ def _isolate(request: dict[str, Any], status: int, user: int, lifeline: int, cal
             file.write("1000")
     except OSError:
         pass  # some containers do not allow it; the memory limit holds anyway
-    _step(
-        status,
-        "files",
-        lambda: namespaces.build_root(request["packages"], limits["disk_mb"], limits["num_files"]),
-    )
+    disk_mb, num_files = limits["disk_mb"], limits["num_files"]
+    _step(status, "files", namespaces.build_root, request["packages"], disk_mb, num_files)
     _read_nothing()  # once more: the device of the new root, which is read-only
-    _step(status, "limits", lambda: _limit(limits, own_user=True))
-    _step(status, "rights", lambda: namespaces.become_nobody(user))
+    _step(status, "limits", _limit, limits, True)
+    _step(status, "rights", namespaces.become_nobody, user)
     # After the change of user, which would undo it.
     system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
     poll = select.poll()
@@ -140,7 +137,7 @@ def _isolate(request: dict[str, Any], status: int, user: int, lifeline: int, cal
     system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
     os.closerange(3, status)
     os.closerange(status + 1, max(limits["open_files"], status + 1))
-    _step(status, "system calls", lambda: system.install_filter(calls))
+    _step(status, "system calls", system.install_filter, calls)
     _report(status, "ready")
     os.close(status)
 
@@ -168,9 +165,9 @@ def _limit(limits: dict[str, Any], own_user: bool) -> None:
         resource.setrlimit(kind, (allowed, allowed))
 
 
-def _step(status: int, layer: str, work: Any) -> Any:
+def _step(status: int, layer: str, work: Any, *args: Any) -> Any:
     try:
-        return work()
+        return work(*args)
     except Exception as error:
         _report(status, f"failed {layer}: {error}")
         os._exit(1)
