@@ -276,13 +276,7 @@ class GridWorldEnvironment(_Game):
         return distances
 
 
-WEAPONS: dict[str, str] = {
-    "ghost": "lamp",
-    "troll": "sword",
-    "dragon": "bow",
-    "wolf": "torch",
-    "witch": "water",
-}
+WEAPONS = {"ghost": "lamp", "troll": "sword", "dragon": "bow", "wolf": "torch", "witch": "water"}
 """The weapon that defeats each monster."""
 
 

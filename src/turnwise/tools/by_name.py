@@ -83,10 +83,6 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
         return list(target)
     if not options and not (isinstance(target, type) and issubclass(target, Tool)):
         return [target]
-    if name == "python" and isinstance(options.get("limits"), Mapping):
-        from turnwise.tools.python_code import CodeLimits
-
-        options = {**options, "limits": CodeLimits(**options["limits"])}
     try:
         return [target(**options)]
     except TypeError as error:

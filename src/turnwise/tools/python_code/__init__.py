@@ -5,7 +5,7 @@ import os
 import signal
 import site
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,13 +35,15 @@ class PythonCodeTool(Tool):
 
     def __init__(
         self,
-        limits: CodeLimits | None = None,
+        limits: CodeLimits | Mapping[str, Any] | None = None,
         *,
         packages: bool | Sequence[str] = False,
         allow_unsafe: bool = False,
         max_at_once: int | None = None,
     ) -> None:
-        self.limits = limits or CodeLimits()
+        self.limits = (
+            CodeLimits(**limits) if isinstance(limits, Mapping) else limits or CodeLimits()
+        )
         self.packages = package_folders(packages)
         reason = why_not_isolated()
         if reason is not None and not allow_unsafe:
