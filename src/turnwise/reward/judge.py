@@ -38,10 +38,6 @@ Weigh the transcript against the rubric in a few sentences. Then end your answer
 of exactly this form, where X is a number from {low:g} to {high:g}:
 Score: X"""
 
-_RETRY = """
-
-An earlier answer could not be used: it ended in {end!r}. Keep to the form of the last line."""
-
 # Markdown around it is harmless; a ">" would be a quotation.
 _SCORE_LINE = re.compile(
     r"[\s*_`#]*score[\s*_`]*:[\s*_`]*(-?[0-9]+(?:\.[0-9]+)?)(?:\s*/\s*([0-9]+))?[\s*_`.]*",
@@ -94,7 +90,8 @@ class LLMJudge:
             score = self._read_score(answer)
             if score is not None:
                 return (score - low) / (high - low)
-            question = prompt + _RETRY.format(end=answer[-80:])
+            problem = f"An earlier answer could not be used: it ended in {answer[-80:]!r}."
+            question = f"{prompt}\n\n{problem} Keep to the form of the last line."
         raise RewardError(
             f"the judge gave no usable score in {self.max_attempts} answers; the last one ended in "
             f"{answer[-80:]!r}. Use a stronger model, allow it more tokens, or simplify the rubric."

@@ -6,11 +6,20 @@ from collections.abc import Iterable
 from functools import cache
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.tools.parsers import formats
 from turnwise.tools.parsers.base import ActionParser, FormatParser, ParseOutcome, ParseResult
 from turnwise.tools.parsers.formats import (
+    DeepSeekParser,
+    DeepSeekV31Parser,
     FunctionCallingParser,
+    GLMParser,
+    HarmonyParser,
+    HermesParser,
     JSONActionParser,
+    KimiParser,
+    LlamaParser,
+    MistralArgsParser,
+    MistralParser,
+    QwenCoderParser,
     ReActActionParser,
 )
 from turnwise.tools.types import ToolDefinition
@@ -34,17 +43,17 @@ PARSERS: dict[str, type[FormatParser]] = {
     "json": JSONActionParser,
     "react": ReActActionParser,
     "openai": FunctionCallingParser,
-    "hermes": formats.HermesParser,
-    "qwen": formats.HermesParser,
-    "qwen-coder": formats.QwenCoderParser,
-    "llama": formats.LlamaParser,
-    "mistral": formats.MistralParser,
-    "mistral-args": formats.MistralArgsParser,
-    "deepseek": formats.DeepSeekParser,
-    "deepseek-v3.1": formats.DeepSeekV31Parser,
-    "glm": formats.GLMParser,
-    "kimi": formats.KimiParser,
-    "harmony": formats.HarmonyParser,
+    "hermes": HermesParser,
+    "qwen": HermesParser,
+    "qwen-coder": QwenCoderParser,
+    "llama": LlamaParser,
+    "mistral": MistralParser,
+    "mistral-args": MistralArgsParser,
+    "deepseek": DeepSeekParser,
+    "deepseek-v3.1": DeepSeekV31Parser,
+    "glm": GLMParser,
+    "kimi": KimiParser,
+    "harmony": HarmonyParser,
 }
 
 # The first format whose marks are all in the chat template; several share `<tool_call>`.
