@@ -62,8 +62,8 @@ def environment_factory(
     if isinstance(source, type):
         name = source.__qualname__.rpartition(".")[2]
         if not issubclass(source, BaseEnvironment):
-            fix = f"Derive it from turnwise.BaseEnvironment: class {name}(BaseEnvironment):"
-            raise ConfigError(f"environment got the class {name}, no environment. {fix}")
+            fix = f"Write: class {name}(BaseEnvironment):"
+            raise ConfigError(f"{name} is not derived from turnwise.BaseEnvironment. {fix}")
         if missing := sorted(getattr(source, "__abstractmethods__", ())):
             raise ConfigError(
                 f"{name} has no method {' and no method '.join(missing)}. It needs reset(), "

@@ -110,7 +110,7 @@ class PromptEnvironment(BaseEnvironment):
 
     def _task(self) -> Mapping[str, Any]:
         if self.task is None:
-            fix = "Give the trainer a dataset, or set .task = {'prompt': ...} on the environment."
+            fix = "Give a dataset, EpisodeTask(seed, task=row), or set env.task = {'prompt': ...}."
             raise ConfigError(f"{type(self).__name__} has no task to play. {fix}")
         return self.task
 
