@@ -125,13 +125,11 @@ def agent_by_name(who: str) -> AgentMaker:
     is_class, num_needed = isinstance(agent, type), 0
     if callable(agent):
         parameters = inspect.signature(agent.__call__ if is_class else agent).parameters.values()
-        needed = [
-            one.name
-            for one in parameters
-            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        num_needed = -int(is_class) + sum(  # without self
+            one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
             and (one.default is one.empty or one.name == "state")
-        ]
-        num_needed = len(needed) - int(is_class)  # self
+            for one in parameters
+        )
     if num_needed not in (1, 2):
         raise ConfigError(
             f"--agent got {who!r} of type {type(agent).__name__}; expected a function "
@@ -176,10 +174,10 @@ class ServedModel:
         if len(offered) != 1:
             names = ", ".join(offered[:10])
             raise ConfigError(f"{url} offers {len(offered)} models. Name one with --model: {names}")
-        self.model = model = offered[0]
-        self.name = f"{model} at {url}"
+        self.model = offered[0]
+        self.name = f"{self.model} at {url}"
         self._sends_temperature = sends_temperature
-        self._max_tokens = max_tokens
+        self._options = {} if max_tokens is None else {"max_tokens": max_tokens}
 
     async def reply(self, messages: Sequence[Message], request: GenerationRequest) -> Answer:
         """Return the server's next message of a conversation."""
@@ -190,17 +188,14 @@ class ServedModel:
             else {"role": message["role"], "content": message["content"]}
             for message in messages
         ]
-        options: dict[str, Any] = {}
-        if self._max_tokens is not None:
-            options["max_tokens"] = self._max_tokens
+        options: dict[str, Any] = {**self._options}
         if self._sends_temperature:
             options["temperature"] = request.sampling.temperature
             if request.sampling.top_p < 1.0:
                 options["top_p"] = request.sampling.top_p
+        complete = partial(self._server.complete, self.model, sent, **options)
         answer: Answer = await call_with_deadline(
-            lambda: self._server.complete(self.model, sent, **options),
-            timeout=request.timeout,
-            waiting_for=self.name,
+            complete, timeout=request.timeout, waiting_for=self.name
         )
         return answer
 
@@ -252,8 +247,7 @@ def open_chat_model(
             )
         if (given["dtype"], given["device"], tokenizer) != ("auto", "auto", None):
             raise ConfigError(
-                f"--dtype, --device and --tokenizer are for a model, and {model} is a run, which "
-                "has its own. Leave them out."
+                f"--dtype, --device and --tokenizer are for a model; the run {model} has its own."
             )
         saved = find_checkpoint(source, which_checkpoint(checkpoint))
         step = saved.step
@@ -293,10 +287,8 @@ def open_chat_model(
         raise ConfigError(f"{model} came without a tokenizer. Name one with --tokenizer.")
     if template is None and not engine.tokenizer.chat_template:
         if source is None:
-            raise ConfigError(
-                f"the tokenizer of {model} has no chat template. Choose one with --template: "
-                f"{', '.join(TEMPLATES)}."
-            )
+            known = ", ".join(TEMPLATES)
+            raise ConfigError(f"{model} has no chat template. Choose one with --template: {known}.")
         template = "plain"  # as in the run
     chat = ChatFormat(engine.tokenizer, template, enable_thinking=config.inference.enable_thinking)
     parser = get_parser(chosen, template=chat.template) if isinstance(chosen, str) else chosen

@@ -41,9 +41,7 @@ def chat(
     backend: opt.BackendOption = opt.BackendName.local,
     system: Annotated[
         str | None,
-        opt.option(
-            "System prompt.", "TEXT", "--system", "--system-prompt", default="the run's own, if any"
-        ),
+        opt.option("System prompt.", "TEXT", "--system", "--system-prompt", default="the run's"),
     ] = None,
     tool: opt.ToolOption = None,
     parser: opt.ParserOption = None,
@@ -52,8 +50,7 @@ def chat(
         float | None, opt.option("0 is greedy decoding.", default="0.7, or the run's own", min=0)
     ] = None,
     top_p: Annotated[
-        float | None,
-        opt.option("Nucleus sampling: cumulative probability.", default="0.9, or the run's own"),
+        float | None, opt.option("Nucleus sampling.", default="0.9, or the run's own")
     ] = None,
     max_tokens: Annotated[
         int | None, opt.option("Maximum tokens per reply.", default="256, or the run's own", min=1)
@@ -148,9 +145,9 @@ class _Chat:
 
     def reset(self) -> None:
         """Start a new conversation."""
-        system = self._model.system_prompt
-        first: dict[str, Any] = {"role": "system", "content": system}
-        self._messages = [first] if system else []
+        self._messages: list[dict[str, Any]] = []
+        if self._model.system_prompt:
+            self._messages = [{"role": "system", "content": self._model.system_prompt}]
         if self._context is not None:
             self._context.close()
             self._context = None

@@ -50,49 +50,33 @@ def evaluate(
     part: opt.PartOption = None,
     split: Annotated[
         SplitName | None,
-        opt.option(
-            "Play the rows that the run was trained on, or its held-out rows.",
-            default="eval, if there are held-out rows",
-        ),
+        opt.option("Rows that the run was trained on, or held-out ones.", default="eval, if any"),
     ] = None,
     agent: Annotated[
         str | None,
         opt.option(
-            "In an environment, a player instead of the model: expert, random, or "
-            "FILE.PY:NAME, a function (observation) or (observation, state) that returns the "
-            "action. Without one, an agent that calls the model: FILE.PY:NAME of (task, llm), or a "
-            "command.",
+            "In an environment, a player instead of the model: expert, random, or FILE.PY:NAME of "
+            "(observation) or (observation, state), which returns the action. Without one, an "
+            "agent that calls the model: FILE.PY:NAME of (task, llm), or a command.",
             "WHO",
-            default=False,
         ),
     ] = None,
     url: Annotated[
         str | None,
         opt.option(
-            "In an environment, a model behind a URL plays: any OpenAI-compatible server, for "
-            "example http://localhost:8000/v1. --model names its model, OPENAI_API_KEY has the "
-            "key.",
+            "In an environment, a model of an OpenAI-compatible server plays: http://host:80/v1. "
+            "--model names its model, OPENAI_API_KEY has the key.",
             "URL",
-            default=False,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        opt.option(
-            "Maximum tokens of one turn.",
-            default="the run's own, or 64; with --url the server's",
-            min=1,
-        ),
+        opt.option("Maximum tokens of one turn.", default="the run's or server's, or 64", min=1),
     ] = None,
     episodes: Annotated[int, opt.option("Number of tasks to play.", min=1)] = 100,
     k: Annotated[
         int | None,
-        opt.option(
-            "Sample N attempts per task, and report pass@1 to pass@N and mean@N.",
-            "N",
-            default=False,
-            min=1,
-        ),
+        opt.option("Sample N attempts per task, report pass@1 to pass@N and mean@N.", "N", min=1),
     ] = None,
     greedy: opt.GreedyOption = None,
     seed: Annotated[
@@ -216,11 +200,10 @@ def evaluate(
         for name, each in parts.items()
     }
     weights = dict(zip(parts, (item.weight for item in config.environments or ()), strict=False))
-    firsts = {name: scores[plan.who] for name, scores in scored.items()}
     kinds = ("success", "reward")
     means = {
-        name: {kind: score[kind] for kind in kinds if score[kind] is not None}
-        for name, score in firsts.items()
+        name: {kind: value for kind in kinds if (value := scores[plan.who][kind]) is not None}
+        for name, scores in scored.items()
     }
     mean = weighted_mean(means, weights) if weights else {}
     if as_json:

@@ -68,8 +68,8 @@ def play(
     player: Annotated[
         str,
         opt.option(
-            "human, expert or random; the folder of a run or a checkpoint, or a model; or "
-            "FILE.PY:NAME, a function from the observation to the action.",
+            "human, expert, random; the folder of a run or a checkpoint; a model; or FILE.PY:NAME, "
+            "a function from the observation to the action.",
             "WHO",
         ),
     ] = "human",
@@ -148,9 +148,9 @@ def play(
                     print_json(episode.to_json(), indent=None)
     except (KeyboardInterrupt, EOFError):
         screen.left()
+    except (TurnwiseError, typer.Exit):
+        raise
     except Exception as error:  # raised by the user's environment: print it without a traceback
-        if isinstance(error, TurnwiseError | typer.Exit):
-            raise
         screen.failed(explain(error))
         raise typer.Exit(1) from None
     if episodes > 1 and played:
@@ -234,7 +234,7 @@ def play_episodes(
         if player != "human":
             closing.enter_context(stop.listening(config.inference.stall_timeout))
         for seed in seeds:
-            played = screen.begin(seed)
+            played = screen.played = Played(seed=seed)
             if rows:
                 played.row = seed % len(rows)
                 played.task = dict(rows[played.row])
@@ -259,7 +259,7 @@ def _play_bare(env: BaseEnvironment, player: Player | None, seed: int, screen: S
 
     The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
     """
-    played = screen.begin(seed)
+    played = screen.played = Played(seed=seed)
     with contextlib.closing(env), contextlib.closing(asyncio.new_event_loop()) as loop:
         observation = loop.run_until_complete(reset_environment(env, seed))
         screen.start(env.get_prompt_prefix().strip(), observation, env.max_steps)
@@ -292,21 +292,14 @@ class Played(Trajectory):
     def to_json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
         turns: list[dict[str, Any]] = []
-        for action, reward, info, calls in zip(
-            self.actions, self.rewards, self.infos, self.calls, strict=True
-        ):
+        columns = (self.actions, self.rewards, self.infos, self.calls)
+        for action, reward, info, calls in zip(*columns, strict=True):
             turns.append({"action": action, "reward": reward, "info": info})
             if calls:
                 names = ("name", "arguments", "success", "result")
                 turns[-1]["calls"] = [{n: getattr(call, n) for n in names} for call in calls]
-        ending = {
-            "seed": self.seed,
-            "row": self.row,
-            "status": self.status,
-            "success": self.success,
-            "reward": self.total_reward,
-            "score": self.score,
-        }
+        names = ("seed", "row", "status", "success", "total_reward", "score")
+        ending = {name.removeprefix("total_"): getattr(self, name) for name in names}
         return {name: v for name, v in ending.items() if v is not None} | {"turns": turns}
 
 
@@ -328,11 +321,6 @@ class Screen:
     def __post_init__(self) -> None:
         self._results = make_console(quiet=self.is_quiet)
         self._turns = make_console(quiet=self.is_quiet or self.is_brief)
-
-    def begin(self, seed: int) -> Played:
-        """Return the record of a new episode."""
-        self.played = Played(seed=seed)
-        return self.played
 
     def on_start(self, agent: AgentRecord) -> None:
         """Print the beginning of an episode that is played like a model's."""
@@ -405,10 +393,10 @@ class Screen:
 
     def action(self, action: str, *, thought: str = "", who: str = "") -> None:
         """Print a player's action, and dimmed its thought before it."""
-        number = (self._prompt, "")
+        number = self._prompt
         if thought:
             self._print(number, (who, "bold"), (thought, "dim italic"))
-            number, who = (" " * len(self._prompt), ""), ""
+            number, who = " " * len(number), ""
         self._print(number, (who, "bold"), (action, "cyan"))
 
     def turn(self, action: str, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
@@ -441,7 +429,6 @@ class Screen:
             seed = f"seed {played.seed}"
             line = f"{seed:<12}{verdict:<14}{turns:<12}reward {reward}  {score}"
             self._results.print(line.rstrip())
-            return
         by_function = score and f"{score} by the reward function, "
         status = played.status.value.replace("_", " ")
         ending = f"  {turns}, total reward {reward}, {by_function}{status}"

@@ -17,7 +17,6 @@ from turnwise.cli.run_paths import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 from turnwise.runs.headline import Headline, headline
-from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
 from turnwise.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -57,21 +56,11 @@ def plot(
     ] = "curve.png",
     metric: Annotated[
         list[str] | None,
-        opt.option(
-            "Metric to draw, one panel each; repeatable.",
-            "NAME",
-            "--metric",
-            "-m",
-            default="reward and success",
-        ),
+        opt.option("Metric; repeatable.", "NAME", "--metric", "-m", default="reward and success"),
     ] = None,
     label: Annotated[
         list[str] | None,
-        opt.option(
-            "Label of a curve; given once per curve, in order.",
-            "TEXT",
-            default="the settings that differ",
-        ),
+        opt.option("Label of each curve, in order.", "TEXT", default="the settings that differ"),
     ] = None,
 ) -> None:
     """Draw learning curves: the mean over seeds with a band, for one or several experiments.
@@ -87,9 +76,7 @@ def plot(
     """
     file = Path(output).expanduser()
     if file.suffix[1:] not in _METADATA:
-        raise ConfigError(
-            f"--output got {output!r}, expected a name that ends in .png, .svg or .pdf"
-        )
+        raise ConfigError(f"--output {output}: expected a name that ends in .png, .svg or .pdf")
     import_extra("matplotlib", "plot")
     files = dict.fromkeys(metrics_file(name).resolve() for name in runs)
     every = [_read_run(file) for file in files]
@@ -97,9 +84,7 @@ def plot(
     names = list(dict.fromkeys(metric or ()))
     names = names or [n for n in ("reward", "success") if all(n in run.metrics for run in every)]
     if not names:
-        raise ConfigError(
-            "these runs have no reward and no success in common. Name what to draw with --metric."
-        )
+        raise ConfigError("these runs have no reward or success in common. Name what with --metric")
     curves = {
         title: {name: _mean_curve(group, name) for name in names} for title, group in groups.items()
     }
@@ -143,7 +128,7 @@ class _Curve:
 
 def _read_run(file: Path) -> _Run:
     folder, name = RunFolder(file.parent), os.path.relpath(file.parent)
-    rows = [numeric_metrics(line) for line in MetricsLog(file).read()]
+    rows = folder.read_metrics()
     if not rows:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
     metrics: dict[str, list[tuple[float, float]]] = {}
@@ -239,8 +224,6 @@ def _draw(
     file_format: str,
 ) -> bytes:
     """Return the image file. `curves` has the curve of each metric of each group."""
-    styles = import_extra("matplotlib.style", "plot")
-    figures = import_extra("matplotlib.figure", "plot")
     metrics = list(next(iter(curves.values())))
     notes = []  # how the values were averaged and smoothed, or the headline of a single run
     if any(len(runs) > 1 for runs in groups.values()):
@@ -252,6 +235,7 @@ def _draw(
         notes.append(f"smoothed over {' or '.join(map(str, windows))} points")
     caption = "; ".join(notes)
     # Independent of the user's matplotlibrc, and in colours that colour-blind readers distinguish.
+    styles, figures = (import_extra(f"matplotlib.{name}", "plot") for name in ("style", "figure"))
     style = styles.context(["default", "tableau-colorblind10", dict(_STYLE)])
     with style, io.BytesIO() as file:
         num_columns = 2 if len(metrics) == 4 else min(len(metrics), 3)

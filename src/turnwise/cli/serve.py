@@ -38,16 +38,9 @@ def serve(
     port: Annotated[int, opt.option("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
-        opt.option(
-            "Key that clients must send.",
-            "SECRET",
-            default="a new one, which is printed",
-            envvar="TURNWISE_API_KEY",
-        ),
+        opt.option("Key of clients.", "SECRET", default="a new one", envvar="TURNWISE_API_KEY"),
     ] = None,
-    no_api_key: Annotated[
-        bool, opt.flag("--no-api-key", "Serve everyone who can reach the port.")
-    ] = False,
+    no_api_key: Annotated[bool, opt.flag("--no-api-key", "Serve all that reach the port.")] = False,
     name: Annotated[
         str | None, opt.option("Model name that clients send.", default="the folder's name")
     ] = None,
@@ -55,10 +48,7 @@ def serve(
     template: opt.TemplateOption = None,
     tokenizer: opt.TokenizerOption = None,
     max_conversations: Annotated[
-        int,
-        opt.option(
-            "Conversations whose tokens and KV cache are kept; the oldest are dropped.", min=1
-        ),
+        int, opt.option("Conversations kept in memory; the oldest are dropped.", min=1)
     ] = 128,
     dtype: opt.DtypeOption = "auto",
     device: opt.DeviceOption = "auto",

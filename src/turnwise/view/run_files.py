@@ -24,7 +24,6 @@ from turnwise.whole_files import write_whole
 
 _LOG_TAIL = 16_000
 NOTES_FILE = "notes.json"
-_TYPES = {"tags": list, "note": str, "archived": bool}
 NO_NOTES: Mapping[str, Any] = {"tags": [], "note": "", "archived": False}
 T = TypeVar("T")
 
@@ -53,9 +52,8 @@ class RunFiles:
     def read(self, path: Path, read: Callable[[], T], empty: T) -> T:
         """Return a file's content, read again when it changed; `empty` if it cannot be read."""
         stamp, value = file_stamp(path), empty
-        known = self._read.get(path.name)
-        if known is not None and known[0] == stamp:
-            cached: T = known[1]
+        if path.name in self._read and self._read[path.name][0] == stamp:
+            cached: T = self._read[path.name][1]
             return cached
         self.problems.pop(path.name, None)
         if stamp is not None:
@@ -137,7 +135,7 @@ def change_notes(folder: Path, changes: Any) -> None:
 
     A file that cannot be read is not replaced: somebody wrote it. Fields that are not ours stay.
     """
-    if not isinstance(changes, dict) or not changes.keys() <= _TYPES.keys():
+    if not isinstance(changes, dict) or not changes.keys() <= NO_NOTES.keys():
         raise ConfigError(f"notes got {changes!r:.80}, expected tags, note or archived")
     notes = {**read_notes(folder), **_checked(changes, "notes")}
     text = json.dumps(notes, ensure_ascii=False, indent=1)
@@ -153,7 +151,7 @@ def change_notes(folder: Path, changes: Any) -> None:
 def _checked(notes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return checked notes, each tag once; raise `ConfigError` for values of another kind."""
     tags = notes.get("tags", [])
-    are_right = all(isinstance(notes.get(name, kind()), kind) for name, kind in _TYPES.items())
+    are_right = all(isinstance(notes.get(name, it), type(it)) for name, it in NO_NOTES.items())
     if not are_right or not all(isinstance(tag, str) and tag and "," not in tag for tag in tags):
         raise ConfigError(
             f"{where} got {notes!r:.200}, expected tags: a list of texts without commas, note: "

@@ -43,7 +43,7 @@ _FRESH_SECONDS = 60.0
 
 
 # Either file makes a folder a run; a copy of a run may lack the first.
-_MARKS = ("run.json", "metrics.jsonl")
+_MARKS = {"run.json", "metrics.jsonl"}
 _DEPTH = 3
 """How many levels below the named folder are searched for runs."""
 
@@ -72,9 +72,7 @@ class RunMetrics:
         """Read the new lines."""
         with self._lock:
             try:
-                if self._reader.update(
-                    self._folder.metrics_file
-                ):  # all are new: the run was rewound
+                if self._reader.update(self._folder.metrics_file):  # all are new: it was rewound
                     self._doctor = None
                 self.problem = self._reader.problem
             except (FileNotFoundError, ConfigError) as error:
@@ -198,8 +196,7 @@ class ViewedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the run for the list; of one that cannot be read, the name and the reason."""
-        status: Mapping[str, Any] = {}
-        last: Mapping[str, Any] = {}
+        status, last = dict[str, Any](), dict[str, Any]()
         main = best = None
         try:
             status, steps = self._status(), list(self.metrics.steps)
@@ -338,9 +335,7 @@ class Library:
 
     def find(self) -> bool:
         """Look for runs; return whether there are others than before."""
-        paths = {
-            path.resolve() for folder in self.folders for path in _runs_in(folder.resolve(), _DEPTH)
-        }
+        paths = {path.resolve() for folder in self.folders for path in _runs_in(folder.resolve())}
         with self._lock:
             known = {run.folder.path: key for key, run in self._runs.items()}
             gone, new = known.keys() - paths, paths - known.keys()
@@ -370,21 +365,15 @@ class Library:
 
     def get(self, key: str) -> ViewedRun:
         with self._lock:
-            run = self._runs.get(key)
-        if run is not None:
-            return run
-        raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
+            if key not in self._runs:
+                raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
+            return self._runs[key]
 
 
-def _runs_in(path: Path, depth: int) -> Iterator[Path]:
-    if any(os.path.isfile(path / mark) for mark in _MARKS):
-        yield path
-        return
-    if depth == 0:
-        return
-    try:
-        inner = sorted(e.name for e in os.scandir(path) if e.is_dir() and e.name[0] != ".")
-    except OSError:
-        return
-    for name in inner:
-        yield from _runs_in(path / name, depth - 1)
+def _runs_in(folder: Path) -> Iterator[Path]:
+    for path, folders, files in os.walk(folder, followlinks=True):
+        is_run = not _MARKS.isdisjoint(files)
+        if is_run:
+            yield Path(path)
+        is_deepest = len(Path(path).relative_to(folder).parts) == _DEPTH
+        folders[:] = [name for name in folders if name[0] != "." and not is_run | is_deepest]

@@ -85,15 +85,23 @@ class Viewer:
                 pause = 0.0
             await asyncio.sleep(pause)
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the state of all runs now, and again after each change."""
-        num_told = -1
-        yield b"retry: 2000\n\n"
-        while not self.is_closed:
-            if num_told != self._num_changes:
-                num_told = self._num_changes
-                yield b"event: runs\ndata: " + await asyncio.to_thread(self.changes) + b"\n\n"
-            await asyncio.sleep(_TICK_SECONDS)
+    async def events(self, request: Request) -> Response:
+        """Return a stream of the state of all runs now, and again after each change."""
+
+        async def stream() -> AsyncIterator[bytes]:
+            num_told = -1
+            yield b"retry: 2000\n\n"
+            while not self.is_closed:
+                if num_told != self._num_changes:
+                    num_told = self._num_changes
+                    yield b"event: runs\ndata: " + await asyncio.to_thread(self._state) + b"\n\n"
+                await asyncio.sleep(_TICK_SECONDS)
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def _state(self) -> bytes:
+        runs = [run.summary() for run in self.library.runs]
+        return json_bytes({"runs": [{name: run[name] for name in _IN_EVENTS} for run in runs]})
 
     def runs(self, request: Request) -> dict[str, Any]:
         return {
@@ -113,10 +121,12 @@ class Viewer:
         keys = dict.fromkeys(request.query_params.get("runs", "").split(","))
         return compare([self.library.get(key) for key in keys])
 
-    def save_notes(self, run: ViewedRun, body: bytes) -> dict[str, Any]:
-        notes = run.change_notes(parse_json(body, "the request"))
+    async def save_notes(self, request: Request) -> Response:
+        run, body = self.library.get(request.path_params["run"]), await request.body()
+        changes = parse_json(body, "the request")
+        notes = await asyncio.to_thread(run.change_notes, changes)
         self.note_change()
-        return notes
+        return _json(notes)
 
     def episodes(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
@@ -151,11 +161,6 @@ class Viewer:
         run = self._run(request)
         return _download(export_run(run), f"{run.key}.html")
 
-    def changes(self) -> bytes:
-        """Return the event that is sent to pages when something changed."""
-        runs = [run.summary() for run in self.library.runs]
-        return json_bytes({"runs": [{name: run[name] for name in _IN_EVENTS} for run in runs]})
-
     def _run(self, request: Request, *, with_episodes: bool = True) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
         is_new = run.open_episodes() if with_episodes else run.refresh()
@@ -175,13 +180,6 @@ def make_app(viewer: Viewer, on_start: Callable[[], None] | None = None) -> ASGI
         yield
         watching.cancel()
 
-    async def events(request: Request) -> Response:
-        return StreamingResponse(viewer.events(), media_type="text/event-stream")
-
-    async def notes(request: Request) -> Response:
-        run, body = viewer.library.get(request.path_params["run"]), await request.body()
-        return _json(await asyncio.to_thread(viewer.save_notes, run, body))
-
     answers = {
         "/api/compare": viewer.compare,
         "/api/runs": viewer.runs,
@@ -198,8 +196,8 @@ def make_app(viewer: Viewer, on_start: Callable[[], None] | None = None) -> ASGI
         routes=[
             Route("/", _index),
             Mount("/assets", StaticFiles(directory=PAGE)),
-            Route("/api/events", events, methods=["GET"]),
-            Route("/api/runs/{run}/notes", notes, methods=["PATCH"]),
+            Route("/api/events", viewer.events, methods=["GET"]),
+            Route("/api/runs/{run}/notes", viewer.save_notes, methods=["PATCH"]),
             *(Route(path, _endpoint(answer)) for path, answer in answers.items()),
         ],
         lifespan=lifespan,
