@@ -64,8 +64,7 @@ def load_players(
     the run's players that have their own.
 
     Without a name only a tokenizer is loaded: the actions of a player without a model become tokens
-    too. The sections `model` and `inference` become those of the model that plays. `options` are
-    those of the command: its model overrides the base model of the run's weights.
+    too. The sections `model` and `inference` become those of the model that plays.
     """
     model, is_trusted = options["model"], options["trust_remote_code"]
     if name is None:
@@ -165,10 +164,8 @@ class ServedModel:
     def __init__(
         self, url: str, model: str | None, sends_temperature: bool, max_tokens: int | None
     ) -> None:
-        """Without `model`, the only one that the server offers.
-
-        What the user did not set is not sent: the server has its own, and may refuse others'.
-        """
+        """Without `model`, the only one that the server offers."""
+        # What the user did not set is not sent: the server has its own, and may refuse others'.
         self._server = ChatServer(url, os.environ.get("OPENAI_API_KEY"), timeout=600.0)
         offered = [model] if model is not None else self._server.models()
         if len(offered) != 1:
@@ -202,7 +199,7 @@ class ServedModel:
 
 @dataclass
 class ChatModel:
-    """A model that replies to requests, and how a run used it."""
+    """A model that replies to requests, and how a run used it, if it is of one."""
 
     session: AgentSession
     context_length: int
@@ -210,12 +207,11 @@ class ChatModel:
     tools: ToolRegistry | None
     parser: ActionParser
     sampling: SamplingParams | None
-    """That of a run; None: it is no run."""
     max_tokens: int
     about: str | None
-    """A line about what is used of a run."""
+    """A line about what is used of the run."""
     step: int | None
-    """The step of a run's checkpoint; None: it is no run."""
+    """The step of the run's checkpoint."""
 
 
 def open_chat_model(
@@ -225,10 +221,9 @@ def open_chat_model(
     max_conversations: int,
     has_tools: bool = True,
 ) -> ChatModel:
-    """Load the model of a run or a checkpoint, or one by its name, its folder, a server's URL.
+    """Load the model that the options of a command name: of a run, by name, folder or URL.
 
-    The options of the command (`ctx.params`) say which one, and how. That of a run comes with the
-    run's prompt, tools and sampling, but without its environment.
+    That of a run comes with the run's prompt, tools and sampling, but without its environment.
     Without `has_tools` its tools are not imported: clients of a server bring theirs.
     """
     names = ("model", "checkpoint", "backend", "template", "tokenizer")
@@ -242,12 +237,11 @@ def open_chat_model(
     if source is not None:
         if backend not in ("local", "transformers"):
             raise ConfigError(
-                f"--backend {backend} cannot load the checkpoint of {model}. Export it first "
-                f"(turnwise export {model} FOLDER), and name that folder."
+                f"--backend {backend} cannot load a run. First: turnwise export {model} FOLDER"
             )
         if (given["dtype"], given["device"], tokenizer) != ("auto", "auto", None):
             raise ConfigError(
-                f"--dtype, --device and --tokenizer are for a model; the run {model} has its own."
+                f"leave out --dtype, --device, --tokenizer: {model} is a run, which has its own."
             )
         saved = find_checkpoint(source, which_checkpoint(checkpoint))
         step = saved.step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import random
@@ -86,15 +87,13 @@ def chat(
             from turnwise.inference import SamplingParams
 
             opened = open_chat_model(ctx, closing, overrides, max_conversations=1)
-        usual = opened.sampling or SamplingParams(0.7, top_p=0.9)
-        sampling = SamplingParams(
-            usual.temperature if temperature is None else temperature,
-            top_p=usual.top_p if top_p is None else top_p,
-        )
-        first_seed = random.randrange(2**31) if seed is None else seed
+        sampling = opened.sampling or SamplingParams(0.7, top_p=0.9)
+        given = {"temperature": temperature, "top_p": top_p}
+        given = {name: value for name, value in given.items() if value is not None}
+        sampling = dataclasses.replace(sampling, **given)
+        seeds = itertools.count(random.randrange(2**31) if seed is None else seed)
         runner = closing.enter_context(asyncio.Runner())
         closing.callback(lambda: runner.run(opened.session.close()))
-        seeds = itertools.count(first_seed)
         talk = _Chat(opened, runner, sampling, max_tokens or opened.max_tokens, seeds)
         closing.callback(talk.reset)
         if opened.about is not None:
@@ -196,8 +195,8 @@ class _Chat:
             text = delta.text if sent.text else delta.text.lstrip()
             between = "\n\n" if text and sent.thought and not sent.text else ""
             sent.add(delta)
-            pieces = ((legible(delta.thought), "dim"), between, legible(text))
-            self.console.print(Text.assemble(*pieces), end="", soft_wrap=True)
+            shown = Text.assemble((legible(delta.thought), "dim"), between, legible(text))
+            self.console.print(shown, end="", soft_wrap=True)
 
         tools = self._model.tools
         request = ChatRequest(
@@ -220,13 +219,12 @@ class _Chat:
         if sent.text or not reply.calls:
             self.console.print()
         self._messages.append(dict(reply.message))
-        ending = reply.finish_reason
+        ending, number = reply.finish_reason, reply.num_sampled_tokens
         if ending == "length":
-            num_used = reply.num_prompt_tokens + reply.num_sampled_tokens
-            is_full = num_used >= self._model.context_length
+            is_full = reply.num_prompt_tokens + number >= self._model.context_length
             ending = "the context is full, /reset" if is_full else "cut by --max-tokens"
-        speed = reply.num_sampled_tokens / max(time.monotonic() - started, 1e-9)
-        self.note(f"  {reply.num_sampled_tokens} tokens, {speed:.1f} tokens/s, {ending}\n")
+        speed = number / max(time.monotonic() - started, 1e-9)
+        self.note(f"  {number} tokens, {speed:.1f} tokens/s, {ending}\n")
         return reply
 
     def _call_tools(self, reply: ChatReply) -> None:

@@ -133,13 +133,11 @@ def evaluate(
     is_greedy = k is None if greedy is None else greedy
     if k is not None and (agent == "expert" or (agent is None and url is None and is_greedy)):
         raise ConfigError(
-            f"--k needs attempts that differ, and {agent or 'greedy'} attempts at a task are "
-            "identical. Leave out one of them."
+            f"leave out --k: {agent or 'greedy'} attempts at a task are identical. Or: --sampled"
         )
     if split is not None and dataset:
         raise ConfigError(
-            f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
-            "Leave out one of them."
+            f"--split {split} is for the run's rows, --dataset. Leave out one of them."
         )
     if url is not None:
         from turnwise.cli.agents import ServedModel
@@ -173,10 +171,11 @@ def evaluate(
         for name, each in parts.items():
             eval_episodes.play_part(each, plan, name)
     evaluated_on = {name: each.evaluated_on for name, each in parts.items()}
+    is_served = served is not None and greedy is None
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
-        "sampling": "greedy" if is_greedy else "sampled",
+        "sampling": "the server's own" if is_served else "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
         "evaluated_on": evaluated_on if config.environments else evaluated_on[""],
         "split": split,
@@ -189,10 +188,8 @@ def evaluate(
             best = CheckpointStore(folder.checkpoints).best
             facts["checkpoint"] = str(best or "the last step: no evaluation has marked a best one")
         with contextlib.suppress(ConfigError):  # the file of metrics may be damaged
-            if (main := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
-                facts["in_training"] = main.to_dict()
-    if served is not None and greedy is None:
-        facts["sampling"] = "the server's own"
+            if (trained := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
+                facts["in_training"] = trained.to_dict()
     if agent is not None:
         facts["played_by"] = agent
     scored = {
@@ -223,9 +220,8 @@ def evaluate(
         words = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         values = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
         console.print(f"mean over the environments by weight ({words}): {values}")
-    if facts["in_training"] is not None:
-        text = f"reported by the run itself: {facts['in_training']['text']}"
-        console.print(text, soft_wrap=True)
+    if (main := facts["in_training"]) is not None:
+        console.print(f"reported by the run itself: {main['text']}", soft_wrap=True)
 
 
 def _show_conversations(console: Console, result: EpisodeResult) -> None:
@@ -247,8 +243,9 @@ def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
         who = f"{plan.agent} in the environment of {who}"
     number, num_rows = part.num_tasks, len(part.rows or ())
     kind = "episodes" if plan.k is None else "tasks"
-    kind = f"{kind} on {part.evaluated_on}" if num_rows else f"held-out {kind}"
-    many = f"{number:,} {kind}"
+    many = (
+        f"{number:,} {kind} on {part.evaluated_on}" if num_rows else f"{number:,} held-out {kind}"
+    )
     if plan.k is not None:
         many += f", {plan.k} attempts each"
     elif num_rows and number >= num_rows:

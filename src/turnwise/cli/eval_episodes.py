@@ -89,10 +89,9 @@ class Part:
 
 
 def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> Part:
-    """Return the environment of settings with the rows of a split, which are to be played.
+    """Return the environment of settings, named `name` in a mix, with the rows of a split.
 
-    Without a split these are held-out rows, or training rows if there are none. `name` is the
-    environment of a mix.
+    Without a split these are held-out rows, or training rows if there are none.
     """
     components = UserComponents().filled_from(config)
     where = f" of {name}" if name else ""
@@ -102,8 +101,7 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
         rows, is_trained_on = components.train_rows, True
         if rows is None:
             raise ConfigError(
-                f"--split train plays the rows that were trained on, and there is no dataset{where}"
-                ": episodes differ by their seeds. Leave out --split."
+                f"--split train plays rows of a dataset, and there is none{where}. Leave it out."
             )
     elif split == "eval" and is_trained_on:
         raise ConfigError(
@@ -120,10 +118,7 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
 
 
 def play_part(part: Part, plan: Plan, name: str) -> None:
-    """Play the tasks by the model or agent, and by the scripted players that the part has.
-
-    `name` is that of an environment of a mix.
-    """
+    """Play the tasks by the model or agent, and by the scripted players that the part has."""
     config, where = part.config, f" of {name}" if name else ""
     console = make_console(stderr=True)
     status, stop = Status("", console=console), StopRequest(lambda text: None)
@@ -311,10 +306,7 @@ def attempt_scores(
     than k others. `reports`: whether the environment ever reports success.
     """
     if any(len(result.agents) > 1 for result in results):
-        raise ConfigError(
-            "--k counts the tasks that one agent solves, and this environment has several "
-            "agents in an episode. Leave out --k."
-        )
+        raise ConfigError("--k is for one agent, and an episode here has several. Leave out --k.")
     tasks: dict[int, dict[str, Any]] = {}
     rewards: dict[int, list[float]] = {}
     for result in results:
@@ -353,10 +345,7 @@ def pass_at_k(num_attempts: int, num_solved: int, k: int) -> float:
 
 
 def show_scores(console: Console, scores: Mapping[str, Any], who: str, name: str) -> None:
-    """Print a table of all players; if there were several attempts, one of pass@k first.
-
-    `who` is the key of the first player, `name` what it is called.
-    """
+    """Print a table of all players, of whom `who` is called `name`; one of pass@k comes first."""
 
     def show(rows: Sequence[Sequence[str]]) -> None:
         right = [Column(justify="right", no_wrap=True) for _ in rows[0][1:]]

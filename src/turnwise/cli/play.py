@@ -115,16 +115,15 @@ def play(
     is_bare = env_run is None and overrides == plain
     if env_or_run is None and player_run is None:
         raise ConfigError(
-            "no environment is named. Name one (turnwise play guess-number) or a "
-            "run: turnwise play runs/mine, turnwise play --player runs/mine"
+            "no environment is named. Name one, or a run: turnwise play guess-number, "
+            "turnwise play runs/mine, turnwise play --player runs/mine"
         )
     if env_or_run is None:
         env_run = player_run
     elif env_run is None:
         if env is not None:
             raise ConfigError(
-                f"got the environment {env_or_run} and --env {env}. Name one of them; "
-                "--env is for a run whose own environment cannot be restored."
+                f"leave out {env_or_run} or --env {env}, which is for a run that has lost its own"
             )
         overrides = dataclasses.replace(overrides, env=env_or_run)
     overrides.allow_code(player)
@@ -140,9 +139,7 @@ def play(
             if env_run is not None:
                 screen.name = f"{config.environment.name} of {name}"
             seeds = range(first_seed, first_seed + episodes)
-            for episode in play_episodes(
-                config, screen, seeds, run=player_run, options=ctx.params, is_bare=is_bare
-            ):
+            for episode in play_episodes(config, screen, seeds, player_run, ctx.params, is_bare):
                 played.append(episode)
                 if as_json:
                     print_json(episode.to_json(), indent=None)
@@ -161,16 +158,11 @@ def play_episodes(
     config: ConfigStore,
     screen: Screen,
     seeds: Sequence[int],
-    *,
     run: Path | None,
     options: Mapping[str, Any],
     is_bare: bool,
 ) -> Iterator[Played]:
-    """Play one episode per seed.
-
-    `run` is the run that plays, if it is one; `options` are those of the command; `is_bare`: there
-    is only an environment.
-    """
+    """Play one episode per seed, by `run` if it is one; `is_bare`: there is only an environment."""
     player = screen.player
     if is_bare and player in WITHOUT_MODEL:
         make = environment_factory(config.environment.name, config.environment)
@@ -255,10 +247,8 @@ def play_episodes(
 
 
 def _play_bare(env: BaseEnvironment, player: Player | None, seed: int, screen: Screen) -> Played:
-    """Play one episode in an environment without tools; None is a person. Exceptions propagate.
-
-    The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
-    """
+    """Play one episode in an environment without tools; None is a person. Exceptions propagate."""
+    # The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
     played = screen.played = Played(seed=seed)
     with contextlib.closing(env), contextlib.closing(asyncio.new_event_loop()) as loop:
         observation = loop.run_until_complete(reset_environment(env, seed))
@@ -436,13 +426,12 @@ class Screen:
 
     def summary(self, episodes: Sequence[Played]) -> None:
         """Print the means over all episodes."""
-        facts = [
-            f"mean reward {statistics.fmean(played.total_reward for played in episodes):.4g}",
-            f"mean turns {statistics.fmean(played.num_turns for played in episodes):.1f}",
-        ]
+        facts = []
         if any(played.reports_success for played in episodes):
-            share = statistics.fmean(played.success for played in episodes)
-            facts.insert(0, f"success {share:.0%}")
+            facts.append(f"success {statistics.fmean(played.success for played in episodes):.0%}")
+        reward = statistics.fmean(played.total_reward for played in episodes)
+        turns = statistics.fmean(played.num_turns for played in episodes)
+        facts += [f"mean reward {reward:.4g}", f"mean turns {turns:.1f}"]
         if scores := [played.score for played in episodes if played.score is not None]:
             facts.append(f"mean score {statistics.fmean(scores):.4g}")
         title = f"\n{len(episodes)} episodes by {self.player}: "
@@ -467,10 +456,8 @@ class Screen:
 
 
 def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:
-    """Return the call of a typed `/tool name=value ...`.
-
-    `ConfigError` for one that cannot be meant: it would be an action, and cost a turn.
-    """
+    """Return the call of a typed `/tool name=value ...`, or raise `ConfigError`: as an action, it
+    would cost a turn."""
     tools = {tool.name: tool for tool in definitions}
     name, *words = [*line[1:].split(maxsplit=1), ""]
     if name not in tools:

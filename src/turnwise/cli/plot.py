@@ -92,10 +92,8 @@ def plot(
     file.write_bytes(_draw(groups, curves, file.suffix[1:]))
     for title, group in groups.items():
         lasts = [f"{name} {line.mean[-1]:.3g} at last" for name, line in curves[title].items()]
-        say(f"{title}: {', '.join(lasts)}")
-        for run in group:
-            if run.headline is not None:
-                say(f"  {run.name}: {run.headline}")
+        says = [f"\n  {run.name}: {run.headline}" for run in group if run.headline is not None]
+        say(f"{title}: {', '.join(lasts)}{''.join(says)}")
     say(f"The figure is in {output}.")
 
 
@@ -107,19 +105,17 @@ class _Run:
     metrics: Mapping[str, Sequence[tuple[float, float]]]
     """The steps at which each metric has values, and the values."""
     settings: Mapping[str, Any]
-    """Runs with the same settings are one experiment."""
     seed: int | None
     headline: Headline | None
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """The mean of a metric over a group, by step, and its lowest and highest run."""
+    """A metric of a group, by step: a row of values for each run, and their mean."""
 
     x: Floats
+    values: Floats
     mean: Floats
-    low: Floats
-    high: Floats
     raw: Floats | None
     """The values of a single run before smoothing."""
     window: int
@@ -208,14 +204,8 @@ def _mean_curve(runs: Sequence[_Run], metric: str) -> _Curve:
         smooth = np.convolve(y, kernel, "same") / np.convolve(np.ones(len(y)), kernel, "same")
         means.append(np.interp(x, steps, smooth))
     values = np.stack(means)
-    return _Curve(
-        x,
-        mean=values.mean(axis=0),
-        low=values.min(axis=0),
-        high=values.max(axis=0),
-        raw=np.interp(x, *series[0]) if len(series) == 1 and window > 1 else None,
-        window=window,
-    )
+    raw = np.interp(x, *series[0]) if len(series) == 1 and window > 1 else None
+    return _Curve(x, values, values.mean(axis=0), raw, window)
 
 
 def _draw(
@@ -252,10 +242,11 @@ def _draw(
                 if line.raw is not None:
                     axes.plot(line.x, line.raw, linewidth=0.8, **band)
                 else:
-                    axes.fill_between(line.x, line.low, line.high, linewidth=0, **band)
+                    low, high = line.values.min(axis=0), line.values.max(axis=0)
+                    axes.fill_between(line.x, low, high, linewidth=0, **band)
             axes.set(xlabel="training step", ylabel=metric)
             axes.margins(x=0.02)
-            if metric == "success" or metric.endswith("/success"):  # show the whole scale
+            if metric.rpartition("/")[2] == "success":  # show the whole scale
                 axes.set_ylim(-0.03, 1.03)
         if len(groups) > 1:
             handles, labels = figure.axes[0].get_legend_handles_labels()

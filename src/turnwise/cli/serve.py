@@ -115,20 +115,18 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
         is_local = ipaddress.ip_address(host).is_loopback
     if given is None and not is_local:
         raise ConfigError(
-            f"--host {host} can be reached from other machines, and there is no API key. Choose "
-            "one with --api-key or the variable TURNWISE_API_KEY, or serve everyone with "
-            "--no-api-key."
+            f"--host {host} can be reached from other machines, and there is no API key. Name one "
+            "with --api-key or TURNWISE_API_KEY, or serve everyone with --no-api-key."
         )
     return given or f"sk-{secrets.token_urlsafe(24)}"
 
 
 def _log(request: ServedRequest) -> None:
     """Print a line about a request that was answered."""
-    tokens = ""
-    if request.num_sampled_tokens:
-        tokens = f"  {request.num_prompt_tokens} + {request.num_sampled_tokens} tokens"
+    tokens = f"{request.num_prompt_tokens} + {request.num_sampled_tokens} tokens  "
+    tokens = tokens if request.num_sampled_tokens else ""
     asked = f"{time.strftime('%H:%M:%S')}  {request.method} {request.path}"
-    say(f"{asked}  {request.status}{tokens}  {1000 * request.seconds:.0f} ms", err=True)
+    say(f"{asked}  {request.status}  {tokens}{1000 * request.seconds:.0f} ms", err=True)
 
 
 def view(
@@ -161,5 +159,4 @@ def view(
         if not folder.is_dir():
             raise not_a_run(folder)
     folders = folders or [Path(ConfigStore().checkpoint.output_dir)]
-    folders = [run_containing(folder) for folder in folders]
-    serve_page(folders, port, not no_open, say, read_only)
+    serve_page([run_containing(folder) for folder in folders], port, not no_open, say, read_only)

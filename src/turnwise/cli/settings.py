@@ -106,9 +106,8 @@ class Overrides:
     def put_into(self, config: ConfigStore) -> None:
         """Write the options into the settings.
 
-        Another environment drops the run's dataset, reward and tools, which belong to the old one.
-        They are kept if it replaces an environment that cannot be restored. Another agent keeps the
-        dataset and the reward: it does the same tasks.
+        Another environment drops the run's dataset, reward and tools, unless it replaces one that
+        cannot be restored. Another agent keeps the dataset and the reward: it does the same tasks.
         """
         parts = config.parts()
         if self.part is not None:
@@ -177,8 +176,7 @@ def open_settings(
     overrides.put_into(config)
     if config.environments is not None and not takes_mix:
         raise ConfigError(
-            f"{source} has a mix of environments, and this command plays in one of them. "
-            f"Name it with --part: {', '.join(config.parts())}"
+            f"{source} has a mix of environments. Name one with --part: {', '.join(config.parts())}"
         )
     run = None if source is None else run_containing(source)
     typed = [name for name, value in vars(overrides).items() if value]
@@ -216,8 +214,7 @@ def find_code(
 ) -> None:
     """Find the code and files that the settings name, and rewrite the names for this folder.
 
-    A run recorded names relative to the folder in which it began, so `folders` are searched before
-    the current one. Settings that are `typed` in this command are searched for here first.
+    `folders`, in which a run began, are searched before the current one, but for what is `typed`.
     """
     if folders:
         for server in servers_in(config):
@@ -251,10 +248,8 @@ def find_code(
 
 
 def name_code(target: str, folder: Path | None = None) -> None:
-    """Allow code to be imported that the user or a trusted folder names, and make it importable.
-
-    `folder` is searched first; None is the current folder.
-    """
+    """Allow code to be imported that the user or a trusted folder names, and make it importable:
+    from `folder` first; None is the current one."""
     prefix, _, rest = target.partition(":")
     is_adapted = prefix in ADAPTERS
     if (is_adapted and ":" in rest) or (not is_adapted and names_code(target)):
@@ -268,10 +263,7 @@ def name_code(target: str, folder: Path | None = None) -> None:
 
 
 def check_code(config: ConfigStore) -> None:
-    """Import the user's code and make each environment once, since a failure would repeat.
-
-    The errors are brief, without a traceback.
-    """
+    """Import the user's code and make each environment once; the errors have no traceback."""
     for part, settings in config.parts().items():
         where = f"the environment {part} of the mix: " if part else ""
         checked = settings.environment_name

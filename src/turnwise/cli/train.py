@@ -100,8 +100,7 @@ def train(
     words, verl_words = arguments or [], list[str]()
     if is_verl:  # settings of sections that turnwise does not have are VERL's
         ours = {section.name for section in dataclasses.fields(ConfigStore)}
-        sections = {word: match[1] for word in words if (match := _SETTING.match(word))}
-        verl_words = [word for word, section in sections.items() if section not in ours]
+        verl_words = [word for word in words if (m := _SETTING.match(word)) and m[1] not in ours]
         words = [word for word in words if word not in verl_words]
     file, overrides = split_arguments(words, config_path, config_name)
     overrides += parameter_overrides(param)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.runs.checkpoints import BestMark, read_best_mark
+from turnwise.json_files import read_json_object
+from turnwise.runs.checkpoints import read_best_mark
 from turnwise.runs.doctor import Doctor, settings_if_readable
 from turnwise.runs.episode_store import file_name, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
@@ -29,6 +30,7 @@ from turnwise.view.run_files import (
     change_notes,
     describe,
     file_stamp,
+    first_log_time,
     legible_path,
     locked_inodes,
     read_notes,
@@ -87,16 +89,11 @@ class RunMetrics:
                 self._findings, self._num_examined = [], 0
             for metrics in self.steps[self._num_examined :]:
                 self._num_examined += 1
-                self._findings += [
-                    {
-                        "step": metrics.get("step", self._num_examined),
-                        "name": finding.code,
-                        "severity": "warning",
-                        "text": f"{finding.text} {finding.because}".rstrip(),
-                        "fix": finding.fix,
-                    }
-                    for finding in self._doctor.look(metrics)
-                ]
+                step = metrics.get("step", self._num_examined)
+                for finding in self._doctor.look(metrics):
+                    text = f"{finding.text} {finding.because}".rstrip()
+                    about = {"step": step, "name": finding.code, "text": text, "fix": finding.fix}
+                    self._findings.append({**about, "severity": "warning"})
             return list(self._findings)
 
     def at(self, step: int) -> dict[str, Any]:
@@ -112,10 +109,8 @@ class RunMetrics:
             steps = [s for s in self.steps if s.get("step", 0) > since]
             minor = [] if kl_is_informative(self.steps) else ["kl"]
         names = dict.fromkeys(name for step in steps for name in step if name != "step")
-        series = {
-            name: [v if is_number(v := step.get(name)) else None for step in steps]
-            for name in names
-        }
+        columns = {name: [step.get(name) for step in steps] for name in names}
+        series = {name: [v if is_number(v) else None for v in columns[name]] for name in names}
         return {"steps": [step.get("step") for step in steps], "series": series, "minor": minor}
 
 
@@ -217,7 +212,7 @@ class ViewedRun:
             "status": str(status.get("status", "")),
             "step": last.get("step", status.get("step", 0)),
             "total_steps": status.get("num_steps"),
-            "started": self.files.read(self.folder.log_file, self.files.first_log_time, None),
+            "started": self.files.read(self.folder.log_file, first_log_time),
             "updated": self.updated,
             "num_episodes": self.episodes.num_episodes,
             "headline": main,
@@ -235,21 +230,19 @@ class ViewedRun:
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """Return which checkpoint is the best and by which metric; None if there is none."""
-        none: BestMark | None = None
-        checkpoints = self.folder.checkpoints
-        mark = self.files.read(self._best_file, lambda: read_best_mark(checkpoints), none)
-        if mark is None or not (checkpoints / f"step-{mark.step:08d}").is_dir():
+        mark = self.files.read(self._best_file, lambda file: read_best_mark(file.parent))
+        if mark is None or not (self.folder.checkpoints / f"step-{mark.step:08d}").is_dir():
             return None
         return mark.to_dict()
 
     def detail(self) -> dict[str, Any]:
         """Return the run for its own page."""
-        none = list[dict[str, Any]]()
         return {
             **self.summary(),
             **overview(self.episodes),
             "config": self.config(),
-            "changes": self.files.read(self.folder.changes_file, lambda: self.folder.changes, none),
+            "changes": self.files.read(self.folder.changes_file, lambda _: self.folder.changes)
+            or [],
             "findings": self.metrics.findings(),
             "log_tail": self.files.log_tail(),
         }
@@ -263,12 +256,11 @@ class ViewedRun:
         return self.episodes.num_files < len(self._episode_files)
 
     def _status(self) -> dict[str, Any]:
-        return self.files.read(self.folder.status_file, lambda: self.folder.status, {})
+        return self.files.read(self.folder.status_file, read_json_object) or {}
 
     def config(self) -> dict[str, Any]:
         """Return the settings; empty if they cannot be read. Parsing YAML is slow."""
-        path = self.folder.config_file
-        return self.files.read(path, lambda: read_yaml(path), {})
+        return self.files.read(self.folder.config_file, read_yaml) or {}
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return `identity` or `provenance` of `run.json`; empty if it has none."""
@@ -277,8 +269,7 @@ class ViewedRun:
 
     def notes(self) -> dict[str, Any]:
         """Return the user's tags and note, and whether the run is archived."""
-        path = self.folder.path
-        notes = self.files.read(path / NOTES_FILE, lambda: read_notes(path), dict(NO_NOTES))
+        notes = self.files.read(self.folder.path / NOTES_FILE, read_notes) or NO_NOTES
         return {name: notes[name] for name in NO_NOTES}
 
     def change_notes(self, changes: Any) -> dict[str, Any]:
@@ -304,9 +295,7 @@ class ViewedRun:
         try:
             table = read_table(path, row=index)
         except IndexError:
-            raise NotFound(
-                f"step {key[1]} has fewer {key[0]} episodes, and none with number {index}"
-            ) from None
+            raise NotFound(f"step {key[1]} has no {key[0]} episode with number {index}") from None
         return key, index, table_to_episodes(table)[0]
 
     def _episode_path(self, key: FileKey) -> Path:
@@ -320,8 +309,7 @@ class ViewedRun:
     def token_texts(self) -> TokenTexts:
         """The texts of tokens, by the tokenizer that the run keeps."""
         path = self.folder.tokenizer_file
-        none: TokenTexts | None = None
-        return self.files.read(path, lambda: TokenTexts(path), none) or TokenTexts(path)
+        return self.files.read(path, TokenTexts) or TokenTexts(path)
 
 
 class Library:
