@@ -13,7 +13,7 @@ LINES = {
     "agents": 2330,
     "algo": 2217,
     "chat": 1494,
-    "cli": 3993,
+    "cli": 3808,
     "compat": 1053,
     "config": 1155,
     "data": 776,
@@ -23,14 +23,14 @@ LINES = {
     "inference": 5375,
     "learner": 4563,
     "models": 1203,
-    "progress": 582,
+    "progress": 567,
     "reward": 877,
     "runs": 3737,
     "scale": 2933,
     "tools": 3892,
     "trainer": 4750,
     "user_code": 622,
-    "view": 2047,
+    "view": 1984,
 }
 FILES = 265
 JAVASCRIPT = 5500

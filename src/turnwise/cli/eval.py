@@ -137,7 +137,7 @@ def evaluate(
         )
     if split is not None and dataset:
         raise ConfigError(
-            f"--split {split} is for the run's rows, --dataset. Leave out one of them."
+            "--split is for the run's rows, --dataset for others. Leave out one of them."
         )
     if url is not None:
         from turnwise.cli.agents import ServedModel
