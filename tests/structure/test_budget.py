@@ -13,7 +13,7 @@ LINES = {
     "agents": 2330,
     "algo": 2217,
     "chat": 1494,
-    "cli": 3808,
+    "cli": 3810,
     "compat": 1053,
     "config": 1155,
     "data": 776,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import json
 import random
@@ -87,10 +86,11 @@ def chat(
             from turnwise.inference import SamplingParams
 
             opened = open_chat_model(ctx, closing, overrides, max_conversations=1)
-        sampling = opened.sampling or SamplingParams(0.7, top_p=0.9)
-        given = {"temperature": temperature, "top_p": top_p}
-        given = {name: value for name, value in given.items() if value is not None}
-        sampling = dataclasses.replace(sampling, **given)
+        usual = opened.sampling or SamplingParams(0.7, top_p=0.9)
+        sampling = SamplingParams(
+            usual.temperature if temperature is None else temperature,
+            top_p=usual.top_p if top_p is None else top_p,
+        )
         seeds = itertools.count(random.randrange(2**31) if seed is None else seed)
         runner = closing.enter_context(asyncio.Runner())
         closing.callback(lambda: runner.run(opened.session.close()))

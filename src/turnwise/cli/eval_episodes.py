@@ -101,7 +101,8 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
         rows, is_trained_on = components.train_rows, True
         if rows is None:
             raise ConfigError(
-                f"--split train plays rows of a dataset, and there is none{where}. Leave it out."
+                f"--split train plays the rows that were trained on, and there is no dataset{where}"
+                ": episodes differ by their seeds. Leave out --split."
             )
     elif split == "eval" and is_trained_on:
         raise ConfigError(

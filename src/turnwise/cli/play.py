@@ -288,8 +288,8 @@ class Played(Trajectory):
             if calls:
                 names = ("name", "arguments", "success", "result")
                 turns[-1]["calls"] = [{n: getattr(call, n) for n in names} for call in calls]
-        names = ("seed", "row", "status", "success", "total_reward", "score")
-        ending = {name.removeprefix("total_"): getattr(self, name) for name in names}
+        facts = ("seed", "row", "status", "success", "total_reward", "score")
+        ending = {name.removeprefix("total_"): getattr(self, name) for name in facts}
         return {name: v for name, v in ending.items() if v is not None} | {"turns": turns}
 
 

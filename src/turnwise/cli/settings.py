@@ -176,7 +176,8 @@ def open_settings(
     overrides.put_into(config)
     if config.environments is not None and not takes_mix:
         raise ConfigError(
-            f"{source} has a mix of environments. Name one with --part: {', '.join(config.parts())}"
+            f"{source} has a mix of environments, and this command plays in one of them. "
+            f"Name it with --part: {', '.join(config.parts())}"
         )
     run = None if source is None else run_containing(source)
     typed = [name for name, value in vars(overrides).items() if value]
