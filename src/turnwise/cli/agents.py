@@ -64,8 +64,7 @@ def load_players(
     the run's players that have their own.
 
     Without a name only a tokenizer is loaded: the actions of a player without a model become tokens
-    too. The sections `model` and `inference` become those of the model that plays. `options` are
-    those of the command: its model overrides the base model of the run's weights.
+    too. The sections `model` and `inference` become those of the model that plays.
     """
     model, is_trusted = options["model"], options["trust_remote_code"]
     if name is None:
@@ -125,13 +124,11 @@ def agent_by_name(who: str) -> AgentMaker:
     is_class, num_needed = isinstance(agent, type), 0
     if callable(agent):
         parameters = inspect.signature(agent.__call__ if is_class else agent).parameters.values()
-        needed = [
-            one.name
-            for one in parameters
-            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        num_needed = -int(is_class) + sum(  # without self
+            one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
             and (one.default is one.empty or one.name == "state")
-        ]
-        num_needed = len(needed) - int(is_class)  # self
+            for one in parameters
+        )
     if num_needed not in (1, 2):
         raise ConfigError(
             f"--agent got {who!r} of type {type(agent).__name__}; expected a function "
@@ -167,19 +164,17 @@ class ServedModel:
     def __init__(
         self, url: str, model: str | None, sends_temperature: bool, max_tokens: int | None
     ) -> None:
-        """Without `model`, the only one that the server offers.
-
-        What the user did not set is not sent: the server has its own, and may refuse others'.
-        """
+        """Without `model`, the only one that the server offers."""
+        # What the user did not set is not sent: the server has its own, and may refuse others'.
         self._server = ChatServer(url, os.environ.get("OPENAI_API_KEY"), timeout=600.0)
         offered = [model] if model is not None else self._server.models()
         if len(offered) != 1:
             names = ", ".join(offered[:10])
             raise ConfigError(f"{url} offers {len(offered)} models. Name one with --model: {names}")
-        self.model = model = offered[0]
-        self.name = f"{model} at {url}"
+        self.model = offered[0]
+        self.name = f"{self.model} at {url}"
         self._sends_temperature = sends_temperature
-        self._max_tokens = max_tokens
+        self._options = {} if max_tokens is None else {"max_tokens": max_tokens}
 
     async def reply(self, messages: Sequence[Message], request: GenerationRequest) -> Answer:
         """Return the server's next message of a conversation."""
@@ -190,24 +185,21 @@ class ServedModel:
             else {"role": message["role"], "content": message["content"]}
             for message in messages
         ]
-        options: dict[str, Any] = {}
-        if self._max_tokens is not None:
-            options["max_tokens"] = self._max_tokens
+        options: dict[str, Any] = {**self._options}
         if self._sends_temperature:
             options["temperature"] = request.sampling.temperature
             if request.sampling.top_p < 1.0:
                 options["top_p"] = request.sampling.top_p
+        complete = partial(self._server.complete, self.model, sent, **options)
         answer: Answer = await call_with_deadline(
-            lambda: self._server.complete(self.model, sent, **options),
-            timeout=request.timeout,
-            waiting_for=self.name,
+            complete, timeout=request.timeout, waiting_for=self.name
         )
         return answer
 
 
 @dataclass
 class ChatModel:
-    """A model that replies to requests, and how a run used it."""
+    """A model that replies to requests, and how a run used it, if it is of one."""
 
     session: AgentSession
     context_length: int
@@ -215,12 +207,11 @@ class ChatModel:
     tools: ToolRegistry | None
     parser: ActionParser
     sampling: SamplingParams | None
-    """That of a run; None: it is no run."""
     max_tokens: int
     about: str | None
-    """A line about what is used of a run."""
+    """A line about what is used of the run."""
     step: int | None
-    """The step of a run's checkpoint; None: it is no run."""
+    """The step of the run's checkpoint."""
 
 
 def open_chat_model(
@@ -230,10 +221,9 @@ def open_chat_model(
     max_conversations: int,
     has_tools: bool = True,
 ) -> ChatModel:
-    """Load the model of a run or a checkpoint, or one by its name, its folder, a server's URL.
+    """Load the model that the options of a command name: of a run, by name, folder or URL.
 
-    The options of the command (`ctx.params`) say which one, and how. That of a run comes with the
-    run's prompt, tools and sampling, but without its environment.
+    That of a run comes with the run's prompt, tools and sampling, but without its environment.
     Without `has_tools` its tools are not imported: clients of a server bring theirs.
     """
     names = ("model", "checkpoint", "backend", "template", "tokenizer")
@@ -247,13 +237,11 @@ def open_chat_model(
     if source is not None:
         if backend not in ("local", "transformers"):
             raise ConfigError(
-                f"--backend {backend} cannot load the checkpoint of {model}. Export it first "
-                f"(turnwise export {model} FOLDER), and name that folder."
+                f"--backend {backend} cannot load a run. First: turnwise export {model} FOLDER"
             )
         if (given["dtype"], given["device"], tokenizer) != ("auto", "auto", None):
             raise ConfigError(
-                f"--dtype, --device and --tokenizer are for a model, and {model} is a run, which "
-                "has its own. Leave them out."
+                f"leave out --dtype, --device, --tokenizer: {model} is a run, which has its own."
             )
         saved = find_checkpoint(source, which_checkpoint(checkpoint))
         step = saved.step
@@ -293,10 +281,8 @@ def open_chat_model(
         raise ConfigError(f"{model} came without a tokenizer. Name one with --tokenizer.")
     if template is None and not engine.tokenizer.chat_template:
         if source is None:
-            raise ConfigError(
-                f"the tokenizer of {model} has no chat template. Choose one with --template: "
-                f"{', '.join(TEMPLATES)}."
-            )
+            known = ", ".join(TEMPLATES)
+            raise ConfigError(f"{model} has no chat template. Choose one with --template: {known}.")
         template = "plain"  # as in the run
     chat = ChatFormat(engine.tokenizer, template, enable_thinking=config.inference.enable_thinking)
     parser = get_parser(chosen, template=chat.template) if isinstance(chosen, str) else chosen

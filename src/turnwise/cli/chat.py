@@ -41,9 +41,7 @@ def chat(
     backend: opt.BackendOption = opt.BackendName.local,
     system: Annotated[
         str | None,
-        opt.option(
-            "System prompt.", "TEXT", "--system", "--system-prompt", default="the run's own, if any"
-        ),
+        opt.option("System prompt.", "TEXT", "--system", "--system-prompt", default="the run's"),
     ] = None,
     tool: opt.ToolOption = None,
     parser: opt.ParserOption = None,
@@ -52,8 +50,7 @@ def chat(
         float | None, opt.option("0 is greedy decoding.", default="0.7, or the run's own", min=0)
     ] = None,
     top_p: Annotated[
-        float | None,
-        opt.option("Nucleus sampling: cumulative probability.", default="0.9, or the run's own"),
+        float | None, opt.option("Nucleus sampling.", default="0.9, or the run's own")
     ] = None,
     max_tokens: Annotated[
         int | None, opt.option("Maximum tokens per reply.", default="256, or the run's own", min=1)
@@ -94,10 +91,9 @@ def chat(
             usual.temperature if temperature is None else temperature,
             top_p=usual.top_p if top_p is None else top_p,
         )
-        first_seed = random.randrange(2**31) if seed is None else seed
+        seeds = itertools.count(random.randrange(2**31) if seed is None else seed)
         runner = closing.enter_context(asyncio.Runner())
         closing.callback(lambda: runner.run(opened.session.close()))
-        seeds = itertools.count(first_seed)
         talk = _Chat(opened, runner, sampling, max_tokens or opened.max_tokens, seeds)
         closing.callback(talk.reset)
         if opened.about is not None:
@@ -148,9 +144,9 @@ class _Chat:
 
     def reset(self) -> None:
         """Start a new conversation."""
-        system = self._model.system_prompt
-        first: dict[str, Any] = {"role": "system", "content": system}
-        self._messages = [first] if system else []
+        self._messages: list[dict[str, Any]] = []
+        if self._model.system_prompt:
+            self._messages = [{"role": "system", "content": self._model.system_prompt}]
         if self._context is not None:
             self._context.close()
             self._context = None
@@ -199,8 +195,8 @@ class _Chat:
             text = delta.text if sent.text else delta.text.lstrip()
             between = "\n\n" if text and sent.thought and not sent.text else ""
             sent.add(delta)
-            pieces = ((legible(delta.thought), "dim"), between, legible(text))
-            self.console.print(Text.assemble(*pieces), end="", soft_wrap=True)
+            shown = Text.assemble((legible(delta.thought), "dim"), between, legible(text))
+            self.console.print(shown, end="", soft_wrap=True)
 
         tools = self._model.tools
         request = ChatRequest(
@@ -223,13 +219,12 @@ class _Chat:
         if sent.text or not reply.calls:
             self.console.print()
         self._messages.append(dict(reply.message))
-        ending = reply.finish_reason
+        ending, number = reply.finish_reason, reply.num_sampled_tokens
         if ending == "length":
-            num_used = reply.num_prompt_tokens + reply.num_sampled_tokens
-            is_full = num_used >= self._model.context_length
+            is_full = reply.num_prompt_tokens + number >= self._model.context_length
             ending = "the context is full, /reset" if is_full else "cut by --max-tokens"
-        speed = reply.num_sampled_tokens / max(time.monotonic() - started, 1e-9)
-        self.note(f"  {reply.num_sampled_tokens} tokens, {speed:.1f} tokens/s, {ending}\n")
+        speed = number / max(time.monotonic() - started, 1e-9)
+        self.note(f"  {number} tokens, {speed:.1f} tokens/s, {ending}\n")
         return reply
 
     def _call_tools(self, reply: ChatReply) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
+from rich.status import Status
 from rich.text import Text
 
 from turnwise.errors import ConfigError
@@ -36,11 +37,9 @@ def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     return console
 
 
-@contextlib.contextmanager
-def working(text: str) -> Iterator[None]:
-    """Show a spinner with this text on a terminal; print nothing to a file or a pipe."""
-    with make_console(stderr=True).status(Text(text)):
-        yield
+def working(text: str) -> Status:
+    """Return a spinner with this text on a terminal; it prints nothing to a file or a pipe."""
+    return make_console(stderr=True).status(Text(text))
 
 
 def print_finding(console: Console, title: Text, lines: Sequence[Text], fix: str) -> None:

@@ -81,14 +81,12 @@ def doctor(
         mark, style = _MARKS[fact.state]
         name = (f"{fact.name:<15}", "cyan")
         console.print(Text.assemble((f"  {mark} ", style), name, fact.text))
-    failures = [fact.name for fact in facts if fact.is_basic and fact.state == "broken"]
+    failures = ", ".join(f.name for f in facts if f.is_basic and f.state == "broken")
     if as_json:
         print_json({"ok": not failures, "facts": [dataclasses.asdict(fact) for fact in facts]})
-    elif failures:
-        names = ", ".join(failures)
-        console.print(f"\nThis machine cannot train: {names} must be fixed.", style="bold")
-    else:
-        console.print("\nThis machine can train. Start with: turnwise train", style="bold")
+    verdict = "can train. Start with: turnwise train"
+    verdict = f"cannot train: {failures} must be fixed." if failures else verdict
+    console.print(f"\nThis machine {verdict}", style="bold")
     raise typer.Exit(1 if failures else 0)
 
 
@@ -220,11 +218,10 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     console = make_console()
     lasting = {finding.code: finding for finding in now}
     began = {finding.code: step for step, finding in over_time}  # the last time
-    shown = [(f"step {step:<6}", finding) for step, finding in over_time]
-    shown += [("", finding) for finding in now if finding.code not in began]
-    for title, finding in shown:
+    shown = [*over_time, *((None, finding) for finding in now if finding.code not in began)]
+    for step, finding in shown:
         # One that lasts is shown with its present consequences.
-        is_last = title == f"step {began.get(finding.code, ''):<6}"
+        is_last = step == began.get(finding.code)
         latest = lasting.get(finding.code, finding) if is_last else finding
         lines = [Text(finding.text)]
         for one in latest.consequences:
@@ -233,6 +230,7 @@ def _diagnose_run(run: str, as_json: bool) -> None:
             page = f"#/run/{folder.path.resolve().name}/episodes/{latest.example}"
             view = f"turnwise view {shlex.quote(str(folder.path))}, {page}"
             lines.append(Text.assemble(("example: ", "bold"), view))
+        title = "" if step is None else f"step {step:<6}"
         head = Text.assemble((title, "bold"), (finding.code, "bold yellow"), overflow="fold")
         print_finding(console, head, lines, finding.fix)
     if over_time or now:

@@ -133,7 +133,7 @@ def check_env(
     if report.passed:
         console.print(Text.assemble(("✓ passed: ", "green"), ", ".join(report.passed)))
     if report.skipped:
-        text = ", ".join(report.skipped)
-        console.print(Text(f"- not run until the above is fixed: {text}", "dim"))
+        skipped = f"- not run until the above is fixed: {', '.join(report.skipped)}"
+        console.print(Text(skipped, "dim"))
     console.print(Text(report.summary, "bold"))
     raise typer.Exit(0 if report.ok else 1)

@@ -88,11 +88,11 @@ def estimate_run(config: ConfigStore, as_json: bool) -> None:
         "tokens": f"{tokens:,.0f} sampled, {tokens * training.update_epochs:,.0f} trained on",
         "disk": f"{disk}: checkpoints of {decimal(checkpoint_bytes)}, and episodes",
     }
+    if not times:
+        del rows["warm start"]
     model = config.model.local_path or config.model.model_name
     say(f"{model} on {config.environment_name}, measured on {NUM_STEPS} steps\n")
-    for name, text in rows.items():
-        if times or name != "warm start":
-            say(f"{name:<13}{text}")
+    say("\n".join(f"{name:<13}{text}" for name, text in rows.items()))
     say("\nThe length of episodes changes as the model learns, and so does the time.")
 
 

@@ -50,49 +50,33 @@ def evaluate(
     part: opt.PartOption = None,
     split: Annotated[
         SplitName | None,
-        opt.option(
-            "Play the rows that the run was trained on, or its held-out rows.",
-            default="eval, if there are held-out rows",
-        ),
+        opt.option("Rows that the run was trained on, or held-out ones.", default="eval, if any"),
     ] = None,
     agent: Annotated[
         str | None,
         opt.option(
-            "In an environment, a player instead of the model: expert, random, or "
-            "FILE.PY:NAME, a function (observation) or (observation, state) that returns the "
-            "action. Without one, an agent that calls the model: FILE.PY:NAME of (task, llm), or a "
-            "command.",
+            "In an environment, a player instead of the model: expert, random, or FILE.PY:NAME of "
+            "(observation) or (observation, state), which returns the action. Without one, an "
+            "agent that calls the model: FILE.PY:NAME of (task, llm), or a command.",
             "WHO",
-            default=False,
         ),
     ] = None,
     url: Annotated[
         str | None,
         opt.option(
-            "In an environment, a model behind a URL plays: any OpenAI-compatible server, for "
-            "example http://localhost:8000/v1. --model names its model, OPENAI_API_KEY has the "
-            "key.",
+            "In an environment, a model of an OpenAI-compatible server plays: http://host:80/v1. "
+            "--model names its model, OPENAI_API_KEY has the key.",
             "URL",
-            default=False,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        opt.option(
-            "Maximum tokens of one turn.",
-            default="the run's own, or 64; with --url the server's",
-            min=1,
-        ),
+        opt.option("Maximum tokens of one turn.", default="the run's or server's, or 64", min=1),
     ] = None,
     episodes: Annotated[int, opt.option("Number of tasks to play.", min=1)] = 100,
     k: Annotated[
         int | None,
-        opt.option(
-            "Sample N attempts per task, and report pass@1 to pass@N and mean@N.",
-            "N",
-            default=False,
-            min=1,
-        ),
+        opt.option("Sample N attempts per task, report pass@1 to pass@N and mean@N.", "N", min=1),
     ] = None,
     greedy: opt.GreedyOption = None,
     seed: Annotated[
@@ -149,13 +133,11 @@ def evaluate(
     is_greedy = k is None if greedy is None else greedy
     if k is not None and (agent == "expert" or (agent is None and url is None and is_greedy)):
         raise ConfigError(
-            f"--k needs attempts that differ, and {agent or 'greedy'} attempts at a task are "
-            "identical. Leave out one of them."
+            f"leave out --k: {agent or 'greedy'} attempts at a task are identical. Or: --sampled"
         )
     if split is not None and dataset:
         raise ConfigError(
-            f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
-            "Leave out one of them."
+            "--split is for the run's rows, --dataset for others. Leave out one of them."
         )
     if url is not None:
         from turnwise.cli.agents import ServedModel
@@ -189,10 +171,11 @@ def evaluate(
         for name, each in parts.items():
             eval_episodes.play_part(each, plan, name)
     evaluated_on = {name: each.evaluated_on for name, each in parts.items()}
+    is_served = served is not None and greedy is None
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
-        "sampling": "greedy" if is_greedy else "sampled",
+        "sampling": "the server's own" if is_served else "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
         "evaluated_on": evaluated_on if config.environments else evaluated_on[""],
         "split": split,
@@ -205,10 +188,8 @@ def evaluate(
             best = CheckpointStore(folder.checkpoints).best
             facts["checkpoint"] = str(best or "the last step: no evaluation has marked a best one")
         with contextlib.suppress(ConfigError):  # the file of metrics may be damaged
-            if (main := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
-                facts["in_training"] = main.to_dict()
-    if served is not None and greedy is None:
-        facts["sampling"] = "the server's own"
+            if (trained := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
+                facts["in_training"] = trained.to_dict()
     if agent is not None:
         facts["played_by"] = agent
     scored = {
@@ -216,11 +197,10 @@ def evaluate(
         for name, each in parts.items()
     }
     weights = dict(zip(parts, (item.weight for item in config.environments or ()), strict=False))
-    firsts = {name: scores[plan.who] for name, scores in scored.items()}
     kinds = ("success", "reward")
     means = {
-        name: {kind: score[kind] for kind in kinds if score[kind] is not None}
-        for name, score in firsts.items()
+        name: {kind: value for kind in kinds if (value := scores[plan.who][kind]) is not None}
+        for name, scores in scored.items()
     }
     mean = weighted_mean(means, weights) if weights else {}
     if as_json:
@@ -240,9 +220,8 @@ def evaluate(
         words = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         values = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
         console.print(f"mean over the environments by weight ({words}): {values}")
-    if facts["in_training"] is not None:
-        text = f"reported by the run itself: {facts['in_training']['text']}"
-        console.print(text, soft_wrap=True)
+    if (main := facts["in_training"]) is not None:
+        console.print(f"reported by the run itself: {main['text']}", soft_wrap=True)
 
 
 def _show_conversations(console: Console, result: EpisodeResult) -> None:
@@ -264,8 +243,9 @@ def _title(facts: Mapping[str, Any], name: str, part: Part, plan: Plan) -> str:
         who = f"{plan.agent} in the environment of {who}"
     number, num_rows = part.num_tasks, len(part.rows or ())
     kind = "episodes" if plan.k is None else "tasks"
-    kind = f"{kind} on {part.evaluated_on}" if num_rows else f"held-out {kind}"
-    many = f"{number:,} {kind}"
+    many = (
+        f"{number:,} {kind} on {part.evaluated_on}" if num_rows else f"{number:,} held-out {kind}"
+    )
     if plan.k is not None:
         many += f", {plan.k} attempts each"
     elif num_rows and number >= num_rows:

@@ -89,10 +89,9 @@ class Part:
 
 
 def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> Part:
-    """Return the environment of settings with the rows of a split, which are to be played.
+    """Return the environment of settings, named `name` in a mix, with the rows of a split.
 
-    Without a split these are held-out rows, or training rows if there are none. `name` is the
-    environment of a mix.
+    Without a split these are held-out rows, or training rows if there are none.
     """
     components = UserComponents().filled_from(config)
     where = f" of {name}" if name else ""
@@ -107,25 +106,20 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
             )
     elif split == "eval" and is_trained_on:
         raise ConfigError(
-            f"--split eval plays held-out rows, and there are none{where}: all "
-            f"{len(rows or ()):,} rows were trained on. To hold rows out, train with "
-            "eval_dataset or training.eval_fraction; for other rows now: --dataset FILE"
+            f"--split eval plays held-out rows, and there are none{where}: all {len(rows or ()):,} "
+            "rows were trained on. To hold rows out, train with eval_dataset or "
+            "training.eval_fraction; for other rows now: --dataset FILE"
         )
     num_tasks = plan.num_tasks
-    if rows is not None and is_trained_on:
-        evaluated_on = count(len(rows), "training row")
-    if rows is not None and plan.k is not None:  # of several attempts, each row is one task
-        num_tasks = min(num_tasks, len(rows))
-    elif rows is not None:
-        num_tasks = num_of_rows(num_tasks, len(rows))
+    if rows is not None:
+        evaluated_on = count(len(rows), "training row") if is_trained_on else evaluated_on
+        choose = num_of_rows if plan.k is None else min  # of several attempts, a row is one task
+        num_tasks = choose(num_tasks, len(rows))
     return Part(config, components, rows, evaluated_on, num_tasks)
 
 
 def play_part(part: Part, plan: Plan, name: str) -> None:
-    """Play the tasks by the model or agent, and by the scripted players that the part has.
-
-    `name` is that of an environment of a mix.
-    """
+    """Play the tasks by the model or agent, and by the scripted players that the part has."""
     config, where = part.config, f" of {name}" if name else ""
     console = make_console(stderr=True)
     status, stop = Status("", console=console), StopRequest(lambda text: None)
@@ -255,10 +249,8 @@ def score_players(
         for result in results
         for agent in result.agents
     )
-    scores: dict[str, Any] = {}
-    for player, results in played.items():
-        if (its_scores := player_scores(results, reports, seed)) is not None:
-            scores[player] = its_scores
+    scores = {player: player_scores(results, reports, seed) for player, results in played.items()}
+    scores = {player: its_scores for player, its_scores in scores.items() if its_scores}
     if k is not None:
         scores["attempts"] = attempt_scores(played[who], k, seed, reports)
     return scores
@@ -287,17 +279,16 @@ def player_scores(
     if len(tasks) == 1:  # then the episodes of the only row are the observations
         tasks = [[outcome] for outcome in every]
     rewards = [statistics.fmean(reward for reward, _ in outcomes) for outcomes in tasks]
-    success = estimate(
-        [statistics.fmean(solved for _, solved in outcomes) for outcomes in tasks], seed
-    )
+    rates = [statistics.fmean(solved for _, solved in outcomes) for outcomes in tasks]
+    success = estimate(rates, seed) if reports else dict.fromkeys(("value", "low", "high"))
     # If all tasks have equally many episodes, it is the cluster-robust error of their mean.
     error = statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else 0.0
     return {
         "episodes": len(whole),
         "tasks": len({result.group for result in whole}),
-        "success": success["value"] if reports else None,
-        "success_low": success["low"] if reports else None,
-        "success_high": success["high"] if reports else None,
+        "success": success["value"],
+        "success_low": success["low"],
+        "success_high": success["high"],
         "reward": statistics.fmean(rewards),
         "reward_std": statistics.stdev(reward for reward, _ in every) if len(every) > 1 else 0.0,
         "reward_margin": Z * error,  # half of the interval
@@ -316,10 +307,7 @@ def attempt_scores(
     than k others. `reports`: whether the environment ever reports success.
     """
     if any(len(result.agents) > 1 for result in results):
-        raise ConfigError(
-            "--k counts the tasks that one agent solves, and this environment has several "
-            "agents in an episode. Leave out --k."
-        )
+        raise ConfigError("--k is for one agent, and an episode here has several. Leave out --k.")
     tasks: dict[int, dict[str, Any]] = {}
     rewards: dict[int, list[float]] = {}
     for result in results:
@@ -358,10 +346,7 @@ def pass_at_k(num_attempts: int, num_solved: int, k: int) -> float:
 
 
 def show_scores(console: Console, scores: Mapping[str, Any], who: str, name: str) -> None:
-    """Print a table of all players; if there were several attempts, one of pass@k first.
-
-    `who` is the key of the first player, `name` what it is called.
-    """
+    """Print a table of all players, of whom `who` is called `name`; one of pass@k comes first."""
 
     def show(rows: Sequence[Sequence[str]]) -> None:
         right = [Column(justify="right", no_wrap=True) for _ in rows[0][1:]]
@@ -389,8 +374,8 @@ def show_scores(console: Console, scores: Mapping[str, Any], who: str, name: str
     if any(values["errors"] for values in players.values()):
         columns.append("errors")
     table = [["", *columns]]
+    keys = {"value": "success", "low": "success_low", "high": "success_high"}
     for player, values in players.items():
-        keys = {"value": "success", "low": "success_low", "high": "success_high"}
         cells = {
             "success": interval({end: values[key] or 0.0 for end, key in keys.items()}),
             "reward": f"{values['reward']:.4g} ± {values['reward_margin']:.2g}",

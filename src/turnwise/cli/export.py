@@ -152,11 +152,10 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
     if "/" in base and not Path(base).exists():  # it is on the hub
         header["base_model"] = base
     games = []  # each as it is named on the command line
-    for part in config.parts().values():
-        given = [f" --param {key}={value}" for key, value in part.environment.params.items()]
-        if part.environment.max_steps is not None:
-            given.append(f" --max-steps {part.environment.max_steps}")
-        games.append(config.agent or part.environment.name + "".join(given))
+    for game in (part.environment for part in config.parts().values()):
+        words = [game.name, *(f"--param {key}={value}" for key, value in game.params.items())]
+        words += [] if game.max_steps is None else [f"--max-steps {game.max_steps}"]
+        games.append(config.agent or " ".join(words))
     metrics = next((line for line in reversed(history) if line.get("step") == step), {})
     # Of the training episodes and of evaluations; of a mix, also those of each environment.
     shown = [name for name in metrics if name.rpartition("/")[2] in ("success", "reward")]

@@ -8,13 +8,13 @@ import typer
 BackendName = StrEnum("BackendName", ["local", "transformers", "vllm", "sglang", "scripted"])
 
 
-def argument(metavar: str, help: str, default: bool | str = False) -> Any:
+def argument(metavar: str, help: str, default: str | bool = True) -> Any:
     """Return a positional argument; `default` is what the help shows as its default."""
     return typer.Argument(metavar=metavar, help=help, show_default=default)
 
 
 def option(
-    help: str, metavar: str | None = None, *names: str, default: bool | str = True, **more: Any
+    help: str, metavar: str | None = None, *names: str, default: str | bool = True, **more: Any
 ) -> Any:
     """Return an option; `default` is what the help shows instead of its default."""
     return typer.Option(*names, metavar=metavar, help=help, show_default=default, **more)
@@ -36,45 +36,30 @@ ENV_OR_RUN = (
 )
 AsJson = Annotated[bool, flag("--json", "Print JSON: one object, or one a line.")]
 TrustRemoteCode = Annotated[
-    bool,
-    flag(
-        "--trust-remote-code",
-        "Run Python code that a run or a model names, even if you have not run it before.",
-    ),
+    bool, flag("--trust-remote-code", "Run code that a run or a model names, even if new to you.")
 ]
 Parameters = Annotated[
     list[str] | None,
-    option(
-        "Parameter of the environment; repeatable.", "KEY=VALUE", "--param", "-p", default=False
-    ),
+    option("Parameter of the environment; repeatable.", "KEY=VALUE", "--param", "-p"),
 ]
 MaxSteps = Annotated[
-    int | None,
-    option("Maximum number of actions per episode.", default="the environment's own", min=1),
+    int | None, option("Most actions per episode.", default="the environment's own", min=1)
 ]
 EnvironmentOption = Annotated[str | None, _override("--env", "ENV", "Environment.")]
 RewardOption = Annotated[str | None, _override("--reward", "FILE.PY:NAME", "Reward function.")]
-DatasetOption = Annotated[
-    list[str] | None, _override("--dataset", "FILE", "Dataset to play; repeatable.")
-]
+DatasetOption = Annotated[list[str] | None, _override("--dataset", "FILE", "Dataset; repeatable.")]
 ToolOption = Annotated[
-    list[str] | None,
-    _override("--tool", "NAME", "Tool: calculator, python, FILE.PY:NAME; repeatable."),
+    list[str] | None, _override("--tool", "NAME", "calculator, python, FILE.PY:NAME; repeatable.")
 ]
 ParserOption = Annotated[
-    str | None,
-    _override("--parser", "NAME", "Parser of tool calls: json, hermes, FILE.PY:NAME ..."),
+    str | None, _override("--parser", "NAME", "Of tool calls: json, hermes, FILE.PY:NAME ...")
 ]
 SystemPromptOption = Annotated[str | None, _override("--system-prompt", "TEXT", "System prompt.")]
 ModelOption = Annotated[
-    str | None,
-    _override(
-        "--model", "MODEL", "Base model of the run's weights: a name, a folder, a Hugging Face id."
-    ),
+    str | None, _override("--model", "MODEL", "Base model: a name, a folder, a Hugging Face id.")
 ]
 PartOption = Annotated[
-    str | None,
-    option("In a run with several environments, play only this one.", "NAME", default=False),
+    str | None, option("In a run with several environments, play only this one.", "NAME")
 ]
 CheckpointOption = Annotated[str, option("best, last, a step, or a checkpoint's folder.", "WHICH")]
 ModelArgument = Annotated[
@@ -92,12 +77,7 @@ GreedyOption = Annotated[
 SeedOption = Annotated[int | None, option("Seed of all that is random.", default="random", min=0)]
 BackendOption = Annotated[BackendName, option("Inference engine.")]
 TemplateOption = Annotated[
-    str | None,
-    option(
-        "Chat template for a tokenizer without one: chatml or plain.",
-        "NAME",
-        default="the tokenizer's own",
-    ),
+    str | None, option("Chat template for a tokenizer without one: chatml or plain.", "NAME")
 ]
 TokenizerOption = Annotated[str | None, option("Tokenizer for a server's URL.", "MODEL")]
 DtypeOption = Annotated[str, option("float32, bfloat16 or float16.")]

@@ -68,8 +68,8 @@ def play(
     player: Annotated[
         str,
         opt.option(
-            "human, expert or random; the folder of a run or a checkpoint, or a model; or "
-            "FILE.PY:NAME, a function from the observation to the action.",
+            "human, expert, random; the folder of a run or a checkpoint; a model; or FILE.PY:NAME, "
+            "a function from the observation to the action.",
             "WHO",
         ),
     ] = "human",
@@ -115,16 +115,15 @@ def play(
     is_bare = env_run is None and overrides == plain
     if env_or_run is None and player_run is None:
         raise ConfigError(
-            "no environment is named. Name one (turnwise play guess-number) or a "
-            "run: turnwise play runs/mine, turnwise play --player runs/mine"
+            "no environment is named. Name one, or a run: turnwise play guess-number, "
+            "turnwise play runs/mine, turnwise play --player runs/mine"
         )
     if env_or_run is None:
         env_run = player_run
     elif env_run is None:
         if env is not None:
             raise ConfigError(
-                f"got the environment {env_or_run} and --env {env}. Name one of them; "
-                "--env is for a run whose own environment cannot be restored."
+                f"leave out {env_or_run} or --env {env}, which is for a run that has lost its own"
             )
         overrides = dataclasses.replace(overrides, env=env_or_run)
     overrides.allow_code(player)
@@ -140,17 +139,15 @@ def play(
             if env_run is not None:
                 screen.name = f"{config.environment.name} of {name}"
             seeds = range(first_seed, first_seed + episodes)
-            for episode in play_episodes(
-                config, screen, seeds, run=player_run, options=ctx.params, is_bare=is_bare
-            ):
+            for episode in play_episodes(config, screen, seeds, player_run, ctx.params, is_bare):
                 played.append(episode)
                 if as_json:
                     print_json(episode.to_json(), indent=None)
     except (KeyboardInterrupt, EOFError):
         screen.left()
+    except (TurnwiseError, typer.Exit):
+        raise
     except Exception as error:  # raised by the user's environment: print it without a traceback
-        if isinstance(error, TurnwiseError | typer.Exit):
-            raise
         screen.failed(explain(error))
         raise typer.Exit(1) from None
     if episodes > 1 and played:
@@ -161,16 +158,11 @@ def play_episodes(
     config: ConfigStore,
     screen: Screen,
     seeds: Sequence[int],
-    *,
     run: Path | None,
     options: Mapping[str, Any],
     is_bare: bool,
 ) -> Iterator[Played]:
-    """Play one episode per seed.
-
-    `run` is the run that plays, if it is one; `options` are those of the command; `is_bare`: there
-    is only an environment.
-    """
+    """Play one episode per seed, by `run` if it is one; `is_bare`: there is only an environment."""
     player = screen.player
     if is_bare and player in WITHOUT_MODEL:
         make = environment_factory(config.environment.name, config.environment)
@@ -234,7 +226,7 @@ def play_episodes(
         if player != "human":
             closing.enter_context(stop.listening(config.inference.stall_timeout))
         for seed in seeds:
-            played = screen.begin(seed)
+            played = screen.played = Played(seed=seed)
             if rows:
                 played.row = seed % len(rows)
                 played.task = dict(rows[played.row])
@@ -255,11 +247,9 @@ def play_episodes(
 
 
 def _play_bare(env: BaseEnvironment, player: Player | None, seed: int, screen: Screen) -> Played:
-    """Play one episode in an environment without tools; None is a person. Exceptions propagate.
-
-    The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
-    """
-    played = screen.begin(seed)
+    """Play one episode in an environment without tools; None is a person. Exceptions propagate."""
+    # The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
+    played = screen.played = Played(seed=seed)
     with contextlib.closing(env), contextlib.closing(asyncio.new_event_loop()) as loop:
         observation = loop.run_until_complete(reset_environment(env, seed))
         screen.start(env.get_prompt_prefix().strip(), observation, env.max_steps)
@@ -292,21 +282,14 @@ class Played(Trajectory):
     def to_json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
         turns: list[dict[str, Any]] = []
-        for action, reward, info, calls in zip(
-            self.actions, self.rewards, self.infos, self.calls, strict=True
-        ):
+        columns = (self.actions, self.rewards, self.infos, self.calls)
+        for action, reward, info, calls in zip(*columns, strict=True):
             turns.append({"action": action, "reward": reward, "info": info})
             if calls:
                 names = ("name", "arguments", "success", "result")
                 turns[-1]["calls"] = [{n: getattr(call, n) for n in names} for call in calls]
-        ending = {
-            "seed": self.seed,
-            "row": self.row,
-            "status": self.status,
-            "success": self.success,
-            "reward": self.total_reward,
-            "score": self.score,
-        }
+        facts = ("seed", "row", "status", "success", "total_reward", "score")
+        ending = {name.removeprefix("total_"): getattr(self, name) for name in facts}
         return {name: v for name, v in ending.items() if v is not None} | {"turns": turns}
 
 
@@ -328,11 +311,6 @@ class Screen:
     def __post_init__(self) -> None:
         self._results = make_console(quiet=self.is_quiet)
         self._turns = make_console(quiet=self.is_quiet or self.is_brief)
-
-    def begin(self, seed: int) -> Played:
-        """Return the record of a new episode."""
-        self.played = Played(seed=seed)
-        return self.played
 
     def on_start(self, agent: AgentRecord) -> None:
         """Print the beginning of an episode that is played like a model's."""
@@ -405,10 +383,10 @@ class Screen:
 
     def action(self, action: str, *, thought: str = "", who: str = "") -> None:
         """Print a player's action, and dimmed its thought before it."""
-        number = (self._prompt, "")
+        number = self._prompt
         if thought:
             self._print(number, (who, "bold"), (thought, "dim italic"))
-            number, who = (" " * len(self._prompt), ""), ""
+            number, who = " " * len(number), ""
         self._print(number, (who, "bold"), (action, "cyan"))
 
     def turn(self, action: str, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
@@ -441,7 +419,6 @@ class Screen:
             seed = f"seed {played.seed}"
             line = f"{seed:<12}{verdict:<14}{turns:<12}reward {reward}  {score}"
             self._results.print(line.rstrip())
-            return
         by_function = score and f"{score} by the reward function, "
         status = played.status.value.replace("_", " ")
         ending = f"  {turns}, total reward {reward}, {by_function}{status}"
@@ -449,13 +426,12 @@ class Screen:
 
     def summary(self, episodes: Sequence[Played]) -> None:
         """Print the means over all episodes."""
-        facts = [
-            f"mean reward {statistics.fmean(played.total_reward for played in episodes):.4g}",
-            f"mean turns {statistics.fmean(played.num_turns for played in episodes):.1f}",
-        ]
+        facts = []
         if any(played.reports_success for played in episodes):
-            share = statistics.fmean(played.success for played in episodes)
-            facts.insert(0, f"success {share:.0%}")
+            facts.append(f"success {statistics.fmean(played.success for played in episodes):.0%}")
+        reward = statistics.fmean(played.total_reward for played in episodes)
+        turns = statistics.fmean(played.num_turns for played in episodes)
+        facts += [f"mean reward {reward:.4g}", f"mean turns {turns:.1f}"]
         if scores := [played.score for played in episodes if played.score is not None]:
             facts.append(f"mean score {statistics.fmean(scores):.4g}")
         title = f"\n{len(episodes)} episodes by {self.player}: "
@@ -480,10 +456,8 @@ class Screen:
 
 
 def _tool_call(line: str, definitions: Sequence[ToolDefinition]) -> ToolCall:
-    """Return the call of a typed `/tool name=value ...`.
-
-    `ConfigError` for one that cannot be meant: it would be an action, and cost a turn.
-    """
+    """Return the call of a typed `/tool name=value ...`, or raise `ConfigError`: as an action, it
+    would cost a turn."""
     tools = {tool.name: tool for tool in definitions}
     name, *words = [*line[1:].split(maxsplit=1), ""]
     if name not in tools:

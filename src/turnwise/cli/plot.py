@@ -17,7 +17,6 @@ from turnwise.cli.run_paths import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 from turnwise.runs.headline import Headline, headline
-from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
 from turnwise.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -57,21 +56,11 @@ def plot(
     ] = "curve.png",
     metric: Annotated[
         list[str] | None,
-        opt.option(
-            "Metric to draw, one panel each; repeatable.",
-            "NAME",
-            "--metric",
-            "-m",
-            default="reward and success",
-        ),
+        opt.option("Metric; repeatable.", "NAME", "--metric", "-m", default="reward and success"),
     ] = None,
     label: Annotated[
         list[str] | None,
-        opt.option(
-            "Label of a curve; given once per curve, in order.",
-            "TEXT",
-            default="the settings that differ",
-        ),
+        opt.option("Label of each curve, in order.", "TEXT", default="the settings that differ"),
     ] = None,
 ) -> None:
     """Draw learning curves: the mean over seeds with a band, for one or several experiments.
@@ -87,9 +76,7 @@ def plot(
     """
     file = Path(output).expanduser()
     if file.suffix[1:] not in _METADATA:
-        raise ConfigError(
-            f"--output got {output!r}, expected a name that ends in .png, .svg or .pdf"
-        )
+        raise ConfigError(f"--output {output}: expected a name that ends in .png, .svg or .pdf")
     import_extra("matplotlib", "plot")
     files = dict.fromkeys(metrics_file(name).resolve() for name in runs)
     every = [_read_run(file) for file in files]
@@ -97,9 +84,7 @@ def plot(
     names = list(dict.fromkeys(metric or ()))
     names = names or [n for n in ("reward", "success") if all(n in run.metrics for run in every)]
     if not names:
-        raise ConfigError(
-            "these runs have no reward and no success in common. Name what to draw with --metric."
-        )
+        raise ConfigError("these runs have no reward or success in common. Name what with --metric")
     curves = {
         title: {name: _mean_curve(group, name) for name in names} for title, group in groups.items()
     }
@@ -107,10 +92,8 @@ def plot(
     file.write_bytes(_draw(groups, curves, file.suffix[1:]))
     for title, group in groups.items():
         lasts = [f"{name} {line.mean[-1]:.3g} at last" for name, line in curves[title].items()]
-        say(f"{title}: {', '.join(lasts)}")
-        for run in group:
-            if run.headline is not None:
-                say(f"  {run.name}: {run.headline}")
+        says = [f"\n  {run.name}: {run.headline}" for run in group if run.headline is not None]
+        say(f"{title}: {', '.join(lasts)}{''.join(says)}")
     say(f"The figure is in {output}.")
 
 
@@ -122,19 +105,17 @@ class _Run:
     metrics: Mapping[str, Sequence[tuple[float, float]]]
     """The steps at which each metric has values, and the values."""
     settings: Mapping[str, Any]
-    """Runs with the same settings are one experiment."""
     seed: int | None
     headline: Headline | None
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """The mean of a metric over a group, by step, and its lowest and highest run."""
+    """A metric of a group, by step: a row of values for each run, and their mean."""
 
     x: Floats
+    values: Floats
     mean: Floats
-    low: Floats
-    high: Floats
     raw: Floats | None
     """The values of a single run before smoothing."""
     window: int
@@ -143,7 +124,7 @@ class _Curve:
 
 def _read_run(file: Path) -> _Run:
     folder, name = RunFolder(file.parent), os.path.relpath(file.parent)
-    rows = [numeric_metrics(line) for line in MetricsLog(file).read()]
+    rows = folder.read_metrics()
     if not rows:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
     metrics: dict[str, list[tuple[float, float]]] = {}
@@ -223,14 +204,8 @@ def _mean_curve(runs: Sequence[_Run], metric: str) -> _Curve:
         smooth = np.convolve(y, kernel, "same") / np.convolve(np.ones(len(y)), kernel, "same")
         means.append(np.interp(x, steps, smooth))
     values = np.stack(means)
-    return _Curve(
-        x,
-        mean=values.mean(axis=0),
-        low=values.min(axis=0),
-        high=values.max(axis=0),
-        raw=np.interp(x, *series[0]) if len(series) == 1 and window > 1 else None,
-        window=window,
-    )
+    raw = np.interp(x, *series[0]) if len(series) == 1 and window > 1 else None
+    return _Curve(x, values, values.mean(axis=0), raw, window)
 
 
 def _draw(
@@ -239,8 +214,6 @@ def _draw(
     file_format: str,
 ) -> bytes:
     """Return the image file. `curves` has the curve of each metric of each group."""
-    styles = import_extra("matplotlib.style", "plot")
-    figures = import_extra("matplotlib.figure", "plot")
     metrics = list(next(iter(curves.values())))
     notes = []  # how the values were averaged and smoothed, or the headline of a single run
     if any(len(runs) > 1 for runs in groups.values()):
@@ -252,6 +225,7 @@ def _draw(
         notes.append(f"smoothed over {' or '.join(map(str, windows))} points")
     caption = "; ".join(notes)
     # Independent of the user's matplotlibrc, and in colours that colour-blind readers distinguish.
+    styles, figures = (import_extra(f"matplotlib.{name}", "plot") for name in ("style", "figure"))
     style = styles.context(["default", "tableau-colorblind10", dict(_STYLE)])
     with style, io.BytesIO() as file:
         num_columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
@@ -268,10 +242,11 @@ def _draw(
                 if line.raw is not None:
                     axes.plot(line.x, line.raw, linewidth=0.8, **band)
                 else:
-                    axes.fill_between(line.x, line.low, line.high, linewidth=0, **band)
+                    low, high = line.values.min(axis=0), line.values.max(axis=0)
+                    axes.fill_between(line.x, low, high, linewidth=0, **band)
             axes.set(xlabel="training step", ylabel=metric)
             axes.margins(x=0.02)
-            if metric == "success" or metric.endswith("/success"):  # show the whole scale
+            if metric.rpartition("/")[2] == "success":  # show the whole scale
                 axes.set_ylim(-0.03, 1.03)
         if len(groups) > 1:
             handles, labels = figure.axes[0].get_legend_handles_labels()

@@ -6,7 +6,6 @@ from typing import Literal
 from turnwise.errors import ConfigError
 
 METRICS = "metrics.jsonl"
-_MOST_NAMED = 5
 
 
 def find_run(name: str | Path) -> Path | None:
@@ -83,9 +82,8 @@ def refuse_missing_run(name: str | Path) -> None:
 def not_a_run(name: str | Path) -> ConfigError:
     """Return an error that says what the name is instead of a run, and suggests runs."""
     path = Path(name).expanduser()
-    if inner := runs_in(path):
-        named = ", ".join(map(str, inner[:_MOST_NAMED]))
-        return ConfigError(f"{name} is not a run, it contains runs. Name one of them: {named}")
+    if inner := ", ".join(map(str, runs_in(path)[:5])):
+        return ConfigError(f"{name} is not a run, it contains runs. Name one of them: {inner}")
     problem = f"{name} is not a run"
     if str(name) in ("tiny", "smollm2-135m") or (path / "config.json").is_file():
         problem = f"{name} is a model"
@@ -93,8 +91,8 @@ def not_a_run(name: str | Path) -> ConfigError:
         problem = f"there is no run {name}"
     hint = "Start one with: turnwise train"
     for folder in (Path("runs"), path.parent):
-        if runs := runs_in(folder):
-            hint = f"Runs in {folder}: {', '.join(map(str, runs[:_MOST_NAMED]))}"
+        if runs := ", ".join(map(str, runs_in(folder)[:5])):
+            hint = f"Runs in {folder}: {runs}"
     return ConfigError(f"{problem}, expected the folder of a run, or of a checkpoint. {hint}")
 
 

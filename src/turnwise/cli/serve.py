@@ -38,16 +38,9 @@ def serve(
     port: Annotated[int, opt.option("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
-        opt.option(
-            "Key that clients must send.",
-            "SECRET",
-            default="a new one, which is printed",
-            envvar="TURNWISE_API_KEY",
-        ),
+        opt.option("Key of clients.", "SECRET", default="a new one", envvar="TURNWISE_API_KEY"),
     ] = None,
-    no_api_key: Annotated[
-        bool, opt.flag("--no-api-key", "Serve everyone who can reach the port.")
-    ] = False,
+    no_api_key: Annotated[bool, opt.flag("--no-api-key", "Serve all that reach the port.")] = False,
     name: Annotated[
         str | None, opt.option("Model name that clients send.", default="the folder's name")
     ] = None,
@@ -55,10 +48,7 @@ def serve(
     template: opt.TemplateOption = None,
     tokenizer: opt.TokenizerOption = None,
     max_conversations: Annotated[
-        int,
-        opt.option(
-            "Conversations whose tokens and KV cache are kept; the oldest are dropped.", min=1
-        ),
+        int, opt.option("Conversations kept in memory; the oldest are dropped.", min=1)
     ] = 128,
     dtype: opt.DtypeOption = "auto",
     device: opt.DeviceOption = "auto",
@@ -125,20 +115,18 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
         is_local = ipaddress.ip_address(host).is_loopback
     if given is None and not is_local:
         raise ConfigError(
-            f"--host {host} can be reached from other machines, and there is no API key. Choose "
-            "one with --api-key or the variable TURNWISE_API_KEY, or serve everyone with "
-            "--no-api-key."
+            f"--host {host} can be reached from other machines, and there is no API key. Name one "
+            "with --api-key or TURNWISE_API_KEY, or serve everyone with --no-api-key."
         )
     return given or f"sk-{secrets.token_urlsafe(24)}"
 
 
 def _log(request: ServedRequest) -> None:
     """Print a line about a request that was answered."""
-    tokens = ""
-    if request.num_sampled_tokens:
-        tokens = f"  {request.num_prompt_tokens} + {request.num_sampled_tokens} tokens"
+    tokens = f"{request.num_prompt_tokens} + {request.num_sampled_tokens} tokens  "
+    tokens = tokens if request.num_sampled_tokens else ""
     asked = f"{time.strftime('%H:%M:%S')}  {request.method} {request.path}"
-    say(f"{asked}  {request.status}{tokens}  {1000 * request.seconds:.0f} ms", err=True)
+    say(f"{asked}  {request.status}  {tokens}{1000 * request.seconds:.0f} ms", err=True)
 
 
 def view(
@@ -171,5 +159,4 @@ def view(
         if not folder.is_dir():
             raise not_a_run(folder)
     folders = folders or [Path(ConfigStore().checkpoint.output_dir)]
-    folders = [run_containing(folder) for folder in folders]
-    serve_page(folders, port, not no_open, say, read_only)
+    serve_page([run_containing(folder) for folder in folders], port, not no_open, say, read_only)

@@ -54,8 +54,7 @@ def split_arguments(
             overrides.append(word)
         elif word.endswith(".py") and Path(word).exists():
             raise ConfigError(
-                f"{word} is Python code, expected a YAML file or an environment. Name the class in "
-                f"it: {word}:ClassName"
+                f"{word} is Python code, expected a YAML file or an environment: {word}:ClassName"
             )
         elif Path(word).exists() or word.endswith((".yaml", ".yml")) or not is_environment:
             files.append(word)
@@ -63,8 +62,7 @@ def split_arguments(
             environments.append(word)
     if environments:
         overrides.insert(0, f"environment.name={environments[-1]}")
-    named_file = find_config(config_path, config_name)
-    if named_file is not None:
+    if (named_file := find_config(config_path, config_name)) is not None:
         files.append(str(named_file))
     if len(files) > 1:
         raise ConfigError(
@@ -108,9 +106,8 @@ class Overrides:
     def put_into(self, config: ConfigStore) -> None:
         """Write the options into the settings.
 
-        Another environment drops the run's dataset, reward and tools, which belong to the old one.
-        They are kept if it replaces an environment that cannot be restored. Another agent keeps the
-        dataset and the reward: it does the same tasks.
+        Another environment drops the run's dataset, reward and tools, unless it replaces one that
+        cannot be restored. Another agent keeps the dataset and the reward: it does the same tasks.
         """
         parts = config.parts()
         if self.part is not None:
@@ -119,21 +116,19 @@ class Overrides:
                 raise ConfigError(f"--part got {self.part!r}, which the run does not have. {known}")
             for field in dataclasses.fields(config):
                 setattr(config, field.name, getattr(parts[self.part], field.name))
-        elif (
-            config.environments and not self.env and (self.dataset or self.param or self.max_steps)
-        ):
+        is_for_one = bool(self.dataset or self.param or self.max_steps)
+        if config.environments and not self.env and is_for_one:
             raise ConfigError(
                 "--dataset, --param and --max-steps are for one environment, and the run has a "
                 f"mix. Name one of them with --part: {', '.join(parts)}"
             )
-        is_lost = config.environments is None and config.environment.name.startswith("<")
-        if self.env is not None and is_lost:
+        if self.env is not None:
+            if config.environments is not None or not config.environment.name.startswith("<"):
+                config.environments = config.agent = config.expert = None
+                config.environment = EnvironmentConfig()
+                config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
+                config.reward, config.tools = None, []
             config.environment.name = self.env
-        elif self.env is not None:
-            config.environments = config.agent = config.expert = None
-            config.environment = EnvironmentConfig(name=self.env)
-            config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
-            config.reward, config.tools = None, []
         if self.agent is not None:
             if not (config.agent or "").startswith("<"):  # the expert is the other agent's
                 config.expert = config.training.warm_start = None
@@ -161,9 +156,7 @@ def read_settings(source: Path) -> ConfigStore:
     """Return the settings of a run or of a checkpoint, without its model."""
     file = source / "config.yaml"
     if not file.is_file():
-        raise ConfigError(
-            f"{source} has no config.yaml: the run ended before it wrote its settings"
-        )
+        raise ConfigError(f"{source} has no config.yaml: the run ended before it wrote one")
     config = ConfigStore.load(file)
     find_models(config, base_folders(run_containing(source)))
     if RunFolder(run_containing(source)).evaluated_on == "training rows":
@@ -177,14 +170,13 @@ def open_settings(
     """Return the settings of a run or a checkpoint (None: the defaults) with the overrides.
 
     A mix of environments is refused unless the command `takes_mix`. The code that the settings name
-    is found, and imported if `is_checked`; otherwise the command itself reports what fails. Which
-    of the run's own components have changed since is printed to the standard error.
+    is found; if `is_checked`, it is also imported, and what of it changed since the run is printed.
     """
     config = ConfigStore() if source is None else read_settings(source)
     overrides.put_into(config)
     if config.environments is not None and not takes_mix:
         raise ConfigError(
-            f"{source} is a run with a mix of environments, and this command plays in one of them. "
+            f"{source} has a mix of environments, and this command plays in one of them. "
             f"Name it with --part: {', '.join(config.parts())}"
         )
     run = None if source is None else run_containing(source)
@@ -195,7 +187,7 @@ def open_settings(
     if not is_checked:
         return config
     check_code(config)
-    before = {} if run is None else RunFolder(run).status.get("identity")
+    before = None if run is None else RunFolder(run).status.get("identity")
     if not isinstance(before, dict) or not before or overrides.env is not None:
         return config
     from turnwise.trainer.components import UserComponents
@@ -223,8 +215,7 @@ def find_code(
 ) -> None:
     """Find the code and files that the settings name, and rewrite the names for this folder.
 
-    A run recorded names relative to the folder in which it began, so `folders` are searched before
-    the current one. Settings that are `typed` in this command are searched for here first.
+    `folders`, in which a run began, are searched before the current one, but for what is `typed`.
     """
     if folders:
         for server in servers_in(config):
@@ -239,9 +230,7 @@ def find_code(
         is_file = name.kind == "rows" or (name.kind == "code" and file.endswith(".py"))
         if folder is None and is_file:
             looked = ", ".join(dict.fromkeys(str(folder.resolve()) for folder in searched))
-            problem = (
-                f"there is no file {name.text}, which {name.setting} names: looked in {looked}"
-            )
+            problem = f"there is no file {name.text} ({name.setting}): looked in {looked}"
             if run is not None:
                 named = [_OPTIONS[word] for word in name.setting.split(".") if word in _OPTIONS]
                 supply = " or ".join([*named[-1:], f"turnwise train: {name.setting}=..."])
@@ -260,10 +249,8 @@ def find_code(
 
 
 def name_code(target: str, folder: Path | None = None) -> None:
-    """Allow code to be imported that the user or a trusted folder names, and make it importable.
-
-    `folder` is searched first; None is the current folder.
-    """
+    """Allow code to be imported that the user or a trusted folder names, and make it importable:
+    from `folder` first; None is the current one."""
     prefix, _, rest = target.partition(":")
     is_adapted = prefix in ADAPTERS
     if (is_adapted and ":" in rest) or (not is_adapted and names_code(target)):
@@ -277,10 +264,7 @@ def name_code(target: str, folder: Path | None = None) -> None:
 
 
 def check_code(config: ConfigStore) -> None:
-    """Import the user's code and make each environment once, since a failure would repeat.
-
-    The errors are brief, without a traceback.
-    """
+    """Import the user's code and make each environment once; the errors have no traceback."""
     for part, settings in config.parts().items():
         where = f"the environment {part} of the mix: " if part else ""
         checked = settings.environment_name

@@ -48,18 +48,17 @@ def init(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Choose another name, or move it away.")
     class_name = "".join(word[0].upper() + word[1:] for word in module.split("_") if word)
-    made = []
     folder.mkdir(parents=True, exist_ok=True)
     for file, template in FILES.items():
         text = (files("turnwise.cli") / "templates" / template).read_text(encoding="utf-8")
         text = text.replace("MyEnv", class_name or "MyEnv").replace("my_env", module)
-        made.append(file.format(name=module))
-        (folder / made[-1]).write_text(text, encoding="utf-8")
-    environment = f"{module}.py:{class_name}"
-    say(f"Created {folder}/ with {', '.join(made)}.\n")
-    say(f"  cd {folder}")
-    say(f"  turnwise play {environment}      play it yourself")
-    say("  turnwise train config.yaml")
+        (folder / file.format(name=module)).write_text(text, encoding="utf-8")
+    made = ", ".join(FILES).format(name=module)
+    say(
+        f"Created {folder}/ with {made}.\n\n  cd {folder}\n"
+        f"  turnwise play {module}.py:{class_name}      play it yourself\n"
+        "  turnwise train config.yaml"
+    )
 
 
 def config(

@@ -50,8 +50,7 @@ def train(
         list[str] | None,
         opt.argument(
             "[CONFIG] [ENV] [SECTION.NAME=VALUE]...",
-            "A YAML file or the folder of a run, an environment such as file.py:ClassName, and "
-            "settings that override the file's.",
+            "A YAML file or a run's folder, an environment (file.py:ClassName), and settings.",
         ),
     ] = None,
     param: opt.Parameters = None,
@@ -60,35 +59,22 @@ def train(
     name: Annotated[str | None, opt.option("Name of the run's folder.", "NAME")] = None,
     output: Annotated[str | None, opt.option("Parent folder of the runs.", "DIR")] = None,
     resume: Annotated[bool, opt.flag("--resume", "Resume a run; fail if there is none.")] = False,
-    fresh: Annotated[
-        bool, opt.flag("--fresh", "Start a new run, even if one could be resumed.")
-    ] = False,
+    fresh: Annotated[bool, opt.flag("--fresh", "Start a new run, never resume one.")] = False,
     replayed: Annotated[
         str | None,
-        opt.option(
-            "Train again on the recorded episodes of a run, and compare with its metrics.",
-            "RUN",
-            "--replay",
-        ),
+        opt.option("Train again on a run's recorded episodes, and compare.", "RUN", "--replay"),
     ] = None,
-    estimate: Annotated[
-        bool, opt.flag("--estimate", "Measure two steps and estimate the whole run.")
-    ] = False,
+    estimate: Annotated[bool, opt.flag("--estimate", "Estimate the run from two steps.")] = False,
     engine: Annotated[
         Engine | None,
-        opt.option(
-            "Train in this process, on a Ray cluster, or with VERL.",
-            default="local, or ray with ray.use_ray",
-        ),
+        opt.option("In this process, on a Ray cluster, or with VERL.", default="by ray.use_ray"),
     ] = None,
     dry: Annotated[
         bool,
         opt.flag("--dry-run", "Print the resolved settings (VERL's with --engine verl) and exit."),
     ] = False,
     trust_remote_code: opt.TrustRemoteCode = False,
-    lines: Annotated[
-        bool, opt.flag("--lines", "Print a line per step, even on a terminal.")
-    ] = False,
+    lines: Annotated[bool, opt.flag("--lines", "A line per step, even on a terminal.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train a model in an environment; without arguments, run a demo that learns in minutes.
@@ -114,8 +100,7 @@ def train(
     words, verl_words = arguments or [], list[str]()
     if is_verl:  # settings of sections that turnwise does not have are VERL's
         ours = {section.name for section in dataclasses.fields(ConfigStore)}
-        sections = {word: match[1] for word in words if (match := _SETTING.match(word))}
-        verl_words = [word for word, section in sections.items() if section not in ours]
+        verl_words = [word for word in words if (m := _SETTING.match(word)) and m[1] not in ours]
         words = [word for word in words if word not in verl_words]
     file, overrides = split_arguments(words, config_path, config_name)
     overrides += parameter_overrides(param)
@@ -123,8 +108,7 @@ def train(
         if file is not None or resume or fresh or estimate or dry or engine is not None:
             raise ConfigError(
                 f"--replay takes the settings of {replayed}: no configuration {file or 'file'}, "
-                "--resume, --fresh, --estimate, --dry-run or --engine with it. Single settings may "
-                "be overridden: section.name=value."
+                "--resume, --fresh, --estimate, --dry-run or --engine, only section.name=value."
             )
         file = run_containing(require_run(replayed))
     typed: list[str] = []
@@ -134,10 +118,9 @@ def train(
         name_code(value)
         if typed[-1] == "inference.url":
             remember_use(server_use(value))
-    run = file if file is not None and file.is_dir() else None
-    source = run  # the run folder that the settings are from
+    run = source = file if file is not None and file.is_dir() else None
     if file is not None and run is None and is_in_run(file.absolute()):
-        source = file.parent
+        source = file.parent  # the run folder that the settings are from
     with settings_from(source, is_trusted=trust_remote_code):
         config = _config(file, overrides)
         if engine in (Engine.LOCAL, Engine.RAY):
@@ -265,28 +248,24 @@ def _train_with_verl(
         return
     interrupted = "interrupted; the same command resumes from VERL's last checkpoint"
     with _exit_codes(lambda: interrupted), trainer:
-        history = trainer.fit()
-    first, last = history[0], history[-1]
+        rewards = [metrics["reward"] for metrics in trainer.fit()]
     say(
-        f"\nreward   {first['reward']:.3g} at first, {last['reward']:.3g} at last\n"
+        f"\nreward   {rewards[0]:.3g} at first, {rewards[-1]:.3g} at last\n"
         f"metrics  {trainer.run_folder}/metrics.jsonl\n"
         f"weights  {trainer.save_checkpoint()}, in VERL's own format"
     )
 
 
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
-    """Return what the run reached, and commands to try next.
-
-    That are the means of its first and its last tenth, its headline and its best checkpoint.
-    """
+    """Return what the run reached, from its first to its last tenth, and commands to try next."""
     lines = [""]
     for name in ("success", "reward"):
         if values := [metrics[name] for metrics in history if name in metrics]:
             tenth = max(len(values) // 10, 1)
             first, last = brief(fmean(values[:tenth])), brief(fmean(values[-tenth:]))
-            steps = "training step" if tenth == 1 else f"{tenth:,} training steps"
-            many = "" if tenth == 1 else f" {tenth:,}"
-            lines.append(f"{name:<8} {first} in the first {steps}, {last} in the last{many}")
+            many, steps = ("", "step") if tenth == 1 else (f" {tenth:,}", "steps")
+            ends = f"{first} in the first{many} training {steps}, {last} in the last{many}"
+            lines.append(f"{name:<8} {ends}")
     files = RunFolder(Path(folder))
     if (main := headline(history, files.evaluated_on)) is not None:
         lines.append(str(main))
@@ -296,13 +275,12 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     longer = "num_epochs" if config.training.max_steps is None else "max_steps"
     more = f"training.{longer}={2 * getattr(config.training, longer)}"
     commands = {f"turnwise view {run}": "read its conversations, token by token"}
+    commands[f"turnwise eval {run}"] = "evaluate it on held-out episodes"
     if config.agent is None:
         part = next((f" --part {shlex.quote(name)}" for name in config.parts() if name), "")
-        commands[f"turnwise eval {run}"] = "evaluate it on held-out episodes"
         commands[f"turnwise play --player {run}{part}"] = "watch it play"
         commands[f"turnwise play {run}{part}"] = "try it yourself"
     else:
-        commands[f"turnwise eval {run}"] = "evaluate it on held-out tasks"
         commands[f"turnwise serve {run}"] = "serve it to your agent, outside of training"
     commands[f"turnwise train {run} {more}"] = "train on"
     width = max(map(len, commands))

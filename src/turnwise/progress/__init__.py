@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import sys
 import threading
 
 from turnwise.progress.lines import JsonReporter, LegibleConsole, LineReporter
@@ -17,9 +16,9 @@ def make_reporter(*, plain: bool = False, as_json: bool = False) -> LineReporter
     is_main = threading.current_thread() is threading.main_thread()
     if plain or not is_main:  # several threads may train at once: only lines can share a terminal
         return LineReporter()
-    if _is_notebook():
-        return NotebookReporter()
     console = LegibleConsole(highlight=False, markup=False, emoji=False)
+    if console.is_jupyter:
+        return NotebookReporter()
     if not console.is_terminal or console.is_dumb_terminal:
         return LineReporter()
     return LiveReporter(console)
@@ -28,9 +27,3 @@ def make_reporter(*, plain: bool = False, as_json: bool = False) -> LineReporter
 def is_worker() -> bool:
     """Return whether this process is a worker of multiprocessing or of torchrun."""
     return multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0"
-
-
-def _is_notebook() -> bool:
-    ipython = sys.modules.get("IPython")  # every kernel has imported it: Jupyter, VS Code, Colab
-    shell = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None

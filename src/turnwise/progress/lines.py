@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO
@@ -48,28 +48,24 @@ class RunInfo:
     """`held-out seeds`, `16 held-out rows`, `training rows` ..."""
 
 
-@dataclass
 class RunState:
     """Collects what a reporter receives about a run."""
 
-    clock: Callable[[], float] = time.monotonic
-    run: RunInfo = RunInfo(Path(), "", "", 0)
-    history: list[Mapping[str, float]] = field(default_factory=list)
-    """The metrics of every step so far."""
     now: tuple[str, int, int] | None = None
     """The current activity: its name, how much of it is done, and of how much."""
-    outcome: str | None = None
-    """How the run ended; None while it is running."""
 
-    def __post_init__(self) -> None:
-        self._started = self.clock()
-        self._ended: float | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.begin(RunInfo(Path(), "", "", 0))
 
     def begin(self, run: RunInfo) -> None:
-        self._started = self.clock()
-        self._ended = self.outcome = None
         self.run = run
         self.history = list(run.history)
+        """The metrics of every step so far."""
+        self.outcome: str | None = None
+        """How the run ended; None while it is running."""
+        self._started = self.clock()
+        self._ended: float | None = None
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self.history.append(dict(metrics))

@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from turnwise.progress.lines import (
@@ -98,20 +98,18 @@ class RunView:
         if not reports_success(self.state.history):
             hidden.add("success")
         shown = [name for name in _LABELS if name in latest and name not in hidden]
-        table = Table(box=None, padding=0, width=width, header_style="dim")
-        for name in shown:
-            table.add_column(_LABELS[name], no_wrap=True, ratio=1)
+        columns = [Column(_LABELS[name], no_wrap=True, ratio=1) for name in shown]
+        table = Table(*columns, box=None, padding=0, width=width, header_style="dim")
         table.add_row(*(Text(brief(latest[name]), "bold") for name in shown))
         return table
 
     def _now(self) -> RenderableType:
         """Return what the run does now, or how it ended."""
-        state = self.state
-        if state.outcome is not None:
-            return Text(state.outcome, "bold green" if state.outcome == "finished" else "bold")
-        if state.now is None:
+        if (outcome := self.state.outcome) is not None:
+            return Text(outcome, "bold green" if outcome == "finished" else "bold")
+        if self.state.now is None:
             return ""
-        what, done, total = state.now
+        what, done, total = self.state.now
         words = f"{what} {done:,}/{total:,}"
         if what == "episodes" and done >= total:
             words = f"learning from {total:,} episodes"
@@ -121,11 +119,9 @@ class RunView:
 
 def _row(width: int, left: RenderableType, middle: RenderableType, right: Text) -> Table:
     """Return a line with two ends, and something between them that takes what they leave."""
-    table = Table.grid(padding=(0, 1))
+    end = Column(no_wrap=True)
+    table = Table.grid(end, Column(ratio=1), end.copy(), padding=(0, 1))
     table.width = width
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
-    table.add_column(no_wrap=True)
     table.add_row(left, middle, right)
     return table
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from turnwise.view.runs import ViewedRun
 
-# A run's name is above its column, and its folder makes no difference.
-_NOT_COMPARED = {"checkpoint.run_name", "checkpoint.output_dir"}
+# A run's name is above its column, the table of runs shows when it started, and its folder makes no
+# difference.
+_NOT_COMPARED = {"checkpoint.run_name", "checkpoint.output_dir", "started"}
 # The setting that names what `run.json` has a hash of, and what another hash means.
 _HASHED = {
     "environment": ("environment.name", "changed code"),
@@ -25,35 +26,31 @@ def compare(runs: Sequence[ViewedRun]) -> dict[str, Any]:
     What is not known of a run is no difference: only runs that have settings, hashes or a record of
     their start are compared in these.
     """
+    facts: dict[str, list[Mapping[str, Any]]] = {
+        "setting": [dict(flattened(run.config())) for run in runs],
+        "code": [run.facts("identity") for run in runs],
+        "start": [dict(flattened(run.facts("provenance"))) for run in runs],
+    }
     rows: list[dict[str, Any]] = []
-
-    def add_row(
-        group: str, name: str, values: list[str | None], is_known: list[bool], note: str = ""
-    ) -> None:
-        known = {value for value, has_it in zip(values, is_known, strict=True) if has_it}
-        differs = len(known) > 1
-        row = {"group": group, "name": name, "values": values, "differs": differs}
-        rows.append({**row, "note": note if differs else ""})
-
-    settings = [dict(flattened(run.config())) for run in runs]
-    for name in dict.fromkeys(name for one in settings for name in one):
-        if name not in _NOT_COMPARED:
-            add_row("setting", name, [one.get(name) for one in settings], list(map(bool, settings)))
-    named_otherwise = {row["name"] for row in rows if row["differs"]}
-
-    hashes = [run.facts("identity") for run in runs]
-    for name in dict.fromkeys(name for one in hashes for name in one):
-        setting, note = _HASHED.get(name, (name, ""))
-        if not note:  # in a mix it is named "environment of maze"
-            note = _HASHED.get(name.partition(" of ")[0], (name, "changed"))[1]
-        if setting not in named_otherwise:  # another reward function has other code anyway
-            texts = [None if (one := known.get(name)) is None else str(one)[:8] for known in hashes]
-            add_row("code", name, texts, [text is not None for text in texts], note)
-
-    starts = [dict(flattened(run.facts("provenance"))) for run in runs]
-    for name in dict.fromkeys(name for one in starts for name in one):
-        if name != "started":  # the table of runs shows the time
-            add_row("start", name, [one.get(name) for one in starts], list(map(bool, starts)))
+    differing: set[str] = set()
+    for group, of_runs in facts.items():
+        for name in dict.fromkeys(name for one in of_runs for name in one):
+            setting, _ = _HASHED.get(name, (name, ""))
+            if name in _NOT_COMPARED or (group == "code" and setting in differing):
+                continue  # another reward function has other code anyway
+            values = [one.get(name) for one in of_runs]
+            if group == "code":
+                values = [None if value is None else str(value)[:8] for value in values]
+                known = set(values) - {None}
+            else:
+                known = {value for value, one in zip(values, of_runs, strict=True) if one}
+            row = {"group": group, "name": name, "values": values, "differs": len(known) > 1}
+            note = ""
+            if row["differs"]:
+                differing.add(name)
+                # In a mix it is named "environment of maze".
+                _, note = _HASHED.get(name.partition(" of ")[0], (name, "changed"))
+            rows.append({**row, "note": note if group == "code" else ""})
     return {
         "runs": [run.key for run in runs],
         "rows": rows,

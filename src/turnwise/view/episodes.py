@@ -66,8 +66,7 @@ class EpisodeList:
 
     def open(self) -> None:
         """From the next update on read the episodes too, which until now were counted."""
-        with self._lock:
-            self._is_open = True
+        self._is_open = True
 
     def update(self, stamps: Mapping[FileKey, FileStamp], seconds: float) -> bool:
         """Follow the run's files for so long, the newest steps first; return whether any changed.
@@ -234,10 +233,7 @@ _AROUND = 60
 
 
 def find_episodes(episodes: EpisodeList, asked: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return how many episodes meet the filters of an address, and those of the requested page.
-
-    Empty values are ignored; wrong ones are an error.
-    """
+    """Return how many episodes meet the filters of an address, and those of the requested page."""
     given: dict[str, list[str]] = {}
     for name, value in asked:
         if name not in _FILTERS:
@@ -264,19 +260,17 @@ def find_episodes(episodes: EpisodeList, asked: Iterable[tuple[str, str]]) -> di
     for condition in conditions:
         table = table.filter(condition)
     column = page["sort"].removeprefix("-")
-    usual_order = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
-    order = [(column, "descending" if page["sort"].startswith("-") else "ascending")]
-    order += [key for key in usual_order if key[0] != column]
-    rows = table.take(pc.sort_indices(table, order)[start : start + limit]).to_pylist()
+    first = {column: "descending" if page["sort"] != column else "ascending"}
+    order = {**first, "step": "descending", "kind": "descending", "index": "ascending", **first}
+    shown = pc.sort_indices(table, list(order.items()))[start : start + limit]
+    rows = table.take(shown).to_pylist()
     files = {(row["kind"], row["step"]) for row in rows if text}
     texts = {key: episodes.texts(key, part) for key in files}
     for row in rows:
         row["id"], row["seed"] = f"{row['kind']}-{row['step']}-{row['index']}", str(row["seed"])
-        if text:
-            texts_of_file = texts[row["kind"], row["step"]]
-            is_there = row["index"] < len(texts_of_file)
-            searched = texts_of_file[row["index"]].as_py() if is_there else ""
-            row["snippet"] = snippet(searched, text)
+        if text:  # its file may have been replaced a moment ago
+            searched = texts[row["kind"], row["step"]].slice(row["index"], 1)
+            row["snippet"] = snippet("".join(searched.to_pylist()), text)
     return {"total": table.num_rows, "episodes": rows}
 
 
@@ -305,11 +299,9 @@ def neighbours(
     rows = episodes.table.filter(pc.field("kind") == kind)  # by step and index
     steps, indices = rows["step"].to_numpy(), rows["index"].to_numpy()
     (positions,) = ((steps == step) & (indices == index)).nonzero()
-    if not len(positions):
-        return None, None
-    before, after = int(positions[0]) - 1, int(positions[0]) + 1
-    ids = {n: f"{kind}-{steps[n]}-{indices[n]}" for n in (before, after) if 0 <= n < len(steps)}
-    return ids.get(before), ids.get(after)
+    near = [n for place in positions for n in (int(place) - 1, int(place) + 1)]
+    ids = [f"{kind}-{steps[n]}-{indices[n]}" if 0 <= n < len(steps) else None for n in near]
+    return (ids[0], ids[1]) if ids else (None, None)
 
 
 def overview(episodes: EpisodeList) -> Mapping[str, Any]:
@@ -317,16 +309,13 @@ def overview(episodes: EpisodeList) -> Mapping[str, Any]:
     table = episodes.table
     kinds, statuses, parts = (_counts(table[name]) for name in ("kind", "status", "part"))
     has_reports = table["success"].null_count < table.num_rows
+    successes = {name: table.filter(which).num_rows for name, which in _SUCCESSES.items()}
     return {
         "steps": episodes.steps,
         "branched": table.filter(pc.field("branches") > 1).num_rows,
         "kinds": sorted(kinds, key=lambda kind: (kind != "train", kind)),
         "statuses": statuses,
-        "successes": {
-            name: table.filter(condition).num_rows
-            for name, condition in _SUCCESSES.items()
-            if has_reports
-        },
+        "successes": successes if has_reports else {},
         "parts": {name: count for name, count in parts.items() if name},
         "tools": _counts(pc.list_flatten(table["tools"])),
     }

@@ -91,16 +91,10 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_TEMPLATES.get_template(template).render(values))
 
 
-def _visible(value: Any) -> Any:
-    return value if isinstance(value, Markup) else visible_text(str(value))
-
-
 def _as_text(value: Any, indent: int | None = None) -> str:
     """Return a message's content or any other value as text; structures as JSON."""
-    if value is None and indent is None:
-        return ""
-    if isinstance(value, str) and indent is None:
-        return value
+    if indent is None and (value is None or isinstance(value, str)):
+        return value or ""
     return json.dumps(value, ensure_ascii=False, default=str, indent=indent)
 
 
@@ -137,17 +131,6 @@ def _position(turn: Mapping[str, Any]) -> str:
     return f"branch {turn['branch'] + 1} · {before}"
 
 
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "exported"),
-    autoescape=True,
-    finalize=_visible,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.globals |= {"as_text": _as_text, "messages": _messages, "position": _position}
-
-
 # ---- text from outside ----
 
 # Control characters (those of terminals among them), marks that turn the order of writing round,
@@ -168,12 +151,24 @@ def is_odd(character: str) -> bool:
     return unicodedata.category(character) in _INVISIBLE or 0xE0100 <= ord(character) <= 0xE01EF
 
 
-def visible_text(text: str) -> str:
-    """Return text with odd characters as their numbers.
+def visible_text(value: Any) -> str:
+    """Return text, or any value as text, with odd characters as their numbers; markup as it is.
 
     >>> visible_text("a\\x1b[31m")
     'a⟦U+001B⟧[31m'
     """
-    if _PLAIN.fullmatch(text):
+    text = value if isinstance(value, str) else str(value)
+    if isinstance(text, Markup) or _PLAIN.fullmatch(text):
         return text
     return "".join(f"⟦U+{ord(c):04X}⟧" if is_odd(c) else c for c in text)
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "exported"),
+    autoescape=True,
+    finalize=visible_text,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.globals |= {"as_text": _as_text, "messages": _messages, "position": _position}

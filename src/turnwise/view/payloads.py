@@ -76,9 +76,7 @@ def _reward(reward: Reward, turns: Sequence[StoredTurn]) -> dict[str, Any]:
 def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> dict[str, Any]:
     """Return every token of an agent's stream with its mask and numbers."""
     if not 0 <= number < len(episode.agents):
-        raise ConfigError(
-            f"agent got {number}, and the episode has {len(episode.agents)}, counted from 0"
-        )
+        raise ConfigError(f"agent got {number}, expected 0 to {len(episode.agents) - 1}")
     agent = episode.agents[number]
     turns = np.full(len(agent.ids), -1)
     for turn_number, turn in enumerate(agent.turns):
@@ -221,14 +219,6 @@ def timeline(
     }
 
 
-def _turns(episode: StoredEpisode) -> list[tuple[StoredTurn, int]]:
-    """Return the turns of all agents with their numbers, by the time at which they began."""
-    turns = [(turn, number) for agent in episode.agents for number, turn in enumerate(agent.turns)]
-    if all("start" in turn.seconds for turn, _ in turns):
-        turns.sort(key=lambda item: item[0].seconds["start"])
-    return turns
-
-
 def _spans(episode: StoredEpisode, start: float, end: float) -> list[Span]:
     """Return the stages of each turn one after the other, and what lies between them: waiting, or
     the work of an agent that owns its loop. Calls that are under way together count once."""
@@ -243,7 +233,10 @@ def _spans(episode: StoredEpisode, start: float, end: float) -> list[Span]:
             spans.append({"kind": kind, "start": begun, "end": until, "turn": turn})
         begun = max(begun, until)
 
-    for order, (turn, number) in enumerate(_turns(episode)):
+    turns = [(turn, number) for agent in episode.agents for number, turn in enumerate(agent.turns)]
+    if all("start" in turn.seconds for turn, _ in turns):
+        turns.sort(key=lambda item: item[0].seconds["start"])
+    for order, (turn, number) in enumerate(turns):
         at = start + turn.seconds["start"] if "start" in turn.seconds else begun
         if order == 0 and not has_agent:
             add("environment", at)  # its reset

@@ -30,10 +30,10 @@ def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int 
         "started": started and time.strftime("%Y-%m-%d %H:%M", started),
         "charts": charts(run.metrics.columns(), list(about["parts"])),
         "provenance": {title: named for title, named in facts.items() if named},
+        "max_mib": max_bytes / 2**20,
     }
     size = len(render("run.html", episodes=None, **page).encode())
     episodes = _episodes(run, about["steps"], num_episodes, max_bytes - size)
-    episodes["max_mib"] = max_bytes / 2**20
     return render("run.html", episodes=episodes, **page)
 
 
@@ -51,9 +51,8 @@ def _episodes(
     """Return the rows of the table, and as many whole episodes as fit."""
     total = _ask(run.episodes, limit=1)["total"]
     wanted = len(steps) if total <= MOST_ROWS else max(MOST_ROWS * len(steps) // total, 2)
-    rows: list[dict[str, Any]] = []
-    for step in spread(steps, wanted):
-        rows += _ask(run.episodes, step=step, sort="index", limit=500)["episodes"]
+    asked = [_ask(run.episodes, step=n, sort="index", limit=500) for n in spread(steps, wanted)]
+    rows = [row for answer in asked for row in answer["episodes"]]
     chosen = _choose(run.episodes, steps, number) if number else {}
     articles = {}
     for name, (row, why) in chosen.items():
@@ -87,8 +86,7 @@ def _choose(
         if len(chosen) < number:
             for one in _ask(episodes, step=step, limit=number - len(chosen))["episodes"]:
                 chosen.setdefault(one["id"], (one, f"from step {step}"))
-    in_order = sorted(chosen.items(), key=lambda item: (item[1][0]["step"], item[1][0]["index"]))
-    return dict(in_order)
+    return dict(sorted(chosen.items(), key=lambda one: (one[1][0]["step"], one[1][0]["index"])))
 
 
 def _ask(episodes: EpisodeList, **query: object) -> dict[str, Any]:
@@ -122,7 +120,6 @@ _CHARTS = (
     *("gap_max", "zero_variance", "explained_variance", "value_loss", "learning_rate"),
     "time/step",
 )
-_EVALUATIONS = ("greedy", "sampled")
 Points: TypeAlias = list[tuple[float, float]]
 
 
@@ -137,7 +134,8 @@ def charts(columns: Mapping[str, Any], environments: Sequence[str] = ()) -> list
     drawn = []
     for prefix, name in wanted:
         sources = [("training", f"{prefix}{name}", "own")]
-        sources += [(f"{e} evaluation", f"eval/{prefix}{e}/{name}", e) for e in _EVALUATIONS]
+        for how in ("greedy", "sampled"):
+            sources.append((f"{how} evaluation", f"eval/{prefix}{how}/{name}", how))
         curves = [
             {"label": label, "points": points, "style": style}
             for label, metric, style in sources

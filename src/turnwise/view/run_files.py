@@ -24,7 +24,6 @@ from turnwise.whole_files import write_whole
 
 _LOG_TAIL = 16_000
 NOTES_FILE = "notes.json"
-_TYPES = {"tags": list, "note": str, "archived": bool}
 NO_NOTES: Mapping[str, Any] = {"tags": [], "note": "", "archived": False}
 T = TypeVar("T")
 
@@ -50,28 +49,20 @@ class RunFiles:
         self.problems: dict[str, str] = {}
         """Why files could not be read, by their names."""
 
-    def read(self, path: Path, read: Callable[[], T], empty: T) -> T:
-        """Return a file's content, read again when it changed; `empty` if it cannot be read."""
-        stamp, value = file_stamp(path), empty
-        known = self._read.get(path.name)
-        if known is not None and known[0] == stamp:
-            cached: T = known[1]
+    def read(self, path: Path, read: Callable[[Path], T]) -> T | None:
+        """Return a file's content, read again when it changed; None if it cannot be read."""
+        stamp, value = file_stamp(path), None
+        if path.name in self._read and self._read[path.name][0] == stamp:
+            cached: T | None = self._read[path.name][1]
             return cached
         self.problems.pop(path.name, None)
         if stamp is not None:
             try:
-                value = read()
+                value = read(path)
             except Exception as error:
                 self.problems[path.name] = describe(error)
             self._read[path.name] = stamp, value
         return value
-
-    def first_log_time(self) -> float | None:
-        """Return the time in the first line of the log."""
-        with contextlib.suppress(OSError, ValueError), open(self.folder.log_file, "rb") as log:
-            line = log.read(19).decode("ascii", "replace")
-            return time.mktime(time.strptime(line, "%Y-%m-%d %H:%M:%S"))
-        return None
 
     def log_tail(self) -> str:
         """Return the last lines of the log."""
@@ -87,6 +78,13 @@ class RunFiles:
         paths = episode_files(self.folder.episodes)
         stamps = {key: file_stamp(path) for key, path in paths.items()}
         return {key: stamp for key, stamp in stamps.items() if stamp is not None}
+
+
+def first_log_time(file: Path) -> float | None:
+    """Return the time in the first line of a log."""
+    with contextlib.suppress(OSError, ValueError), open(file, "rb") as log:
+        return time.mktime(time.strptime(log.read(19).decode(), "%Y-%m-%d %H:%M:%S"))
+    return None
 
 
 def file_stamp(path: Path) -> FileStamp | None:
@@ -125,9 +123,8 @@ class NotesNotSaved(ConfigError):
     """The notes cannot be written into the run's folder."""
 
 
-def read_notes(folder: Path) -> dict[str, Any]:
+def read_notes(path: Path) -> dict[str, Any]:
     """Return the notes of a run, complete; none if there is no such file."""
-    path = folder / NOTES_FILE
     notes = read_json_object(path) if path.exists() else {}
     return {**NO_NOTES, **_checked(notes, str(path))}
 
@@ -137,9 +134,9 @@ def change_notes(folder: Path, changes: Any) -> None:
 
     A file that cannot be read is not replaced: somebody wrote it. Fields that are not ours stay.
     """
-    if not isinstance(changes, dict) or not changes.keys() <= _TYPES.keys():
+    if not isinstance(changes, dict) or not changes.keys() <= NO_NOTES.keys():
         raise ConfigError(f"notes got {changes!r:.80}, expected tags, note or archived")
-    notes = {**read_notes(folder), **_checked(changes, "notes")}
+    notes = {**read_notes(folder / NOTES_FILE), **_checked(changes, "notes")}
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     try:
         write_whole(folder / NOTES_FILE, f"{text}\n".encode("utf-8", "replace"))
@@ -153,7 +150,7 @@ def change_notes(folder: Path, changes: Any) -> None:
 def _checked(notes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return checked notes, each tag once; raise `ConfigError` for values of another kind."""
     tags = notes.get("tags", [])
-    are_right = all(isinstance(notes.get(name, kind()), kind) for name, kind in _TYPES.items())
+    are_right = all(isinstance(notes.get(name, it), type(it)) for name, it in NO_NOTES.items())
     if not are_right or not all(isinstance(tag, str) and tag and "," not in tag for tag in tags):
         raise ConfigError(
             f"{where} got {notes!r:.200}, expected tags: a list of texts without commas, note: "

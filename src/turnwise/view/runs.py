@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.runs.checkpoints import BestMark, read_best_mark
+from turnwise.json_files import read_json_object
+from turnwise.runs.checkpoints import read_best_mark
 from turnwise.runs.doctor import Doctor, settings_if_readable
 from turnwise.runs.episode_store import file_name, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
@@ -29,6 +30,7 @@ from turnwise.view.run_files import (
     change_notes,
     describe,
     file_stamp,
+    first_log_time,
     legible_path,
     locked_inodes,
     read_notes,
@@ -43,7 +45,7 @@ _FRESH_SECONDS = 60.0
 
 
 # Either file makes a folder a run; a copy of a run may lack the first.
-_MARKS = ("run.json", "metrics.jsonl")
+_MARKS = {"run.json", "metrics.jsonl"}
 _DEPTH = 3
 """How many levels below the named folder are searched for runs."""
 
@@ -72,9 +74,7 @@ class RunMetrics:
         """Read the new lines."""
         with self._lock:
             try:
-                if self._reader.update(
-                    self._folder.metrics_file
-                ):  # all are new: the run was rewound
+                if self._reader.update(self._folder.metrics_file):  # all are new: it was rewound
                     self._doctor = None
                 self.problem = self._reader.problem
             except (FileNotFoundError, ConfigError) as error:
@@ -89,16 +89,11 @@ class RunMetrics:
                 self._findings, self._num_examined = [], 0
             for metrics in self.steps[self._num_examined :]:
                 self._num_examined += 1
-                self._findings += [
-                    {
-                        "step": metrics.get("step", self._num_examined),
-                        "name": finding.code,
-                        "severity": "warning",
-                        "text": f"{finding.text} {finding.because}".rstrip(),
-                        "fix": finding.fix,
-                    }
-                    for finding in self._doctor.look(metrics)
-                ]
+                step = metrics.get("step", self._num_examined)
+                for finding in self._doctor.look(metrics):
+                    text = f"{finding.text} {finding.because}".rstrip()
+                    about = {"step": step, "name": finding.code, "text": text, "fix": finding.fix}
+                    self._findings.append({**about, "severity": "warning"})
             return list(self._findings)
 
     def at(self, step: int) -> dict[str, Any]:
@@ -114,10 +109,8 @@ class RunMetrics:
             steps = [s for s in self.steps if s.get("step", 0) > since]
             minor = [] if kl_is_informative(self.steps) else ["kl"]
         names = dict.fromkeys(name for step in steps for name in step if name != "step")
-        series = {
-            name: [v if is_number(v := step.get(name)) else None for step in steps]
-            for name in names
-        }
+        columns = {name: [step.get(name) for step in steps] for name in names}
+        series = {name: [v if is_number(v) else None for v in columns[name]] for name in names}
         return {"steps": [step.get("step") for step in steps], "series": series, "minor": minor}
 
 
@@ -198,8 +191,7 @@ class ViewedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the run for the list; of one that cannot be read, the name and the reason."""
-        status: Mapping[str, Any] = {}
-        last: Mapping[str, Any] = {}
+        status, last = dict[str, Any](), dict[str, Any]()
         main = best = None
         try:
             status, steps = self._status(), list(self.metrics.steps)
@@ -220,7 +212,7 @@ class ViewedRun:
             "status": str(status.get("status", "")),
             "step": last.get("step", status.get("step", 0)),
             "total_steps": status.get("num_steps"),
-            "started": self.files.read(self.folder.log_file, self.files.first_log_time, None),
+            "started": self.files.read(self.folder.log_file, first_log_time),
             "updated": self.updated,
             "num_episodes": self.episodes.num_episodes,
             "headline": main,
@@ -238,21 +230,19 @@ class ViewedRun:
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """Return which checkpoint is the best and by which metric; None if there is none."""
-        none: BestMark | None = None
-        checkpoints = self.folder.checkpoints
-        mark = self.files.read(self._best_file, lambda: read_best_mark(checkpoints), none)
-        if mark is None or not (checkpoints / f"step-{mark.step:08d}").is_dir():
+        mark = self.files.read(self._best_file, lambda file: read_best_mark(file.parent))
+        if mark is None or not (self.folder.checkpoints / f"step-{mark.step:08d}").is_dir():
             return None
         return mark.to_dict()
 
     def detail(self) -> dict[str, Any]:
         """Return the run for its own page."""
-        none = list[dict[str, Any]]()
         return {
             **self.summary(),
             **overview(self.episodes),
             "config": self.config(),
-            "changes": self.files.read(self.folder.changes_file, lambda: self.folder.changes, none),
+            "changes": self.files.read(self.folder.changes_file, lambda _: self.folder.changes)
+            or [],
             "findings": self.metrics.findings(),
             "log_tail": self.files.log_tail(),
         }
@@ -266,12 +256,11 @@ class ViewedRun:
         return self.episodes.num_files < len(self._episode_files)
 
     def _status(self) -> dict[str, Any]:
-        return self.files.read(self.folder.status_file, lambda: self.folder.status, {})
+        return self.files.read(self.folder.status_file, read_json_object) or {}
 
     def config(self) -> dict[str, Any]:
         """Return the settings; empty if they cannot be read. Parsing YAML is slow."""
-        path = self.folder.config_file
-        return self.files.read(path, lambda: read_yaml(path), {})
+        return self.files.read(self.folder.config_file, read_yaml) or {}
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return `identity` or `provenance` of `run.json`; empty if it has none."""
@@ -280,8 +269,7 @@ class ViewedRun:
 
     def notes(self) -> dict[str, Any]:
         """Return the user's tags and note, and whether the run is archived."""
-        path = self.folder.path
-        notes = self.files.read(path / NOTES_FILE, lambda: read_notes(path), dict(NO_NOTES))
+        notes = self.files.read(self.folder.path / NOTES_FILE, read_notes) or NO_NOTES
         return {name: notes[name] for name in NO_NOTES}
 
     def change_notes(self, changes: Any) -> dict[str, Any]:
@@ -307,9 +295,7 @@ class ViewedRun:
         try:
             table = read_table(path, row=index)
         except IndexError:
-            raise NotFound(
-                f"step {key[1]} has fewer {key[0]} episodes, and none with number {index}"
-            ) from None
+            raise NotFound(f"step {key[1]} has no {key[0]} episode with number {index}") from None
         return key, index, table_to_episodes(table)[0]
 
     def _episode_path(self, key: FileKey) -> Path:
@@ -323,8 +309,7 @@ class ViewedRun:
     def token_texts(self) -> TokenTexts:
         """The texts of tokens, by the tokenizer that the run keeps."""
         path = self.folder.tokenizer_file
-        none: TokenTexts | None = None
-        return self.files.read(path, lambda: TokenTexts(path), none) or TokenTexts(path)
+        return self.files.read(path, TokenTexts) or TokenTexts(path)
 
 
 class Library:
@@ -338,9 +323,7 @@ class Library:
 
     def find(self) -> bool:
         """Look for runs; return whether there are others than before."""
-        paths = {
-            path.resolve() for folder in self.folders for path in _runs_in(folder.resolve(), _DEPTH)
-        }
+        paths = {path.resolve() for folder in self.folders for path in _runs_in(folder.resolve())}
         with self._lock:
             known = {run.folder.path: key for key, run in self._runs.items()}
             gone, new = known.keys() - paths, paths - known.keys()
@@ -370,21 +353,15 @@ class Library:
 
     def get(self, key: str) -> ViewedRun:
         with self._lock:
-            run = self._runs.get(key)
-        if run is not None:
-            return run
-        raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
+            if key not in self._runs:
+                raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
+            return self._runs[key]
 
 
-def _runs_in(path: Path, depth: int) -> Iterator[Path]:
-    if any(os.path.isfile(path / mark) for mark in _MARKS):
-        yield path
-        return
-    if depth == 0:
-        return
-    try:
-        inner = sorted(e.name for e in os.scandir(path) if e.is_dir() and e.name[0] != ".")
-    except OSError:
-        return
-    for name in inner:
-        yield from _runs_in(path / name, depth - 1)
+def _runs_in(folder: Path) -> Iterator[Path]:
+    for path, folders, files in os.walk(folder, followlinks=True):
+        is_run = not _MARKS.isdisjoint(files)
+        if is_run:
+            yield Path(path)
+        is_deepest = len(Path(path).relative_to(folder).parts) == _DEPTH
+        folders[:] = [name for name in folders if name[0] != "." and not is_run | is_deepest]

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp
 from turnwise.errors import ConfigError
 from turnwise.http_server import AppServer, open_listener
 from turnwise.json_files import parse_json
+from turnwise.progress.lines import count
 from turnwise.view.compare import compare
 from turnwise.view.episodes import find_episodes, neighbours
 from turnwise.view.export import export_episode
@@ -85,15 +86,23 @@ class Viewer:
                 pause = 0.0
             await asyncio.sleep(pause)
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the state of all runs now, and again after each change."""
-        num_told = -1
-        yield b"retry: 2000\n\n"
-        while not self.is_closed:
-            if num_told != self._num_changes:
-                num_told = self._num_changes
-                yield b"event: runs\ndata: " + await asyncio.to_thread(self.changes) + b"\n\n"
-            await asyncio.sleep(_TICK_SECONDS)
+    async def events(self, request: Request) -> Response:
+        """Return a stream of the state of all runs now, and again after each change."""
+
+        async def stream() -> AsyncIterator[bytes]:
+            num_told = -1
+            yield b"retry: 2000\n\n"
+            while not self.is_closed:
+                if num_told != self._num_changes:
+                    num_told = self._num_changes
+                    yield b"event: runs\ndata: " + await asyncio.to_thread(self._state) + b"\n\n"
+                await asyncio.sleep(_TICK_SECONDS)
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def _state(self) -> bytes:
+        runs = [run.summary() for run in self.library.runs]
+        return json_bytes({"runs": [{name: run[name] for name in _IN_EVENTS} for run in runs]})
 
     def runs(self, request: Request) -> dict[str, Any]:
         return {
@@ -113,10 +122,12 @@ class Viewer:
         keys = dict.fromkeys(request.query_params.get("runs", "").split(","))
         return compare([self.library.get(key) for key in keys])
 
-    def save_notes(self, run: ViewedRun, body: bytes) -> dict[str, Any]:
-        notes = run.change_notes(parse_json(body, "the request"))
+    async def save_notes(self, request: Request) -> Response:
+        run, body = self.library.get(request.path_params["run"]), await request.body()
+        changes = parse_json(body, "the request")
+        notes = await asyncio.to_thread(run.change_notes, changes)
         self.note_change()
-        return notes
+        return _json(notes)
 
     def episodes(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
@@ -143,18 +154,14 @@ class Viewer:
 
     def export(self, request: Request) -> Response:
         run = self._run(request)
-        (kind, step), index, episode = run.episode(request.path_params["id"])
-        page = export_episode(run.key, kind, step, index, episode, run.token_texts)
-        return _download(page, f"{run.key}-{kind}-{step}-{index}.html")
-
-    def export_run(self, request: Request) -> Response:
-        run = self._run(request)
-        return _download(export_run(run), f"{run.key}.html")
-
-    def changes(self) -> bytes:
-        """Return the event that is sent to pages when something changed."""
-        runs = [run.summary() for run in self.library.runs]
-        return json_bytes({"runs": [{name: run[name] for name in _IN_EVENTS} for run in runs]})
+        if (name := request.path_params.get("id")) is None:
+            page, name = export_run(run), run.key
+        else:
+            (kind, step), index, episode = run.episode(name)
+            page = export_episode(run.key, kind, step, index, episode, run.token_texts)
+            name = f"{run.key}-{name}"
+        headers = {"content-disposition": f'attachment; filename="{name}.html"'}
+        return Response(page, 200, headers, media_type="text/html; charset=utf-8")
 
     def _run(self, request: Request, *, with_episodes: bool = True) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
@@ -175,13 +182,6 @@ def make_app(viewer: Viewer, on_start: Callable[[], None] | None = None) -> ASGI
         yield
         watching.cancel()
 
-    async def events(request: Request) -> Response:
-        return StreamingResponse(viewer.events(), media_type="text/event-stream")
-
-    async def notes(request: Request) -> Response:
-        run, body = viewer.library.get(request.path_params["run"]), await request.body()
-        return _json(await asyncio.to_thread(viewer.save_notes, run, body))
-
     answers = {
         "/api/compare": viewer.compare,
         "/api/runs": viewer.runs,
@@ -192,19 +192,17 @@ def make_app(viewer: Viewer, on_start: Callable[[], None] | None = None) -> ASGI
         "/api/runs/{run}/episodes/{id}/tokens": viewer.tokens,
         "/api/runs/{run}/steps/{step:int}/timeline": viewer.timeline,
         "/export/{run}/{id}.html": viewer.export,
-        "/export/{run}.html": viewer.export_run,
+        "/export/{run}.html": viewer.export,
     }
-    app = Starlette(
-        routes=[
-            Route("/", _index),
-            Mount("/assets", StaticFiles(directory=PAGE)),
-            Route("/api/events", events, methods=["GET"]),
-            Route("/api/runs/{run}/notes", notes, methods=["PATCH"]),
-            *(Route(path, _endpoint(answer)) for path, answer in answers.items()),
-        ],
-        lifespan=lifespan,
-        exception_handlers={HTTPException: _failed, ConfigError: _failed, Exception: _failed},
-    )
+    routes = [
+        Route("/", _index),
+        Mount("/assets", StaticFiles(directory=PAGE)),
+        Route("/api/events", viewer.events, methods=["GET"]),
+        Route("/api/runs/{run}/notes", viewer.save_notes, methods=["PATCH"]),
+        *(Route(path, _endpoint(answer)) for path, answer in answers.items()),
+    ]
+    failures = dict.fromkeys((HTTPException, ConfigError, Exception), _failed)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures)
     return Guard(app, viewer.write_token)
 
 
@@ -224,11 +222,6 @@ def _index(request: Request) -> Response:
 
 def _json(data: Any, status: int = 200) -> Response:
     return Response(json_bytes(data), status, media_type="application/json")
-
-
-def _download(page: str, name: str) -> Response:
-    headers = {"content-disposition": f'attachment; filename="{name}"'}
-    return Response(page, 200, headers, media_type="text/html; charset=utf-8")
 
 
 def _failed(request: Request, error: Exception) -> Response:
@@ -269,9 +262,8 @@ def serve(
             if time.monotonic() < end:  # the others are read while the page is open
                 run.refresh()
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
-        num_runs = len(library.runs)
-        what = f"{num_runs} {'run' if num_runs == 1 else 'runs'} at"
-        if not num_runs:
+        what = f"{count(len(library.runs), 'run')} at"
+        if not library.runs:
             what = f"Waiting for the first run in {' and '.join(map(str, folders))}:"
         report(f"{what} {address} (Ctrl-C ends it)")
         has_display = "SSH_CONNECTION" not in os.environ
@@ -306,6 +298,5 @@ def listening(port: int | None) -> socket.socket:
         return open_listener(HOST, ports)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on port {port or PORT}: {error.strerror or error}. Choose another with "
-            "--port, or leave it out to take the next that is free."
+            f"cannot listen on port {port or PORT}: {error.strerror or error}. Name another --port."
         ) from None
