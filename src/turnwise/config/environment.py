@@ -7,11 +7,9 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Gt
-
-from turnwise.config.fields import Positive, Section, setting
+from turnwise.config.fields import Positive, PositiveFloat, Section, setting
 from turnwise.config.sections import DatasetConfig
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -31,9 +29,7 @@ class EnvironmentConfig(Section):
     """
 
     name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
-    max_steps: Positive | None = setting(
-        None, "Maximum actions; null: the environment's own limit."
-    )
+    max_steps: Positive | None = setting(None, "Maximum actions; null: the environment's limit.")
     params: dict[str, Any] = setting({}, "The environment's own settings.")
 
     @classmethod
@@ -83,11 +79,9 @@ class EnvironmentItem(Section):
     """One environment of a mix: its share of the groups, and its own settings."""
 
     environment: str = field(metadata={"help": "A name (see `turnwise envs`) or path.py:Class."})
-    weight: Annotated[float, Gt(0)] = setting(1.0, "Its share of the groups, relative to others.")
+    weight: PositiveFloat = setting(1.0, "Its share of the groups, relative to others.")
     name: str | None = setting(None, "Its name in the metrics; null: the environment's.")
-    max_steps: Positive | None = setting(
-        None, "Maximum actions; null: the environment's own limit."
-    )
+    max_steps: Positive | None = setting(None, "Maximum actions; null: the environment's limit.")
     params: dict[str, Any] = setting({}, "The environment's own settings.")
     dataset: DatasetConfig = field(
         default_factory=DatasetConfig, metadata={"help": "The rows that are its tasks."}

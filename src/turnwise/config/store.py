@@ -59,9 +59,7 @@ class ConfigStore(Section):
         "dataset, eval_dataset, reward, tools, system_prompt}.",
     )
     policies: dict[str, PolicyItem] = setting(
-        {},
-        "Models of an environment's players: {player: {model, trains}}; the run's own model plays "
-        "the others.",
+        {}, "Models of players: {player: {model, trains}}; the run's own model plays the others."
     )
     agent: str | None = setting(
         None,
@@ -69,13 +67,10 @@ class ConfigStore(Section):
         "a command such as `my-cli --task {task}`.",
     )
     expert: str | None = setting(
-        None,
-        "The expert of an agent, for its warm start: file.py:function of (messages, tools) that "
-        "returns the reply.",
+        None, "An agent's expert for a warm start: file.py:function of (messages, tools) -> reply."
     )
     reward: str | list[RewardItem] | None = setting(
-        None,
-        "path.py:function, or a list of {function, weight}; null: the sum of the step rewards.",
+        None, "path.py:function, or a list of {function, weight}; null: sum of the step rewards."
     )
     tools: list[str | dict[str, Any]] = setting(
         [],

@@ -180,11 +180,8 @@ class BestMark:
         >>> BestMark(4, "eval/greedy/reward", 0.5, 0.25, 0.75, 16).about
         'the best by eval/greedy/reward: 0.5 (0.25 to 0.75, 16 episodes)'
         """
-        known = []
-        if self.low is not None:
-            known.append(f"{self.low:.4g} to {self.high:.4g}")
-        if self.num_episodes is not None:
-            known.append(f"{self.num_episodes:,} episodes")
+        known = [] if self.low is None else [f"{self.low:.4g} to {self.high:.4g}"]
+        known += [] if self.num_episodes is None else [f"{self.num_episodes:,} episodes"]
         more = f" ({', '.join(known)})" if known else ""
         return f"the best by {self.metric}: {self.value:.4g}{more}"
 
@@ -320,10 +317,10 @@ class CheckpointStore:
         except ConfigError as error:
             _LOG.warning("no checkpoint is removed, since the best one is not known: %s", error)
             return
-        past = {number: path for number, path in self._folders().items() if number <= step}
-        for number in [*past][: -self.keep_last_n]:
+        past = [one for one in self._folders().items() if one[0] <= step]
+        for number, path in past[: -self.keep_last_n]:
             if best is None or number != best.step:
                 try:
-                    discard(past[number])
+                    discard(path)
                 except OSError as error:
-                    _LOG.warning("cannot remove the old checkpoint %s: %s", past[number], error)
+                    _LOG.warning("cannot remove the old checkpoint %s: %s", path, error)

@@ -95,16 +95,14 @@ _REWARD = pa.struct(
         "parts": pa.list_(pa.struct({"name": _TEXT, "value": _REAL})),
     }
 )
-_AGENT_WORDS = pa.struct(
-    {
-        "name": _TEXT,
-        "reward": _REWARD,
-        "messages": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT, "more": _JSON})),
-        "turns": pa.list_(_TURN),
-        "branches": pa.list_(pa.struct({"start": _SHORT, "after": _SHORT})),
-        "result": _JSON,
-    }
-)
+_AGENT_WORDS = {
+    "name": _TEXT,
+    "reward": _REWARD,
+    "messages": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT, "more": _JSON})),
+    "turns": pa.list_(_TURN),
+    "branches": pa.list_(pa.struct({"start": _SHORT, "after": _SHORT})),
+    "result": _JSON,
+}
 _AGENT_TOKENS = {
     "token_ids": pa.list_(_SHORT),
     "mask": pa.list_(_BOOL),
@@ -136,9 +134,7 @@ SCHEMA = pa.schema(
         "traceback": _TEXT,
         "attempt": _LONG,
         "task": _JSON,
-        "agents": pa.list_(
-            pa.struct({**{one.name: one.type for one in _AGENT_WORDS}, **_AGENT_TOKENS})
-        ),
+        "agents": pa.list_(pa.struct(_AGENT_WORDS | _AGENT_TOKENS)),
     }
 )
 
@@ -263,7 +259,7 @@ def episodes_to_table(
     records = [agent for result in results for agent in result.agents]
     agents = [_agent_row(agent, began is not None) for agent in records]
     structs = pa.StructArray.from_arrays(
-        [*_array(agents, _AGENT_WORDS).flatten(), *_token_arrays(records, columns or {})],
+        _array(agents, pa.struct(_AGENT_WORDS)).flatten() + _token_arrays(records, columns or {}),
         fields=list(SCHEMA.field("agents").type.value_type),
     )
     ends = [0, *accumulate(len(result.agents) for result in results)]
@@ -271,11 +267,7 @@ def episodes_to_table(
         {"step": step, "kind": kind, **_episode_row(result, agents[start:end], began)}
         for result, (start, end) in zip(results, pairwise(ends), strict=True)
     ]
-    arrays = [
-        _array([row[column.name] for row in rows], column.type)
-        for column in SCHEMA
-        if column.name != "agents"
-    ]
+    arrays = [_array([row[one.name] for row in rows], one.type) for one in list(SCHEMA)[:-1]]
     arrays.append(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), structs))
     about = {FORMAT_KEY: str(FORMAT)}
     if phases:
@@ -315,15 +307,12 @@ def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.A
         values = column if isinstance(column, np.ndarray) else column.detach().float().cpu().numpy()
         flat[name] = values.astype(np.float32, copy=False)[row, position]
     offsets = pa.array([*starts, total], pa.int32())
-    arrays = []
-    for name, kind in _AGENT_TOKENS.items():
-        if name in flat:
-            is_unknown = ~mask if name in FLOAT_COLUMNS else None
-            elements = pa.array(flat[name], kind.value_type, mask=is_unknown)
-            arrays.append(pa.ListArray.from_arrays(offsets, elements))
-        else:
-            arrays.append(pa.nulls(len(streams), kind))
-    return arrays
+    arrays = {name: pa.nulls(len(streams), kind) for name, kind in _AGENT_TOKENS.items()}
+    for name, values in flat.items():
+        is_unknown = ~mask if name in FLOAT_COLUMNS else None
+        elements = pa.array(values, _AGENT_TOKENS[name].value_type, mask=is_unknown)
+        arrays[name] = pa.ListArray.from_arrays(offsets, elements)
+    return list(arrays.values())
 
 
 def _episode_row(
@@ -379,13 +368,12 @@ def _episode_row(
 
 def _prompt(agent: Mapping[str, Any] | None) -> str:
     """Return what an agent was asked: the last message of a user before its first turn."""
-    messages = agent["messages"] if agent else []
-    known = [turn["message"] for turn in agent["turns"]] if agent else []
+    if agent is None:
+        return ""
+    messages, known = agent["messages"], [turn["message"] for turn in agent["turns"]]
     numbers = (number for number in turn_messages(messages, known) if number is not None)
-    for message in reversed(messages[: next(numbers, len(messages))]):
-        if message["role"] == "user":
-            return message["content"] or message["more"] or ""
-    return ""
+    asked = [m for m in messages[: next(numbers, len(messages))] if m["role"] == "user"]
+    return (asked[-1]["content"] or asked[-1]["more"] or "") if asked else ""
 
 
 def _answer(agents: Sequence[Mapping[str, Any]]) -> str:
@@ -415,13 +403,9 @@ def _agent_row(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
     result, reward = agent.trajectory.result, agent.reward
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         result = vars(result)
-    scored = None
-    if reward is not None:
-        parts = list(reward.parts.items())
-        scored = {"total": reward.total, "per_turn": reward.per_turn, "parts": parts}
     return {
         "name": agent.name,
-        "reward": scored,
+        "reward": reward and vars(reward) | {"parts": list(reward.parts.items())},
         "messages": messages,
         "turns": turns,
         "branches": agent.stream.branches,
@@ -434,20 +418,18 @@ def _turn_row(turn: TurnRecord, with_start: bool) -> dict[str, Any]:
     if "success" in info:  # first, so that it is kept when a large `info` is cut
         info = {"success": info["success"], **info}
     start = {"start": round(turn.started, 6)} if with_start else {}
-    calls = []
-    # Calls beyond the limit were not executed and have no result.
-    for call, result in zip_longest(turn.calls, turn.tool_results[: len(turn.calls)]):
-        failure = None if result is None else result.failure
-        calls.append(
-            {
-                "name": call.name,
-                "arguments": json_text(call.arguments, _MAX_CALL),
-                "result": json_text(call.result, _MAX_CALL),
-                "success": call.success,
-                "failure": None if failure is None else failure.value,
-                "seconds": 0.0 if result is None else round(result.seconds, 6),
-            }
-        )
+    calls = [
+        {
+            "name": call.name,
+            "arguments": json_text(call.arguments, _MAX_CALL),
+            "result": json_text(call.result, _MAX_CALL),
+            "success": call.success,
+            "failure": result.failure.value if result and result.failure else None,
+            "seconds": round(result.seconds, 6) if result else 0.0,
+        }
+        # Calls beyond the limit were not executed and have no result.
+        for call, result in zip_longest(turn.calls, turn.tool_results[: len(turn.calls)])
+    ]
     same = ("kind", "text", "observation", "state", "malformed", "weight_version", "message")
     return {
         **{name: getattr(turn, name) for name in same},
@@ -486,12 +468,11 @@ def table_to_episodes(table: pa.Table) -> list[StoredEpisode]:
     """Return the episodes of a table in its order."""
     nested = table["agents"].combine_chunks()
     structs = nested.flatten()
-    names = [one.name for one in _AGENT_WORDS]
-    words = pa.StructArray.from_arrays([structs.field(name) for name in names], names=names)
-    tokens = {name: _arrays(structs.field(name)) for name in _AGENT_TOKENS}
+    words = pa.Table.from_struct_array(structs).select(list(_AGENT_WORDS)).to_pylist()
+    tokens = {name: structs.field(name) for name in _AGENT_TOKENS}
     agents = (
-        _agent(row, {name: arrays[number] for name, arrays in tokens.items()})
-        for number, row in enumerate(words.to_pylist())
+        _agent(row, {name: column[number] for name, column in tokens.items()})
+        for number, row in enumerate(words)
     )
     names = [one.name for one in dataclasses.fields(StoredEpisode) if one.name != "agents"]
     episodes = []
@@ -499,20 +480,24 @@ def table_to_episodes(table: pa.Table) -> list[StoredEpisode]:
     for row, count in zip(table.drop_columns("agents").to_pylist(), counts, strict=True):
         row["status"] = EpisodeStatus(row["status"])
         row["seconds"] = _known(row["seconds"])
-        row["task"] = None if row["task"] is None else json.loads(row["task"])
+        row["task"] = _from_json(row["task"])
         fields = {name: row[name] for name in names}
         episodes.append(StoredEpisode(**fields, agents=list(islice(agents, count))))
     return episodes
 
 
-def _arrays(lists: pa.ListArray) -> list[Array | None]:
-    """Return each list as an array, with NaN for null; None for a list that is absent."""
-    return [one.values.to_numpy(zero_copy_only=False) if one.is_valid else None for one in lists]
+def _from_json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
 
 
-def _agent(row: Mapping[str, Any], tokens: Mapping[str, Array | None]) -> StoredAgent:
-    columns = {name: array for name, array in tokens.items() if array is not None}
-    reward, result = row["reward"], row["result"]
+def _agent(row: Mapping[str, Any], tokens: Mapping[str, pa.ListScalar]) -> StoredAgent:
+    """Return an agent; of its tokens, columns that are absent are left out, and null is NaN."""
+    columns = {
+        name: column.values.to_numpy(zero_copy_only=False)
+        for name, column in tokens.items()
+        if column.is_valid
+    }
+    reward = row["reward"]
     if reward is not None:
         per_turn = None if reward["per_turn"] is None else tuple(reward["per_turn"])
         parts = {part["name"]: part["value"] for part in reward["parts"]}
@@ -520,15 +505,14 @@ def _agent(row: Mapping[str, Any], tokens: Mapping[str, Array | None]) -> Stored
     messages = []
     for one in row["messages"]:
         content = {} if one["content"] is None else {"content": one["content"]}
-        more = {} if one["more"] is None else json.loads(one["more"])
-        messages.append({"role": one["role"], **content, **more})
+        messages.append({"role": one["role"], **content, **(_from_json(one["more"]) or {})})
     return StoredAgent(
         name=row["name"],
         messages=messages,
         turns=[_turn(turn) for turn in row["turns"]],
         reward=reward,
         branches=[(branch["start"], branch["after"]) for branch in row["branches"]],
-        result=None if result is None else json.loads(result),
+        result=_from_json(row["result"]),
         ids=columns.pop("token_ids"),
         mask=columns.pop("mask"),
         columns=columns,

@@ -21,27 +21,17 @@ Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 """`code` is `file.py:Name`, `module:Name` or a built-in name; `rows` a file or folder of a dataset;
 `conversations` a file of a warm start; `model` and `folder` are folders."""
 
-NAMES: dict[str, Kind] = {
-    "inference.backend": "code",
-    "environment.name": "code",
-    "environments": "code",
-    "agent": "code",
-    "expert": "code",
-    "reward": "code",
-    "tools": "code",
-    "parser": "code",
-    "dataset.path": "rows",
-    "eval_dataset.path": "rows",
-    "model.model_name": "model",
-    "model.local_path": "model",
-    "model.reference": "model",
-    "policies": "model",
-    "logging.sinks": "code",
-    "training.adv_estimator": "code",
-    "training.policy_loss": "code",
-    "training.optimizer": "code",
-    "training.warm_start": "conversations",
+_BY_KIND: dict[Kind, tuple[str, ...]] = {
+    "code": (
+        *("environment.name", "environments", "agent", "expert", "reward", "tools", "parser"),
+        *("training.adv_estimator", "training.policy_loss", "training.optimizer"),
+        *("inference.backend", "logging.sinks"),
+    ),
+    "rows": ("dataset.path", "eval_dataset.path"),
+    "model": ("model.model_name", "model.local_path", "model.reference", "policies"),
+    "conversations": ("training.warm_start",),
 }
+NAMES = {name: kind for kind, names in _BY_KIND.items() for name in names}
 """The settings that name code or files. New ones must be added here."""
 _FIELDS: dict[type, dict[str, Kind]] = {
     RewardItem: {"function": "code"},
@@ -94,14 +84,11 @@ class Named:
             return module_file(self.module, folder)
         text = self.text.rpartition(":")[0] if self.kind == "code" else self.text
         path = folder / Path(text).expanduser()
-        if self.kind == "model":
-            is_there = (path / "config.json").is_file()
-            if is_there:
-                from turnwise.models import load  # late: it imports torch
+        is_there = path.exists() and (self.kind != "code" or text.endswith(".py"))
+        if self.kind == "model" and is_there:
+            from turnwise.models import load  # late: it imports torch
 
-                is_there = text not in load.BUILT_IN
-        else:
-            is_there = path.exists() and (self.kind != "code" or text.endswith(".py"))
+            is_there = (path / "config.json").is_file() and text not in load.BUILT_IN
         return path.resolve() if is_there else None
 
 
@@ -136,10 +123,10 @@ def _names(setting: str, kind: Kind, holder: Any, key: Any) -> Iterator[Named]:
 def servers_in(config: ConfigStore) -> list[dict[str, Any]]:
     """Return the tools that are MCP servers which are started, not those with a URL."""
     lists = [config.tools, *(item.tools or [] for item in config.environments or ())]
-    tools = [tool for tools in lists for tool in tools if isinstance(tool, dict)]
-    return [
-        tool for tool in tools if not str(tool.get("mcp", "http:")).startswith(("http:", "https:"))
+    servers = [
+        tool for tools in lists for tool in tools if isinstance(tool, dict) and "mcp" in tool
     ]
+    return [one for one in servers if not str(one["mcp"]).startswith(("http:", "https:"))]
 
 
 # ---- where they are ----
@@ -187,11 +174,8 @@ def with_recorded_names(
     config = copy.deepcopy(config)
     config.checkpoint.output_dir = before.checkpoint.output_dir
     config.checkpoint.run_name = before.checkpoint.run_name
-    files = [
-        (name, path)
-        for name in names_in(config)
-        if name.module is None and (path := name.file_in(here)) is not None
-    ]
+    names = [name for name in names_in(config) if name.module is None]
+    files = [(name, path) for name in names if (path := name.file_in(here)) is not None]
     base = here
     for folder in base_folders(run):
         is_used = any(path.is_relative_to(folder.resolve()) for _, path in files)
@@ -200,8 +184,8 @@ def with_recorded_names(
             break
     if base != here:
         for name, path in files:
-            inside = path.is_relative_to(base.resolve())
-            text = str(path.relative_to(base.resolve()) if inside else path)
+            is_inside = path.is_relative_to(base.resolve())
+            text = str(path.relative_to(base.resolve()) if is_inside else path)
             ending = f":{name.text.rpartition(':')[2]}" if name.kind == "code" else ""
             name.replace(f"{text}{ending}")
         for server in servers_in(config):

@@ -128,8 +128,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"another process is training in {self.path}. Wait for it, or give this run "
-                    "another name: checkpoint.run_name"
+                    f"another process is training in {self.path}. Wait, or set checkpoint.run_name"
                 ) from None
             yield
 

@@ -192,8 +192,7 @@ def _check_components(user: UserComponents) -> None:
             raise ConfigError(
                 "the rows of the dataset have no 'answer', and there is no reward function: every "
                 f"reply would earn 0. They have: {', '.join(map(str, first[0]))}. Name the column "
-                "with dataset.columns: {answer: its name}, or set reward: file.py:function "
-                "(Trainer(reward_fn=...))."
+                "with dataset.columns: {answer: its name}, or set reward (reward_fn=...)."
             )
 
 
@@ -218,8 +217,7 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
         for event in CALLBACK_EVENTS:
             if inspect.iscoroutinefunction(getattr(callback, event, None)):
                 raise ConfigError(
-                    f"callbacks got {callback!r:.80}, whose {event} is async, and fit() awaits "
-                    f"none. Write def {event}(...) without async."
+                    f"callbacks got {callback!r:.80}, whose {event} is async. Write it without."
                 )
     return given
 
@@ -230,8 +228,7 @@ def resume_mode(resume: Resume | bool) -> Resume:
         return "always" if resume else "never"
     if resume not in ("auto", "always", "never"):
         raise ConfigError(
-            f"resume got {resume!r}, expected True to continue a run, False for a new one, or "
-            "'auto': a run with the same settings that did not end is continued."
+            f"resume got {resume!r}, expected True to continue a run, False (a new one) or 'auto'"
         )
     return resume
 

@@ -55,17 +55,15 @@ def evaluation_metrics(
     by_part = {}
     for name in weights or [""]:
         part = select_part(played, name)
-        results = [*part, *part.dropped]
+        failed = [result.status.is_error for result in (*part, *part.dropped)]
         # Failed episodes count as failed only.
-        ended_well = Collection([result for result in part if not result.status.is_error])
+        ended_well = Collection(result for result in part if not result.status.is_error)
         metrics = episode_metrics(ended_well, success_reported)
-        if results:
-            metrics["errors"] = fmean(result.status.is_error for result in results)
-        kept = [key for key in _EVALUATED if key in metrics]
+        metrics |= {"errors": fmean(failed)} if failed else {}
         # Where rows were played several times: confidence intervals count rows.
-        if metrics["num_groups"] < metrics["num_episodes"]:
-            kept.append("num_groups")
-        by_part[name] = {key: metrics[key] for key in kept}
+        is_repeated = metrics["num_groups"] < metrics["num_episodes"]
+        kept = (*_EVALUATED, "num_groups") if is_repeated else _EVALUATED
+        by_part[name] = {key: metrics[key] for key in kept if key in metrics}
     if not weights:
         return by_part
     whole = weighted_mean(by_part, weights)
@@ -99,12 +97,11 @@ def weighted_mean(by_environment: Mapping[str, Metrics], weights: Mapping[str, f
         total = sum(weights[env] for env in known)
         metrics[name] = sum(weights[env] * value for env, value in known.items()) / total
     if "reward_std" in metrics:  # of the mixture: the means of the environments differ too
-        squares = {
-            env: {"square": values["reward_std"] ** 2 + values["reward"] ** 2}
-            for env, values in by_environment.items()
-            if "reward" in values
-        }
-        mean_square = weighted_mean(squares, weights)["square"]
+        scored = {e: v for e, v in by_environment.items() if "reward" in v}
+        squares = (
+            weights[e] * (v["reward_std"] ** 2 + v["reward"] ** 2) for e, v in scored.items()
+        )
+        mean_square = sum(squares) / sum(weights[env] for env in scored)
         metrics["reward_std"] = math.sqrt(max(0.0, mean_square - metrics["reward"] ** 2))
     return metrics
 
@@ -338,8 +335,5 @@ def why_nothing_changes(num_broken_steps: int, metrics: Mapping[str, float]) -> 
         return None
     why = "no episode could be learned from. Look at the errors in log.txt."
     if metrics.get("num_skipped_steps"):
-        why = (
-            "the loss or its gradient was not a finite number. Lower training.learning_rate, "
-            "or look for extreme rewards."
-        )
+        why = "the loss or its gradient was not a finite number. Lower training.learning_rate."
     return f"{MAX_FAILED_STEPS} steps in a row changed nothing: {why}"

@@ -71,6 +71,9 @@ MAX_KEPT_BYTES = 64 * 2**20
 _MAX_HASHED_ROWS = 100_000
 _MAX_STARTS = 20
 _UNLIMITED = 2**31 - 1
+_DATASETS = ("dataset", "eval_dataset")
+_OWN = {"reward_fn": "reward", "tools": "tools", "system_prompt": "system_prompt"}
+"""What an environment of a mix may have for itself: arguments of the trainer, and settings."""
 _ALGORITHMS: dict[str, tuple[Any, Mapping[str, AdvantageEstimator | PolicyLoss]]] = {
     "adv_estimator": (get_advantage_estimator, ADVANTAGE_ESTIMATORS),
     "policy_loss": (get_policy_loss, POLICY_LOSSES),
@@ -99,7 +102,7 @@ class RunRecord:
         if resumes and (settings_before := folder.settings()) is not None:
             config, base = with_recorded_names(self.config, settings_before, folder.path)
         facts, before = copy.deepcopy(self.facts), folder.status if resumes else {}
-        lost: dict[str, str] = {}  # the settings whose objects a later command cannot load
+        lost: dict[str, list[str]] = {}  # the settings whose objects a later command cannot load
         here = folder.path.resolve()
         for name in names_in(config):
             file = Path(name.text).expanduser().resolve()
@@ -110,8 +113,8 @@ class RunRecord:
             if section == "environments":
                 setting = f"{words[1]} of {list(config.parts())[int(words[0])]}"
             if is_lost(name.text):
-                lost[setting] = f"{lost[setting]}, {name.text}" if setting in lost else name.text
-        facts["unrecorded"] = lost | facts["unrecorded"]
+                lost.setdefault(setting, []).append(name.text)
+        facts["unrecorded"] |= {setting: ", ".join(names) for setting, names in lost.items()}
         facts["base_directory"] = describe_base(base, folder.path)
         paths = {name: setting.path for name, setting in config.datasets()}
         for dataset, rows in facts["datasets"].items():
@@ -132,15 +135,13 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
     settings = recorded(config, given)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    trained_on: dict[str, Any] = {}
-    sources: list[tuple[Any, Any]] = []
-    for as_given, filled in [(given, user), *((p.given, p.components) for p in user.mix)]:
-        sources.append((as_given.dataset, filled.dataset))
-        sources.append((as_given.eval_dataset, filled.eval_dataset))
-    for (name, setting), (source, rows) in zip(settings.datasets(), sources, strict=True):
+    all_rows: dict[str, Any] = {}
+    users = [(given, user), *((part.given, part.components) for part in user.mix)]
+    pairs = [(getattr(a, key), getattr(b, key)) for a, b in users for key in _DATASETS]
+    for (name, setting), (source, rows) in zip(settings.datasets(), pairs, strict=True):
         if rows is None or (source is None and setting.path is None):
             continue
-        trained_on[name] = rows
+        all_rows[name] = rows
         facts: dict[str, Any] = {"path": setting.path, "split": setting.split}
         if source is not None and (setting.path is None or any(map(is_lost, setting.paths))):
             in_python = f"a {type(source).__name__} in Python"
@@ -150,28 +151,25 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
         facts |= {"rows": len(rows), "hash": _dataset_hash(rows), "columns": columns}
         datasets[name] = facts
         if name.startswith("eval_"):
-            others = trained_on.get(name.removeprefix("eval_"), ())
+            others = all_rows.get(name.removeprefix("eval_"), ())
             num_shared, num_compared = shared_rows(rows, others)
             if num_shared:
                 facts |= {"rows_trained_on": num_shared, "rows_compared": num_compared}
         if any(map(is_lost, setting.paths)):
-            content, problem = _rows_to_keep(rows)
-            facts["kept"] = content is not None
-            if content is None:
-                facts["why_not_kept"] = problem
-            else:
-                files[f"{name}.jsonl"] = content
+            try:
+                files[f"{name}.jsonl"] = _rows_to_keep(rows)
                 setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
-    run_facts: dict[str, Any] = {
+                facts["kept"] = True
+            except ValueError as problem:
+                facts |= {"kept": False, "why_not_kept": str(problem)}
+    has_curriculum = user.curriculum is not None
+    run_facts = {
         "identity": identity(user, config),
         "agent": "the policy that is trained",
         "datasets": datasets,
-        "unrecorded": {},
+        "unrecorded": {"curriculum": object_label(user.curriculum)} if has_curriculum else {},
+        "limits": user.limits and dataclasses.asdict(user.limits),
     }
-    if user.curriculum is not None:
-        run_facts["unrecorded"]["curriculum"] = object_label(user.curriculum)
-    if user.limits is not None:
-        run_facts["limits"] = dataclasses.asdict(user.limits)
     return RunRecord(settings, files, run_facts)
 
 
@@ -187,20 +185,15 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     settings = copy.deepcopy(config)
     for item, part in zip(settings.environments or (), given.mix, strict=True):
         named = recorded(part.config, part.given)
-        environment = named.environment
-        item.environment, item.max_steps = environment.name, environment.max_steps
-        item.params = environment.params
-        if part.given.reward_fn is not None:
-            item.reward = named.reward
-        if part.given.tools is not None:
-            item.tools = named.tools
-        if part.given.system_prompt is not None:
-            item.system_prompt = named.system_prompt
+        item.environment, item.params = named.environment.name, named.environment.params
+        item.max_steps = named.environment.max_steps
         item.dataset, item.eval_dataset = named.dataset, named.eval_dataset
-    if given.agent is not None:
-        settings.agent = callable_label(given.agent)
-    if given.expert is not None:
-        settings.expert = callable_label(given.expert)
+        for argument, setting in _OWN.items():
+            if getattr(part.given, argument) is not None:  # else that of the run
+                setattr(item, setting, getattr(named, setting))
+    for setting in ("agent", "expert"):
+        if (code := getattr(given, setting)) is not None:
+            setattr(settings, setting, callable_label(code))
     source = given.environment
     if source is None and settings.agent is None and settings.environments is None:
         source = find_environment(given, config)  # prompts, if there are only rows
@@ -215,11 +208,10 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         settings.reward = callable_label(given.reward_fn)
     if given.tools is not None:
         settings.tools = _tool_entries(given.tools)
-    if isinstance(given.parser, str):
-        settings.parser = given.parser
-    elif given.parser is not None:
-        names = [name for name, kind in PARSERS.items() if kind is type(given.parser)]
-        settings.parser = names[0] if names else instance_label(given.parser)
+    if given.parser is not None:
+        names = (name for name, kind in PARSERS.items() if kind is type(given.parser))
+        is_name = isinstance(given.parser, str)
+        settings.parser = given.parser if is_name else next(names, instance_label(given.parser))
     if given.model is not None:
         settings.model.model_name, settings.model.local_path = object_label(given.model), None
     if given.system_prompt is not None:
@@ -230,15 +222,13 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
         settings.inference.max_turns = None
     for setting, (make_record, built_in) in _ALGORITHMS.items():
-        choice = getattr(given, setting)
-        if choice is not None and not isinstance(choice, str):
-            choice = _algorithm(make_record(choice), built_in)
-        if choice is not None:
-            setattr(settings.training, setting, choice)
-    if given.dataset is not None:
-        settings.dataset = _dataset(given.dataset)
-    if given.eval_dataset is not None:
-        settings.eval_dataset = _dataset(given.eval_dataset)
+        if (choice := getattr(given, setting)) is not None:
+            is_name = isinstance(choice, str)
+            label = choice if is_name else _algorithm(make_record(choice), built_in)
+            setattr(settings.training, setting, label)
+    for setting in _DATASETS:
+        if (rows := getattr(given, setting)) is not None:
+            setattr(settings, setting, _dataset(rows))
     # The user has run all of this: later commands may, too.
     for code in names_in(settings):
         is_code = code.kind == "code" and names_code(code.text)
@@ -444,21 +434,21 @@ def _dataset(given: Any) -> DatasetConfig:
     return dataclasses.replace(origin, path=names)
 
 
-def _rows_to_keep(rows: Any) -> tuple[bytes | None, str]:
-    """Return the rows as lines of JSON, or None and why they cannot be written so."""
+def _rows_to_keep(rows: Any) -> bytes:
+    """Return the rows as lines of JSON; `ValueError` says why they cannot be written so."""
     content = bytearray()
     for index in range(len(rows)):
         row = _row(rows, index)
         try:
             line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            return None, f"row {index} cannot be written as JSON: {error}"
+            raise ValueError(f"row {index} cannot be written as JSON: {error}") from error
         if json.loads(line) != row or _row(rows, index) != row:  # a tuple, or made at random
-            return None, f"row {index} changes when it is written as JSON or read again"
+            raise ValueError(f"row {index} changes when it is written as JSON or read again")
         content += line
         if len(content) > MAX_KEPT_BYTES:
-            return None, f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB"
-    return bytes(content), ""
+            raise ValueError(f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB")
+    return bytes(content)
 
 
 def _row(rows: Any, index: int) -> Any:
