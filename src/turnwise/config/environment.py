@@ -40,9 +40,9 @@ class EnvironmentConfig(Section):
         if isinstance(config, EnvironmentConfig):
             return config
         if not isinstance(config, Mapping):
+            got = type(config).__name__
             raise ConfigError(
-                f"an environment takes an EnvironmentConfig, a dict or None, "
-                f"got {type(config).__name__}"
+                f"an environment takes an EnvironmentConfig, a dict or None, got {got}"
             )
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {key: value for key, value in config.items() if key in names}
@@ -111,12 +111,10 @@ def part_names(items: Sequence[EnvironmentItem]) -> list[str]:
     taken = [item.name for item in items if item.name is not None]
     names: list[str] = []
     for item in items:
-        if item.name is not None:
-            names.append(item.name)
-            continue
         stem = re.sub(r"[^\w.-]+", "-", item.environment.rpartition(":")[2]).strip("-.") or "part"
         numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        names.append(next(name for name in numbered if name not in {*taken, *names}))
+        free = (name for name in numbered if name not in {*taken, *names})
+        names.append(next(free) if item.name is None else item.name)
     return names
 
 
@@ -131,10 +129,7 @@ def check_mix(
     if not items:
         problem = "environments got an empty list, expected at least one environment"
     if data.get("environment", {}) not in ({}, dataclasses.asdict(EnvironmentConfig())):
-        problem = (
-            "environment and environments are both given. Keep one of them: a run is played in one "
-            "environment, or in a mix."
-        )
+        problem = "environment and environments are both given. Keep one of them."
     for name, dataset in datasets.items():
         if dataset != DatasetConfig():
             problem = (
@@ -156,6 +151,6 @@ def check_metric_names(names: Iterable[str], source: str) -> None:
     for name in names:
         if not _PART_NAME.fullmatch(name) or name in _METRICS_OF_RUNS:
             raise ConfigError(
-                f"{source}: the name {name!r} cannot stand in the metrics, which have names such "
-                "as 'maze/reward'. Choose another one of letters, digits, dots and dashes."
+                f"{source}: the name {name!r} cannot stand in the metrics ('maze/reward'). Choose "
+                "another one of letters, digits, dots and dashes."
             )

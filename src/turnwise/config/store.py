@@ -245,14 +245,13 @@ def _read(
     for name in ("environment", "environments", "tools", "system_prompt"):
         if store.agent is not None and getattr(store, name) != getattr(default, name):
             raise ConfigError(
-                f"{source}: agent and {name} are both given. An agent has its own loop, tools and "
-                "prompts, and no environment. Keep one of them."
+                f"{source}: agent and {name} are both given, and an agent has its own loop, tools "
+                "and prompts. Keep one of them."
             )
     return store
 
 
 def _yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
-    """Return the YAML lines of one setting, under its line of help."""
     text = dump({item.name: _plain(value)})
     return [f"# {item.metadata['help']}", *text.rstrip("\n").split("\n")]
 

@@ -138,7 +138,6 @@ def read_manifest(path: Path) -> Checkpoint:
 
 
 def _read_format(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file with a format number."""
     content = read_json_object(path)
     if content.get("format") != _FORMAT:
         raise ConfigError(

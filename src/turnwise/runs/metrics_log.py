@@ -135,7 +135,6 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _decode(line: bytes, where: str) -> dict[str, Any]:
-    """Return the metrics of one line."""
     values = parse_json(line, where)
     if not isinstance(values, dict) or not isinstance(values.get("step", 0), int):
         raise ConfigError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, PolicyItem, RewardItem
+from turnwise.config.fields import Section
 from turnwise.env.catalog import ADAPTERS
 from turnwise.runs.run_folder import RunFolder
 from turnwise.user_code import module_file, names_code
@@ -63,10 +64,7 @@ class Named:
 
     def replace(self, text: str) -> None:
         """Put another name in its place."""
-        if isinstance(self.holder, dict | list):
-            self.holder[self.key] = text
-        else:
-            setattr(self.holder, str(self.key), text)
+        self.holder[self.key] = text
 
     @property
     def module(self) -> str | None:
@@ -97,13 +95,13 @@ def names_in(config: ConfigStore) -> list[Named]:
     names: list[Named] = []
     for setting, kind in NAMES.items():
         section, _, field = setting.rpartition(".")
-        holder = getattr(config, section) if section else config
+        holder = vars(getattr(config, section) if section else config)
         names += _names(setting, kind, holder, field)
     return names
 
 
 def _names(setting: str, kind: Kind, holder: Any, key: Any) -> Iterator[Named]:
-    value = holder[key] if isinstance(holder, dict | list) else getattr(holder, str(key))
+    value = holder[key]
     if isinstance(value, str):
         is_command = setting == "agent" and not names_code(value)
         if not is_command:
@@ -116,8 +114,9 @@ def _names(setting: str, kind: Kind, holder: Any, key: Any) -> Iterator[Named]:
         inner = dict.fromkeys(value, kind)
     elif isinstance(value, dict):  # a tool with options: code, a server, or Python with packages
         inner = {name: kind for name, kind in _TOOL_FIELDS.items() if name in value}
+    fields = vars(value) if isinstance(value, Section) else value
     for name, its_kind in inner.items():
-        yield from _names(f"{setting}.{name}", its_kind, value, name)
+        yield from _names(f"{setting}.{name}", its_kind, fields, name)
 
 
 def servers_in(config: ConfigStore) -> list[dict[str, Any]]:

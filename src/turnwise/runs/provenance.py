@@ -21,11 +21,10 @@ _GIT_SECONDS = 5.0
 def provenance() -> dict[str, Any]:
     """Return how and where the current process was started."""
     words = without_secrets(list(sys.orig_argv), known=setting_types())
-    commit, git = _git("rev-parse", "HEAD"), None
-    if commit is not None:
+    git, versions = None, {}
+    if (commit := _git("rev-parse", "HEAD")) is not None:
         changes = _git("status", "--porcelain", "--untracked-files=no")
         git = {"commit": commit, "dirty": bool(changes)}
-    versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)

@@ -73,9 +73,8 @@ def check_settings(config: ConfigStore) -> None:
         ),
         (
             model.load_in_4bit and (plays_elsewhere or not training.lora_rank),
-            "model.load_in_4bit got true: the weights stay as they are, and adapters are trained "
-            "on them (QLoRA), in this process. Set training.lora_rank, for example to 16, "
-            "ray.use_ray to false and inference.backend to local.",
+            "model.load_in_4bit got true: adapters are trained (QLoRA), in this process. Set "
+            "training.lora_rank (16), ray.use_ray to false and inference.backend to local.",
         ),
         (
             backend == "scripted",
@@ -84,8 +83,7 @@ def check_settings(config: ConfigStore) -> None:
         ),
         (
             inference.temperature == 0,
-            "inference.temperature got 0: a greedy policy explores nothing and has no log-probs "
-            "to learn from. Set it to 1.0.",
+            "inference.temperature got 0: a greedy policy explores nothing. Set it to 1.0.",
         ),
         (
             (
@@ -93,29 +91,26 @@ def check_settings(config: ConfigStore) -> None:
                 and (plays_elsewhere or training.max_staleness > 0 or config.agent is not None)
             )
             or (trains_others and training.warm_start is not None),
-            "policies got models of players, which only synchronous runs of an environment in this "
-            "process play, without a warm start if they learn. Set ray.use_ray to false, "
-            "inference.backend to local or transformers, training.max_staleness to 0, "
-            "training.warm_start to null, and an environment, not an agent.",
+            "policies got models of players, which only runs of an environment in this process "
+            "have. Set ray.use_ray to false, inference.backend to local or transformers, "
+            "training.max_staleness to 0; and training.warm_start to null if players learn.",
         ),
         (
             not training.use_kl_in_reward
             and (training.kl_target is not None or (changes_kl_coef and not training.kl_loss_coef)),
-            f"training.kl_target got {training.kl_target} and training.kl_coef {training.kl_coef}, "
-            "and there is no KL penalty in the reward. Set training.use_kl_in_reward to true, or "
+            f"training.kl_target got {training.kl_target} and training.kl_coef {training.kl_coef} "
+            "without a KL penalty in the reward. Set training.use_kl_in_reward to true, or "
             "training.kl_loss_coef alone for a KL term in the loss.",
         ),
         (
             training.max_staleness > 0 and training.resample > 0,
             f"training.resample got {training.resample} with training.max_staleness "
-            f"{training.max_staleness}, and only synchronous steps replace groups. Set one of the "
-            "two to 0.",
+            f"{training.max_staleness}, and only synchronous steps replace groups. Set one to 0.",
         ),
         (
             training.max_staleness > 0 and bool(inference.options.get("sleep")),
-            f"inference.options.sleep got true with training.max_staleness "
-            f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
-            "sleep in them. Set sleep to false, or max_staleness to 0.",
+            "inference.options.sleep got true with training.max_staleness > 0: episodes are played "
+            "during updates. Set sleep to false, or max_staleness to 0.",
         ),
         (
             training.warm_start not in (None, "expert", "random") and not is_file,
@@ -146,7 +141,6 @@ def _check_best_metric(config: ConfigStore) -> None:
 
 
 def _check_components(user: UserComponents) -> None:
-    """Raise for components that no episode of an environment can be played with."""
     parser, tokenizer = user.parser, user.tokenizer
     for name, is_right, expected in (
         (

@@ -439,7 +439,6 @@ def with_mix(
 
 
 def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComponents]:
-    """Return the settings, and the code and rows, of an environment of a mix."""
     if isinstance(given, tuple) and len(given) == 2:
         given = {"environment": given[0], "weight": given[1]}
     if not isinstance(given, Mapping):

@@ -174,14 +174,15 @@ def _repeats_the_prompt(agent: AgentRecord) -> bool:
 def _endings(results: Sequence[EpisodeResult], turns: Sequence[TurnRecord]) -> Metrics:
     if not results:
         return {}
-    statuses = Counter(result.status for result in results)
-    number = len(results)
-    metrics = {"truncated": sum(result.status.is_truncated for result in results) / number}
-    for status in sorted(status for status in statuses if status.is_truncated):
-        metrics[f"truncated/{status.removeprefix('truncated_by_')}"] = statuses[status] / number
-    metrics["errors"] = sum(result.status.is_error for result in results) / number
-    for status in sorted(status for status in statuses if status.is_error):
-        metrics[f"errors/{status.removesuffix('_error')}"] = statuses[status] / number
+    metrics = {
+        "truncated": fmean(result.status.is_truncated for result in results),
+        "errors": fmean(result.status.is_error for result in results),
+    }
+    for status, number in sorted(Counter(result.status for result in results).items()):
+        kind = status.removeprefix("truncated_by_").removesuffix("_error")
+        if status.is_truncated or status.is_error:
+            name = "truncated" if status.is_truncated else "errors"
+            metrics[f"{name}/{kind}"] = number / len(results)
     if num_abandoned := sum(result.abandoned_calls for result in results):
         metrics["abandoned_calls"] = num_abandoned
     if turns:
@@ -199,12 +200,10 @@ def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
     metrics = {"malformed_calls": fmean(malformed), "tool_calls": len(results) / num_episodes}
     if unread:
         metrics["unread_calls"] = unread.total() / len(turns)
-    for name, number in sorted(unread.items()):
-        metrics[f"unread_calls/{name}"] = number / len(turns)
+    metrics |= {f"unread_calls/{name}": unread[name] / len(turns) for name in sorted(unread)}
     # Unknown tool names are left out: a model can invent any number of them.
-    known = [r.name for r in results if r.failure is not ToolFailure.UNKNOWN_TOOL]
-    for name, number in sorted(Counter(known).items()):
-        metrics[f"tool_calls/{name}"] = number / num_episodes
+    known = Counter(r.name for r in results if r.failure is not ToolFailure.UNKNOWN_TOOL)
+    metrics |= {f"tool_calls/{name}": known[name] / num_episodes for name in sorted(known)}
     if results:
         metrics["tool_failures"] = fmean(result.failure is not None for result in results)
     return metrics
@@ -323,10 +322,8 @@ def describe_failure(result: EpisodeResult) -> str:
 
 def cut_below_own_limit(episodes: Iterable[EpisodeResult]) -> str | None:
     """Return a note on the first episode with fewer turns than its environment allows, or None."""
-    for result in episodes:
-        if result.status is EpisodeStatus.TRUNCATED_BY_TURNS and result.error:
-            return f"an episode was {result.error}"
-    return None
+    cut = (r.error for r in episodes if r.status is EpisodeStatus.TRUNCATED_BY_TURNS and r.error)
+    return next((f"an episode was {error}" for error in cut), None)
 
 
 def why_nothing_changes(num_broken_steps: int, metrics: Mapping[str, float]) -> str | None:

@@ -261,10 +261,7 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
 def _remaking_config(
     environment: BaseEnvironment, settings: EnvironmentConfig
 ) -> EnvironmentConfig | None:
-    """Return the config with which the class makes an equal environment, or None.
-
-    It is the environment's own, or that of the settings: `Maze(**config.environment.params)`.
-    """
+    # The environment's own, or that of the settings: `Maze(**config.environment.params)`.
     for config in (environment.config, settings):
         try:
             again = make_environment(type(environment), config)
@@ -280,26 +277,23 @@ def _remaking_config(
 def _algorithm(
     record: AdvantageEstimator | PolicyLoss, known: Mapping[str, AdvantageEstimator | PolicyLoss]
 ) -> str:
-    """Return the name of a built-in estimator or loss, or of the user's function."""
-    name = next((name for name in known if known[name] == record), None)
-    if name is not None:
-        return name
+    for name in known:
+        if known[name] == record:
+            return name
     function: Any = record.function
     label = callable_label(function)
     if record == type(record)(function) or is_lost(label):
         return label
     # A record that declares more than its function is named by its global variable.
-    module = sys.modules[function.__module__]
-    names = [name for name, value in vars(module).items() if value is record]
-    return f"{label.rpartition(':')[0]}:{names[0]}" if names else object_label(record)
+    for name, value in vars(sys.modules[function.__module__]).items():
+        if value is record:
+            return f"{label.rpartition(':')[0]}:{name}"
+    return object_label(record)
 
 
 def _tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, Any]]:
-    """Return entries from which the same tools can be made; others get a label.
-
-    The tools of an MCP server are one entry, unless other tools are between them: a prompt lists
-    tools in order.
-    """
+    # The tools of an MCP server are one entry, unless others are between them: a prompt lists
+    # tools in order.
     entries: list[str | dict[str, Any]] = []
 
     def server(tool: Tool) -> MCPTools | None:
@@ -321,14 +315,13 @@ def _tool_entry(tool: Tool) -> str | dict[str, Any]:
         return "calculator"
     if isinstance(tool, FunctionTool):
         return callable_label(tool.function)
-    if type(tool) is PythonCodeTool:
-        entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
-        if tool.packages:
-            entry["packages"] = tool.packages == package_folders(True) or list(tool.packages)
-        if not tool.isolated:  # only with the permission of the user
-            entry["allow_unsafe"] = True
-        return entry
-    return instance_label(tool)
+    if type(tool) is not PythonCodeTool:
+        return instance_label(tool)
+    entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
+    if tool.packages:
+        entry["packages"] = tool.packages == package_folders(True) or list(tool.packages)
+    # Only with the permission of the user.
+    return entry if tool.isolated else {**entry, "allow_unsafe": True}
 
 
 # ---- hashes ----
@@ -378,10 +371,7 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
 
 
 def _tools_hash(tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore) -> str:
-    """Return a hash of the definitions that the model sees and of the code of the tools.
-
-    MCP servers are identified by their entries: they are not started for this.
-    """
+    # MCP servers are identified by their entries: they are not started for this.
     entries = config.tools if tools is None else _tool_entries(tools)
     if tools is None:
         tools = tools_by_name([entry for entry in entries if "mcp" not in entry])
@@ -416,7 +406,7 @@ def _dataset(given: Any) -> DatasetConfig:
     """Return the setting for a dataset that was given in Python; rows in memory have a label."""
     if isinstance(given, CustomEnvDataset):  # the environment's own seeds
         return DatasetConfig()
-    origin, paths = DatasetConfig(), list[str | Path]()
+    origin, paths, here = DatasetConfig(), list[str | Path](), Path.cwd()
     if isinstance(given, str | Path):
         paths = [given]
     elif isinstance(given, list | tuple) and all(map(is_file_name, given)):
@@ -426,12 +416,10 @@ def _dataset(given: Any) -> DatasetConfig:
         origin, paths = given.origin, [*given.origin.paths]
     if not paths:
         return DatasetConfig(path=object_label(given))
-    names = []
-    for path in paths:
-        # Relative to the base directory, where they are below it: the project can be moved.
-        is_below = Path(path).is_relative_to(Path.cwd())
-        names.append(str(Path(path).relative_to(Path.cwd())) if is_below else os.fspath(path))
-    return dataclasses.replace(origin, path=names)
+    # Relative to the base directory, where they are below it: the project can be moved.
+    inside = [path for path in paths if Path(path).is_relative_to(here)]
+    below = {path: Path(path).relative_to(here) for path in inside}
+    return dataclasses.replace(origin, path=[os.fspath(below.get(path, path)) for path in paths])
 
 
 def _rows_to_keep(rows: Any) -> bytes:

@@ -364,10 +364,7 @@ class Trainer:
     def _evaluate(
         self, num_episodes: int, stop: StopRequest, *, is_greedy: bool
     ) -> tuple[Collection, dict[str, Metrics]]:
-        """Play held-out episodes, in a mix that many of each environment; return their metrics.
-
-        The metrics are by the prefix of the environment: `maze/`, and '' for all.
-        """
+        """Play held-out episodes of each environment; return metrics by prefix: `maze/`, or ''."""
         collector, seed = self.components.collector, self.config.training.seed
         tasks = [
             dataclasses.replace(task, group=number * num_episodes + task.group, part=part.name)

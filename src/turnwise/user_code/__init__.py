@@ -66,8 +66,7 @@ def import_object(target: str, *, option: str = "its name", is_built_in: bool = 
     if is_lost(target):
         raise ConfigError(
             f"{attribute} was defined in a notebook, at a prompt or inside a function, or made by "
-            "a script, so it cannot be imported from here. Put it into a file, under a name of its "
-            f"own, and give {option}: file.py:name"
+            f"a script. To import it here, put it into a file and give {option}: file.py:name"
         )
     if not source or not attribute:
         raise ConfigError(f"got {target!r}, expected path/to/file.py:Name or package.module:Name")
@@ -92,17 +91,15 @@ def import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     resolved = path.resolve()
-    main = sys.modules.get("__main__")
-    running = getattr(main, "__file__", None)
-    if main is not None and running is not None and Path(running).resolve() == resolved:
+    main = sys.modules["__main__"]
+    if (running := getattr(main, "__file__", None)) and Path(running).resolve() == resolved:
         return main
     # The name is stable and registered, so that objects of the file can be copied and pickled.
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:8]
     name = f"turnwise_user_{path.stem}_{digest}"
     stamp = (resolved.stat().st_mtime_ns, resolved.stat().st_size)
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, _STAMP, None) == stamp:
-        return known
+    if name in sys.modules and getattr(sys.modules[name], _STAMP, None) == stamp:
+        return sys.modules[name]
     spec: Any = importlib.util.spec_from_file_location(name, resolved)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -123,8 +120,7 @@ def _import_module(name: str, target: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"there is no module {name!r} for {target!r}. "
-            "A file is written with its ending: path/to/file.py:Name"
+            f"there is no module {name!r} for {target!r}. A file is written with its ending, .py"
         ) from None
 
 
@@ -136,8 +132,7 @@ def _guarded(name: str) -> Iterator[None]:
         yield
     except SystemExit as error:
         raise ConfigError(
-            f"{name} ended with {error!r} when it was imported. Put what the file does as a "
-            f"script under the line\n{_GUARD}"
+            f"{name} ended with {error!r} when it was imported. Put its script under\n{_GUARD}"
         ) from error
     finally:
         _importing.pop()
@@ -199,7 +194,6 @@ def code_name(value: object) -> str:
 
 
 def _definition(value: Any) -> Any:
-    """Return the function or class that a file defines."""
     while isinstance(value, functools.partial):
         value = value.func
     value = inspect.unwrap(value) if callable(value) else value

@@ -183,7 +183,6 @@ def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _example_episodes(folder: RunFolder, codes: set[str]) -> dict[str, str]:
-    """Return the ids of episodes of the last stored step that show these findings, by code."""
     store, examples = EpisodeStore(folder.episodes, 0), dict[str, str]()
     with contextlib.suppress(Exception):  # the file may hold anything
         for step in store.steps()[-1:] if codes else ():

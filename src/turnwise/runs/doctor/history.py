@@ -78,7 +78,6 @@ class History:
                 self._best[name] = level, self.num_steps
 
     def _note_jumps(self, metrics: Mapping[str, float]) -> None:
-        """Compare a step with those before it."""
         step = int(metrics.get("step", self.num_steps))
         norm, peak = metrics.get("grad_norm", 0.0), self.gradient_peak
         if norm > 0 and (peak is None or norm > peak.after):
