@@ -47,7 +47,7 @@ class EnvironmentConfig(Section):
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {key: value for key, value in config.items() if key in names}
         others = {key: value for key, value in config.items() if key not in names}
-        return cls(**{**fields, "params": {**config.get("params", {}), **others}})
+        return cls(**fields | {"params": {**config.get("params", {}), **others}})
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting by name, as a dict does; a field that is None counts as missing."""

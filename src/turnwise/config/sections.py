@@ -122,9 +122,7 @@ class TrainingConfig(Section):
     lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
     clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
     clip_ratio_low: NonNegativeFloat | None = setting(None, "Lower clip range; null: clip_ratio.")
-    clip_ratio_high: NonNegativeFloat | None = setting(
-        None, "Upper clip range (clip-higher); null: clip_ratio."
-    )
+    clip_ratio_high: NonNegativeFloat | None = setting(None, "Upper clip range; null: clip_ratio.")
     num_epochs: Positive = setting(10, "Epochs of a run.")
     max_steps: Positive | None = setting(None, "Training steps of a run; null: num_epochs counts.")
     steps_per_epoch: Positive | None = setting(
@@ -133,9 +131,7 @@ class TrainingConfig(Section):
     batch_size: Episodes = setting(
         32, "Starts (seeds, or rows of a dataset) of a training step, each played group_size times."
     )
-    group_size: Episodes | None = setting(
-        None, "Episodes per start; null: 8 for estimators that compare a group, else 1."
-    )
+    group_size: Episodes | None = setting(None, "Episodes per start; null: 8 if compared, else 1.")
     resample: NonNegative = setting(
         0, "Rounds of replacing zero-variance groups (all rewards of a group are equal) by others."
     )
@@ -144,14 +140,10 @@ class TrainingConfig(Section):
         "Updates by which an episode's oldest token may be behind the weights that are trained on "
         "it. 0: play, then learn; above: episodes go on while the learner updates.",
     )
-    on_error: ErrorPolicy = setting(
-        "retry", "How to treat a failed episode; retry: up to three tries, then without it."
-    )
+    on_error: ErrorPolicy = setting("retry", "Failed episodes; retry: three tries, then without.")
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
     kl_coef: NonNegativeFloat = setting(0.01, "Weight of the KL penalty.")
-    kl_target: PositiveFloat | None = setting(
-        None, "Target KL of an adaptive kl_coef; null: kl_coef is constant."
-    )
+    kl_target: PositiveFloat | None = setting(None, "KL to which kl_coef adapts; null: constant.")
     kl_horizon: Positive = setting(10_000, "Episodes over which kl_coef adapts to kl_target.")
     kl_penalty: KLEstimate = setting("k1", "Estimator of the KL in the rewards.")
     update_epochs: Positive = setting(1, "Passes over each batch of episodes.")
@@ -162,9 +154,7 @@ class TrainingConfig(Section):
         "on a CPU, as many as fit into half of the free memory on a GPU.",
     )
     policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., file.py:name.")
-    policy_loss_options: dict[str, Any] = setting(
-        {}, "Options of the policy loss, such as {tau_neg: 1.1} of sapo."
-    )
+    policy_loss_options: dict[str, Any] = setting({}, "Its options: {tau_neg: 1.1} of sapo ...")
     loss_agg_mode: LossAggregation | None = setting(
         None, "Aggregation of token losses; null: the policy loss's."
     )
@@ -197,9 +187,7 @@ class TrainingConfig(Section):
     value_clip: PositiveFloat | None = setting(
         0.2, "Clip range around the old values; null disables it."
     )
-    max_grad_norm: PositiveFloat | None = setting(
-        1.0, "Larger gradients are scaled to this norm; null disables it."
-    )
+    max_grad_norm: PositiveFloat | None = setting(1.0, "Maximum norm of the gradient; null: none.")
     optimizer: str = setting(
         "adamw", "adamw; muon for hidden matrices, AdamW for the rest; or file.py:function."
     )
@@ -217,9 +205,7 @@ class TrainingConfig(Section):
         "constant", "Learning-rate schedule after the warmup; linear and cosine decay to 0."
     )
     lora_rank: NonNegative = setting(0, "Rank of LoRA adapters; 0 trains all weights.")
-    lora_alpha: Positive | None = setting(
-        None, "LoRA's alpha: an update is scaled by alpha / rank; null: twice the rank."
-    )
+    lora_alpha: Positive | None = setting(None, "Scales updates by alpha / rank; null: twice rank.")
     lora_target_modules: str | list[str] = setting(
         "all-linear",
         "The layers that get adapters, by the ends of their names, for example [q_proj, v_proj], "

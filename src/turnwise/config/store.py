@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import functools
 import operator
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,11 +189,9 @@ class ConfigStore(Section):
 
     def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
         """Yield each dataset of the run with a name: `eval_dataset`, or `dataset-maze` of a mix."""
-        owners: list[tuple[str, ConfigStore | EnvironmentItem]] = [("", self)]
-        if self.environments is not None:
-            names = [re.sub(r"[^\w.]+", "-", name) for name in part_names(self.environments)]
-            owners += zip((f"-{name}" for name in names), self.environments, strict=True)
-        for ending, owner in owners:
+        items = self.environments or []
+        endings = ["", *(f"-{name}" for name in part_names(items))]
+        for ending, owner in zip(endings, (self, *items), strict=True):
             yield f"dataset{ending}", owner.dataset
             yield f"eval_dataset{ending}", owner.eval_dataset
 

@@ -103,20 +103,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path).expanduser().resolve()
     restore(path)
     checkpoint = read_manifest(path)
+    saved = checkpoint.files
     try:
         names = _names(path) - {MANIFEST}
-        for name in sorted(names ^ checkpoint.files.keys()):
-            problem = "was not there when it was saved" if name in names else "is missing"
-            raise CheckpointError(f"cannot use the checkpoint {path}: {name} {problem}")
-        changed = [
-            name for name, digest in checkpoint.files.items() if _digest(path / name) != digest
-        ]
+        problems = [f"{name} was not there when it was saved" for name in names - saved.keys()]
+        problems += [f"{name} is missing" for name in saved.keys() - names]
+        if not problems:
+            changed = [name for name in saved if _digest(path / name) != saved[name]]
+            problems = [f"{name} was changed or cut since it was saved" for name in changed]
     except OSError as error:  # a bad disk, or the run has pruned it in the meantime
-        raise CheckpointError(f"cannot use the checkpoint {path}: {error}") from error
-    if changed:
-        raise CheckpointError(
-            f"cannot use the checkpoint {path}: {changed[0]} was changed or cut since it was saved"
-        )
+        problems = [str(error)]
+    if problems:
+        raise CheckpointError(f"cannot use the checkpoint {path}: {min(problems)}")
     return checkpoint
 
 
@@ -139,10 +137,8 @@ def read_manifest(path: Path) -> Checkpoint:
 
 def _read_format(path: Path) -> dict[str, Any]:
     content = read_json_object(path)
-    if content.get("format") != _FORMAT:
-        raise ConfigError(
-            f"{path} has format {content.get('format')!r}, and this turnwise reads {_FORMAT}"
-        )
+    if (number := content.get("format")) != _FORMAT:
+        raise ConfigError(f"{path} has format {number!r}, and this turnwise reads {_FORMAT}")
     return content
 
 

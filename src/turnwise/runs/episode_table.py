@@ -58,9 +58,7 @@ _SECONDS = pa.struct(
 )
 _CALL = pa.struct(
     {
-        "name": _TEXT,
-        "arguments": _JSON,
-        "result": _JSON,
+        **dict.fromkeys(("name", "arguments", "result"), _TEXT),
         "success": _BOOL,
         "failure": _TEXT,
         "seconds": _REAL,
@@ -68,12 +66,8 @@ _CALL = pa.struct(
 )
 _TURN = pa.struct(
     {
-        "start": _SHORT,
-        "end": _SHORT,
-        "kind": _TEXT,
-        "text": _TEXT,
-        "observation": _TEXT,
-        "state": _TEXT,
+        **dict.fromkeys(("start", "end"), _SHORT),
+        **dict.fromkeys(("kind", "text", "observation", "state"), _TEXT),
         "calls": pa.list_(_CALL),
         "malformed": _TEXT,
         "reward": _REAL,
@@ -83,9 +77,7 @@ _TURN = pa.struct(
         "weight_version": _LONG,
         "later_versions": pa.list_(pa.struct({"token": _SHORT, "version": _LONG})),
         "seconds": _SECONDS,
-        "message": _SHORT,
-        "branch": _SHORT,
-        "follows": _SHORT,
+        **dict.fromkeys(("message", "branch", "follows"), _SHORT),
     }
 )
 _REWARD = pa.struct(
@@ -112,26 +104,15 @@ SCHEMA = pa.schema(
     {
         "step": _LONG,
         "kind": _TEXT,
-        "seed": _LONG,
-        "group": _LONG,
-        "member": _LONG,
-        "part": _TEXT,
-        "status": _TEXT,
+        **dict.fromkeys(("seed", "group", "member"), _LONG),
+        **dict.fromkeys(("part", "status"), _TEXT),
         "reward": _REAL,
         "success": _BOOL,
-        "num_turns": _LONG,
-        "num_tokens": _LONG,
-        "num_sampled_tokens": _LONG,
-        "num_tool_calls": _LONG,
-        "num_branches": _LONG,
+        **dict.fromkeys(("num_turns", "num_tokens", "num_sampled_tokens"), _LONG),
+        **dict.fromkeys(("num_tool_calls", "num_branches"), _LONG),
         "tools": pa.list_(_TEXT),
         "seconds": _SECONDS,
-        "task_id": _TEXT,
-        "prompt": _TEXT,
-        "answer": _TEXT,
-        "text": _TEXT,
-        "error": _TEXT,
-        "traceback": _TEXT,
+        **dict.fromkeys(("task_id", "prompt", "answer", "text", "error", "traceback"), _TEXT),
         "attempt": _LONG,
         "task": _JSON,
         "agents": pa.list_(pa.struct(_AGENT_WORDS | _AGENT_TOKENS)),
@@ -325,10 +306,9 @@ def _episode_row(
     turns = [turn for agent in agents for turn in agent["turns"]]
     calls = [call for turn in turns for call in turn["calls"]]
     task = record.trajectory.task if record is not None else None
-    task_id = None
-    if task is not None:  # a hash of all of it: rows may differ only in their ends
-        whole = json.dumps(plain_json(task), sort_keys=True).encode()
-        task_id = hashlib.blake2b(whole, digest_size=8).hexdigest()
+    # Of all of the task: rows may differ only in their ends.
+    whole = json.dumps(plain_json(task), sort_keys=True).encode()
+    task_id = None if task is None else hashlib.blake2b(whole, digest_size=8).hexdigest()
     infos = [turn.info for turn in record.turns] if record is not None else []
     success = None
     if not result.status.is_error and any("success" in info for info in infos):
@@ -340,11 +320,9 @@ def _episode_row(
         spoken = ("text", "observation", "malformed")
         texts += [turn[name] for turn in agent["turns"] for name in spoken]
         texts.append(agent["result"])
+    same = ("seed", "group", "member", "part", "attempt")
     return {
-        "seed": result.seed,
-        "group": result.group,
-        "member": result.member,
-        "part": result.part,
+        **{name: getattr(result, name) for name in same},
         "status": result.status.value,
         "reward": first["reward"]["total"] if first and first["reward"] else None,
         "success": success,
@@ -361,7 +339,6 @@ def _episode_row(
         "text": "\n".join(dict.fromkeys(text[:_MAX_SEARCHED] for text in texts if text)),
         "error": error,
         "traceback": result.traceback[:_MAX_CALL] if result.traceback else None,
-        "attempt": result.attempt,
         "task": None if task is None else json_text(task, _MAX_INFO),
     }
 

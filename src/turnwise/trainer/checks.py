@@ -142,12 +142,10 @@ def _check_best_metric(config: ConfigStore) -> None:
 
 def _check_components(user: UserComponents) -> None:
     parser, tokenizer = user.parser, user.tokenizer
+    is_parser = isinstance(parser, str) or _has(parser, "parse", "render")
+    is_tokenizer = isinstance(tokenizer, str) or _has(tokenizer, "encode")
     for name, is_right, expected in (
-        (
-            "parser",
-            isinstance(parser, str) or _has(parser, "parse", "render"),
-            "a name such as 'hermes', or an object of a class derived from turnwise.ActionParser",
-        ),
+        ("parser", is_parser, "a name such as 'hermes', or an object of a turnwise.ActionParser"),
         ("system_prompt", isinstance(user.system_prompt, str), "a string"),
         (
             "model",
@@ -155,16 +153,8 @@ def _check_components(user: UserComponents) -> None:
             "a loaded Hugging Face model, together with its tokenizer. To name a model, use the "
             "setting model.model_name, or model.local_path for a folder",
         ),
-        (
-            "tokenizer",
-            isinstance(tokenizer, str) or _has(tokenizer, "encode"),
-            "a Hugging Face tokenizer, or the name or folder of one",
-        ),
-        (
-            "limits",
-            isinstance(user.limits, EpisodeLimits),
-            "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)",
-        ),
+        ("tokenizer", is_tokenizer, "a Hugging Face tokenizer, or the name or folder of one"),
+        ("limits", isinstance(user.limits, EpisodeLimits), "turnwise.EpisodeLimits(max_turns=5)"),
     ):
         value = getattr(user, name)
         if value is not None and not is_right:

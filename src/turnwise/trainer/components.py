@@ -17,9 +17,9 @@ from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, Envir
 from turnwise.data import PromptDataset
 from turnwise.data.dataset import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
-from turnwise.deadlines.calls import is_async
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
+from turnwise.env.driver import close_environment
 from turnwise.episode import CollectorOptions, EpisodeLimits, episode_limits
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.options import SUMMARY_PROMPT, ParserChoice
@@ -130,8 +130,7 @@ class UserComponents:
     def evaluates_on(self) -> str:
         """What evaluations run on: `held-out seeds`, `16 held-out rows` ..."""
         if self.mix:
-            kinds = dict.fromkeys(part.components.evaluates_on for part in self.mix)
-            return " and ".join(kinds)
+            return " and ".join(dict.fromkeys(part.components.evaluates_on for part in self.mix))
         if self.eval_dataset is not None:
             return f"{len(self.eval_dataset):,} rows of the evaluation dataset"
         if self.dataset is None:
@@ -179,17 +178,13 @@ class UserComponents:
         has_tools = self.tools is not None or bool(config.tools)
         if self.agent is not None:
             return limits.horizon(None, has_tools=has_tools)
-        longest = 0
+        horizons = []
         for part in self.parts(config):
             environment = part.components.factory(part.config)()
             tools = has_tools or bool(marked_tools(environment))
-            horizon = limits.horizon(environment.max_steps, has_tools=tools)
-            if not is_async(environment.close):
-                environment.close()
-            if horizon is None:
-                return None
-            longest = max(longest, horizon)
-        return longest
+            horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
+            close_environment(environment)
+        return None if None in horizons else max(number or 0 for number in horizons)
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
@@ -455,8 +450,8 @@ def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComp
     source = given["environment"]
     if isinstance(source, BaseEnvironment) and {"max_steps", "params"} & set(given):
         raise ConfigError(
-            f"an environment of a mix got max_steps or params, and {type(source).__name__} is "
-            "an instance, which has its settings already. Pass the class, or only the instance."
+            "an environment of a mix got max_steps or params for an instance, which has its "
+            f"settings already. Pass the class {type(source).__name__}, or only the instance."
         )
     named = {key for key in _OBJECTS if _is_named(key, given.get(key))}
     objects = {key: given[key] for key in _OBJECTS if key in given and key not in named}

@@ -176,12 +176,8 @@ class AgentRow:
 
 def scored_agents(results: Iterable[EpisodeResult]) -> list[AgentRow]:
     """Return the agents of episodes that did not fail."""
-    return [
-        AgentRow(result, agent)
-        for result in results
-        for agent in result.agents
-        if agent.reward is not None
-    ]
+    rows = [AgentRow(result, agent) for result in results for agent in result.agents]
+    return [row for row in rows if row.agent.reward is not None]
 
 
 def make_batch(rows: list[AgentRow]) -> PPOBatch:
@@ -254,12 +250,10 @@ class Advantages:
         rewards = batch.need("rewards")
         if training.use_kl_in_reward:
             sampled, mask = batch.behaviour_log_probs, batch.response_mask
-            coef = self.kl_controller.value
+            coef, kind = self.kl_controller.value, training.kl_penalty
             reference = batch.need("ref_log_probs")
             reference = without_rounding(sampled, reference, mask, learner.model.policy.dtype)
-            rewards, kl = apply_kl_penalty(
-                rewards, sampled, reference, mask, coef, training.kl_penalty
-            )
+            rewards, kl = apply_kl_penalty(rewards, sampled, reference, mask, coef, kind)
             metrics["kl_ref"], metrics["kl_coef"] = float(kl), coef
             self.kl_controller.update(kl, len(rows))
         if names := sorted({name for row in rows for name in row.reward.parts}):

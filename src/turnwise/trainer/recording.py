@@ -5,6 +5,7 @@ what each of them does, so that changed code is noticed when the run is started 
 adds the rows of datasets that are in no file.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -249,12 +250,9 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
         label = object_label(source) if remade is None else code_name(source)
         return dataclasses.replace(remade or source.config, name=label)
     if isinstance(source, functools.partial) and not source.args:
-        try:
-            is_plain = json.loads(json.dumps(source.keywords)) == source.keywords
-        except (TypeError, ValueError):  # an object, which YAML cannot hold
-            is_plain = False
-        if is_plain:
-            config = dataclasses.replace(config, params={**source.keywords, **config.params})
+        with contextlib.suppress(TypeError, ValueError):  # an object, which YAML cannot hold
+            if json.loads(json.dumps(source.keywords)) == source.keywords:
+                config = dataclasses.replace(config, params=source.keywords | config.params)
     return dataclasses.replace(config, name=code_name(source))
 
 
@@ -263,14 +261,12 @@ def _remaking_config(
 ) -> EnvironmentConfig | None:
     # The environment's own, or that of the settings: `Maze(**config.environment.params)`.
     for config in (environment.config, settings):
-        try:
+        with contextlib.suppress(Exception):  # the constructor takes more than this config has
             again = make_environment(type(environment), config)
             is_same = fingerprint(again) == fingerprint(environment)
             close_environment(again)
-        except Exception:  # the user's constructor takes more than this config has
-            continue
-        if is_same:
-            return config
+            if is_same:
+                return config
     return None
 
 
@@ -335,10 +331,8 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     hashes = {}
     if isinstance(user.agent, str):  # a command is also the files that it names
         files = [Path(word) for word in shlex.split(user.agent) if Path(word).suffix]
-        digest = hashlib.sha256(user.agent.encode())
-        for file in filter(Path.is_file, files):
-            digest.update(file.read_bytes())
-        hashes["agent"] = digest.hexdigest()[:16]
+        content = b"".join(file.read_bytes() for file in files if file.is_file())
+        hashes["agent"] = hashlib.sha256(user.agent.encode() + content).hexdigest()[:16]
     elif user.agent is not None:
         hashes["agent"] = fingerprint(user.agent)
     elif not user.mix:

@@ -33,6 +33,7 @@ SECONDS_BETWEEN_SAVES = 600.0
 _MAX_HASHED_WHOLE = 50_000_000
 """Parameters of a model that is hashed whole, which takes a fraction of a second."""
 _NUM_HASHED_VALUES = 4096
+_OF_ENGINE = ("backend", "temperature", "top_p", "stall_timeout")
 
 
 class Records:
@@ -267,12 +268,9 @@ def model_facts(
             "chat_template_hash": template_hash,
         },
         "engine": {
-            "backend": config.inference.backend,
             "class": type(components.engine).__name__,
             "shares_weights": components.engine.shares_model,
-            "temperature": config.inference.temperature,
-            "top_p": config.inference.top_p,
-            "stall_timeout": config.inference.stall_timeout,
+            **{name: getattr(config.inference, name) for name in _OF_ENGINE},
             **components.engine.options,
         },
     }

@@ -234,11 +234,11 @@ class Trainer:
         """Open what chooses and plays the episodes of steps; by hand, without a last step."""
         components, config, state = self.components, self.config, self._unplayed_state()
         parts, estimator = self._user.parts(config), components.advantages.estimator
-        if last_step is None or not (config.training.max_staleness or state):
+        size, max_staleness = config.training.batch_size, config.training.max_staleness
+        if last_step is None or not (max_staleness or state):
             yield Rollout(components.collector, config, parts, estimator)
             return
-        batch_size, max_staleness = config.training.batch_size, config.training.max_staleness
-        pacer = Pacer(batch_size, max_staleness, version=self.step, num_updates=last_step)
+        pacer = Pacer(size, max_staleness, version=self.step, num_updates=last_step)
         if state is not None:
             pacer.load_state_dict(state)
         self._asynchronous = rollout = AsyncRollout(

@@ -42,8 +42,7 @@ def _most_frequent(history: History, prefix: str) -> str | None:
 
 
 @check(
-    "Read the failures in the run's log.txt; turnwise check-env finds most of an "
-    "environment's own.",
+    "Read the failures in log.txt; turnwise check-env finds most of an environment's own.",
     explains=_POINTLESS_TURNS,
 )
 def errors(history: History) -> str | None:
@@ -98,8 +97,7 @@ def sampler_gap(history: History) -> str | None:
         return None  # which are more specific: `policy_lag` in asynchronous runs
     return (
         f"Sampler and learner disagree on the probabilities of the tokens: divergence "
-        f"{divergence:.2g}, worst log-prob {worst:.2g} apart (exact engines: under 1e-4). "
-        "What is learned from is not what was played."
+        f"{divergence:.2g}, worst log-prob {worst:.2g} apart (exact engines: under 1e-4)."
     )
 
 
@@ -142,8 +140,7 @@ def _explodes(history: History) -> bool:
 
 @check(
     "Lower training.learning_rate to a tenth, then to a hundredth, and begin anew or from a "
-    "checkpoint of before. training.max_grad_norm does not help: the optimiser's step has the size "
-    "of the learning rate.",
+    "checkpoint of before. training.max_grad_norm does not help: it does not limit Adam's steps.",
     explains=_LOST_POLICY,
     is_of_updates=True,
 )
@@ -473,8 +470,7 @@ def forgetting(history: History) -> str | None:
 
 
 @check(
-    "Read the episodes of highest reward. Give parts that can be had without success a "
-    "smaller weight, or pay them only with success."
+    "Read the episodes of highest reward. Pay parts that can be had without success less, or not."
 )
 def reward_hacking(history: History) -> str | None:
     ago = 2 * NUM_STEADY
@@ -532,9 +528,8 @@ def steps_too_small(history: History) -> str | None:
 
 
 @check(
-    "If it is the best that can be had, the run is done. Else try a higher "
-    "training.learning_rate; a larger training.batch_size; reward for partial progress; set "
-    "training.warm_start"
+    "If it is the best that can be had, the run is done. Else raise training.learning_rate or "
+    "training.batch_size; reward partial progress; set training.warm_start"
 )
 def not_rising(history: History) -> str | None:
     half = NUM_FLAT // 2
