@@ -40,9 +40,8 @@ class EnvironmentConfig(Section):
         if isinstance(config, EnvironmentConfig):
             return config
         if not isinstance(config, Mapping):
-            got = type(config).__name__
             raise ConfigError(
-                f"an environment takes an EnvironmentConfig, a dict or None, got {got}"
+                f"an environment takes a config, a dict or None, got {type(config).__name__}"
             )
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {key: value for key, value in config.items() if key in names}

@@ -67,19 +67,15 @@ class ModelConfig(Section):
 class InferenceConfig(Section):
     """Sampling from the model, and the length of a conversation."""
 
-    backend: str = setting(
-        "local", "The engine: local, transformers, vllm, sglang, scripted, or your file.py:Class."
-    )
+    backend: str = setting("local", "The engine: local, transformers, vllm, sglang, file.py:Class.")
     url: str | None = setting(None, "A running vLLM or SGLang server; null starts the engine.")
     options: dict[str, Any] = setting(
-        {}, "Options of the engine, for example {gpu_memory_utilization: 0.4, max_model_len: 8192}."
+        {}, "Options of the engine: {gpu_memory_utilization: 0.4} ..."
     )
     max_tokens: Positive = setting(64, "Maximum tokens of one turn of the model.")
     temperature: NonNegativeFloat = setting(1.0, "Sampling temperature; 0 is greedy.")
     top_p: Probability = setting(1.0, "Nucleus sampling: probability mass to sample from.")
-    enable_thinking: bool | None = setting(
-        None, "Whether the chat template lets the model think; null: the template's default."
-    )
+    enable_thinking: bool | None = setting(None, "Whether the model thinks; null: as the template.")
     thoughts: Thoughts | None = setting(
         None,
         "Thoughts in later prompts: keep leaves them; as_template does as the chat template; null: "
@@ -90,18 +86,14 @@ class InferenceConfig(Section):
     )
     multi_turn: bool = setting(True, "False ends every episode after its first action.")
     max_turns: Positive | None = setting(
-        None,
-        "Maximum turns of the model in one episode; null: the environment's own limit, max_steps. "
-        "With tools or an agent at least 64.",
+        None, "Maximum turns of an episode; null: max_steps; with tools or an agent at least 64."
     )
     stale_kv: StaleCache = setting(
         "keep",
         "The KV cache of conversations under way when new weights arrive (training.max_staleness): "
         "keep uses it as it is, recompute computes it again with the new weights.",
     )
-    start_timeout: Seconds | None = setting(
-        900.0, "Seconds that a vLLM or SGLang engine may take to start; null disables the limit."
-    )
+    start_timeout: Seconds | None = setting(900.0, "Seconds for an engine to start; null: any.")
     stall_timeout: Seconds | None = setting(
         900.0,
         "Seconds without any result from the engine, while episodes wait for it, or in which code "
@@ -114,9 +106,7 @@ class TrainingConfig(Section):
     """The learning algorithm and its hyperparameters."""
 
     adv_estimator: str = setting("gae", "Advantage estimator: gae, grpo, rloo ..., file.py:name.")
-    adv_options: dict[str, Any] = setting(
-        {}, "Options of the advantage estimator, for example {norm_by_std: false} of grpo."
-    )
+    adv_options: dict[str, Any] = setting({}, "Options of the estimator: {norm_by_std: false} ...")
     learning_rate: PositiveFloat = setting(1e-4, "Learning rate.")
     gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount factor per sampled token.")
     lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
@@ -155,14 +145,10 @@ class TrainingConfig(Section):
     )
     policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., file.py:name.")
     policy_loss_options: dict[str, Any] = setting({}, "Its options: {tau_neg: 1.1} of sapo ...")
-    loss_agg_mode: LossAggregation | None = setting(
-        None, "Aggregation of token losses; null: the policy loss's."
-    )
+    loss_agg_mode: LossAggregation | None = setting(None, "Aggregation; null: the policy loss's.")
     entropy_coef: NonNegativeFloat = setting(0.0, "Weight of the entropy bonus.")
     kl_loss_coef: NonNegativeFloat = setting(0.0, "Weight of a KL term in the loss.")
-    kl_loss_type: KLLossType = setting(
-        "k3+", "Estimator of the KL in the loss; with + its gradient is that of the KL itself."
-    )
+    kl_loss_type: KLLossType = setting("k3+", "KL estimator; with + the gradient is the KL's own.")
     target_kl: PositiveFloat | None = setting(
         None, "An update ends early when the policy's KL exceeds 1.5 times this; null disables it."
     )
@@ -196,9 +182,7 @@ class TrainingConfig(Section):
     adam_betas: list[float] = setting([0.9, 0.95], "The two betas of AdamW.")
     adam_epsilon: PositiveFloat = setting(1e-8, "The epsilon of AdamW.")
     offload_optimizer: bool = setting(
-        False,
-        "Keep master weights and AdamW's moments in the memory of the CPU, which makes the step: "
-        "12 bytes per weight less on the GPU, some seconds more per step.",
+        False, "Keep master weights and AdamW's moments on the CPU: less GPU memory, slower steps."
     )
     warmup_steps: NonNegative = setting(0, "Steps of linear learning-rate warmup.")
     lr_schedule: Literal["constant", "linear", "cosine"] = setting(
@@ -216,9 +200,7 @@ class TrainingConfig(Section):
     )
     use_rslora: bool = setting(False, "Rank-stabilised LoRA: updates scaled by alpha / sqrt(rank).")
     gradient_checkpointing: bool | None = setting(
-        None,
-        "Recompute activations in the backward pass: less memory, a third more time; null: those "
-        "of as many layers as the memory of a GPU requires.",
+        None, "Recompute activations: less memory, more time; null: in as many layers as needed."
     )
     warm_start: str | None = setting(
         None, "Imitate: expert, random (the environment's players) or a file of conversations."
@@ -254,12 +236,8 @@ class CheckpointConfig(Section):
     """Where runs are stored, and how often checkpoints are saved."""
 
     output_dir: str = setting("runs", "The folder of the runs.")
-    run_name: str | None = setting(
-        None, "Name of the run's folder; null: the environment's name, with a number if needed."
-    )
-    save_interval: Positive | None = setting(
-        None, "Epochs between two checkpoints; null: 1, and more often within long epochs."
-    )
+    run_name: str | None = setting(None, "Name of the run's folder; null: that of the environment.")
+    save_interval: Positive | None = setting(None, "Epochs between checkpoints; null: at most 1.")
     save_steps: Positive | None = setting(
         None,
         "Steps between two checkpoints, in place of save_interval. Without both: after each epoch, "
@@ -276,9 +254,7 @@ class CheckpointConfig(Section):
 class DatasetConfig(Section):
     """A dataset whose rows are prompts, or tasks of an environment."""
 
-    path: str | list[str] | None = setting(
-        None, "A .jsonl, .json or .parquet file, a list of files, or a folder with splits."
-    )
+    path: str | list[str] | None = setting(None, "Files (.jsonl, .json, .parquet), or a folder.")
     split: str | None = setting(None, "The split of a folder, for example train.")
     prompt_key: str = setting("prompt", "The column with the prompt, without environment.")
     columns: dict[str, str] = setting({}, "Columns to rename: {new name: name in the file}.")
@@ -298,12 +274,8 @@ class LimitsConfig(Section):
 
     max_turns: Positive | None = setting(None, "Maximum turns; null: inference.max_turns.")
     max_tokens_per_turn: Positive | None = setting(None, "Of one turn; null: inference.max_tokens.")
-    max_thinking_tokens: Positive | None = setting(
-        None, "Tokens of one turn after which an open thought is closed; null: no budget."
-    )
-    max_tokens: Positive | None = setting(
-        None, "Maximum tokens of a conversation with its observations; null: the model's context."
-    )
+    max_thinking_tokens: Positive | None = setting(None, "Tokens before an open thought is closed.")
+    max_tokens: Positive | None = setting(None, "Tokens of a conversation; null: model's context.")
     max_context_tokens: Positive | None = setting(
         None, "Tokens of a prompt above which the model continues from a summary; null: none."
     )
@@ -328,9 +300,7 @@ class RayConfig(Section):
         None, "Episode workers with which a run starts; others join when there is room; null: all."
     )
     num_learners: Positive = setting(1, "Workers that compute each update together.")
-    context_parallel_size: Positive = setting(
-        1, "Learners that split each episode, where one is too long for a GPU."
-    )
+    context_parallel_size: Positive = setting(1, "Learners that split the tokens of each episode.")
     gpus_per_worker: NonNegativeFloat = setting(0.0, "GPUs of each worker; with 0.5 two share one.")
     address: str | None = setting(None, "auto, or host:port of its head; null starts a local one.")
     max_failures: NonNegative = setting(
@@ -350,9 +320,6 @@ class LoggingConfig(Section):
     )
     wandb: dict[str, Any] = setting(
         {},
-        "The run in Weights & Biases, for example {project: maze, name: first, tags: [grpo]}; also "
-        "entity, group, job_type and notes.",
+        "The run there: {project: maze, name: first}; also tags, entity, group, job_type, notes.",
     )
-    episodes_gb: NonNegativeFloat = setting(
-        2.0, "Gigabytes of disk for a run's episodes; when they are used up, no more are written."
-    )
+    episodes_gb: NonNegativeFloat = setting(2.0, "Gigabytes of episodes; more are not kept.")

@@ -61,9 +61,7 @@ class ConfigStore(Section):
         {}, "Models of players: {player: {model, trains}}; the run's own model plays the others."
     )
     agent: str | None = setting(
-        None,
-        "Instead of `environment`, an agent with its own loop: file.py:function of (task, llm), or "
-        "a command such as `my-cli --task {task}`.",
+        None, "Instead of environment: file.py:function of (task, llm), or a command with {task}."
     )
     expert: str | None = setting(
         None, "An agent's expert for a warm start: file.py:function of (messages, tools) -> reply."
@@ -72,9 +70,7 @@ class ConfigStore(Section):
         None, "path.py:function, or a list of {function, weight}; null: sum of the step rewards."
     )
     tools: list[str | dict[str, Any]] = setting(
-        [],
-        "Tools of the agent: calculator, python, path.py:name, {mcp: command or URL}; "
-        "{tool: name, option: value} sets options.",
+        [], "calculator, python, path.py:name, {mcp: command or URL}, {tool: name, option: value}."
     )
     parser: str = setting("auto", "The format of tool calls; auto: that of the chat template.")
     system_prompt: str | None = setting(None, "System prompt, before the environment's own.")
@@ -190,8 +186,9 @@ class ConfigStore(Section):
     def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
         """Yield each dataset of the run with a name: `eval_dataset`, or `dataset-maze` of a mix."""
         items = self.environments or []
+        owners: list[ConfigStore | EnvironmentItem] = [self, *items]
         endings = ["", *(f"-{name}" for name in part_names(items))]
-        for ending, owner in zip(endings, (self, *items), strict=True):
+        for ending, owner in zip(endings, owners, strict=True):
             yield f"dataset{ending}", owner.dataset
             yield f"eval_dataset{ending}", owner.eval_dataset
 

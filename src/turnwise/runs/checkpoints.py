@@ -143,7 +143,6 @@ def _read_format(path: Path) -> dict[str, Any]:
 
 
 def _names(folder: Path) -> set[str]:
-    """Return every file below `folder`, relative to it."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 

@@ -48,15 +48,10 @@ def provenance() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *words],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.SubprocessError):  # no git, or one that hangs
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    settings = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    command, quiet = ["git", *words], subprocess.DEVNULL
+    # There may be no git, no repository, or a git that hangs.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        output = subprocess.check_output(command, stderr=quiet, timeout=_GIT_SECONDS, env=settings)
+        return output.decode(errors="replace").strip()
+    return None

@@ -43,8 +43,7 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     both = inference.max_turns, (user.limits or config.limits).max_turns
     if None not in both and both[0] != both[1]:
         raise ConfigError(
-            f"inference.max_turns got {both[0]} and limits.max_turns got {both[1]}, and both limit "
-            "the turns of an episode. Set one of them."
+            f"inference.max_turns got {both[0]} and limits.max_turns {both[1]}. Set one of them."
         )
     group_size(config, user.algorithm(config).estimator)
     _check_best_metric(config)
@@ -135,8 +134,7 @@ def _check_best_metric(config: ConfigStore) -> None:
     is_default = name == CheckpointConfig().best_metric
     if name.startswith("eval/") and not is_default and not config.training.eval_episodes:
         raise ConfigError(
-            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0: there are no "
-            "evaluations. Set training.eval_episodes, for example to 64."
+            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0. Set it to 64."
         )
 
 

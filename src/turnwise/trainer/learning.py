@@ -329,9 +329,8 @@ def check_gap(
         raise TrainingStopped(
             f"the learner's log-probs differ from the sampler's: {name} is {metrics[name]:.3g} "
             f"nats, expected at most {limit:g} (training.max_log_prob_gap; null disables the "
-            "check): the episodes come from another model than the trained one. Likely causes: "
-            "weights that did not reach the engine, another attention, a quantised engine, a "
-            "server with another model or temperature. If the gap is gone with "
+            "check). Likely causes: weights that did not reach the engine, another attention, a "
+            "quantised engine, a server with another model or temperature. If the gap is gone with "
             "inference.backend=transformers, it is the engine."
         )
 

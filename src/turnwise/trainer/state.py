@@ -63,8 +63,7 @@ def write_state(
                     rest.append(name, tensor)
     if broken:
         raise CheckpointError(
-            f"the weights are not finite ({broken[0]}): not saved. The previous checkpoint is "
-            "intact; resume from it with a lower learning rate."
+            f"the weights are not finite ({broken[0]}): not saved. Lower training.learning_rate."
         )
     state = {"progress": dict(progress), "random": _random_state()}
     (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
@@ -83,8 +82,7 @@ def read_state(checkpoint: Checkpoint, learners: Mapping[str, BaseLearner]) -> d
     needed |= {f"policy/{player}" for player in learners}
     if "torch" not in state.get("random", {}) or not needed <= progress.keys():
         raise ConfigError(
-            f"{checkpoint.path} was saved by another version of turnwise. Resume it with that "
-            "version, or begin a new run: resume=False."
+            f"{checkpoint.path} was saved by another version of turnwise. Use it, or resume=False."
         )
     for player, learner in learners.items():
         _read_learner(checkpoint, learner, player)

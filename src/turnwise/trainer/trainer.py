@@ -195,9 +195,8 @@ class Trainer:
                         played = self._play(rollout, stop)
                     metrics, columns = self._learn(played, clock)
                     rollout.step_done()
-                    why_stop = played.why_stop or why_nothing_changes(
-                        progress.num_broken_steps, metrics
-                    )
+                    why_unchanged = why_nothing_changes(progress.num_broken_steps, metrics)
+                    why_stop = played.why_stop or why_unchanged
                     progress.pending_metrics = progress.count_step(metrics)
                     is_evaluated = progress.is_evaluated(
                         self.config.training, last_step=records.num_steps, steps_per_epoch=per_epoch
@@ -260,7 +259,6 @@ class Trainer:
     def _learn(
         self, step: PlayedStep, clock: Stopwatch
     ) -> tuple[Metrics, Mapping[str, torch.Tensor]]:
-        """Learn from a step; return its metrics and token columns."""
         metrics, columns = learn_from(step, self.components, self.config, clock)
         is_broken = not metrics.get("num_steps")
         self._progress.num_broken_steps = self._progress.num_broken_steps + 1 if is_broken else 0

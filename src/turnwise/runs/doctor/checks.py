@@ -474,15 +474,15 @@ def forgetting(history: History) -> str | None:
 )
 def reward_hacking(history: History) -> str | None:
     ago = 2 * NUM_STEADY
-    rises = history.rise("reward", NUM_STEADY, ago), history.rise("success", NUM_STEADY, ago)
-    if rises[0] is None or rises[1] is None:
+    reward = history.rise("reward", NUM_STEADY, ago)
+    success = history.rise("success", NUM_STEADY, ago)
+    if reward is None or success is None:
         return None
-    (reward, its_error), (success, error) = rises
-    if reward < 3 * its_error or reward <= 0 or success > -max(0.1, 3 * error):
+    if reward[0] < 3 * reward[1] or reward[0] <= 0 or success[0] > -max(0.1, 3 * success[1]):
         return None
     return (
-        f"Over {ago} steps the reward rose by {reward:.2g} while the success fell by "
-        f"{-success:.0%}: the reward may be earned without solving the task."
+        f"Over {ago} steps the reward rose by {reward[0]:.2g} while the success fell by "
+        f"{-success[0]:.0%}: the reward may be earned without solving the task."
     )
 
 
