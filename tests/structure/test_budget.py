@@ -15,7 +15,7 @@ LINES = {
     "chat": 1494,
     "cli": 3993,
     "compat": 1053,
-    "config": 1155,
+    "config": 1053,
     "data": 776,
     "deadlines": 613,
     "env": 3234,
@@ -25,11 +25,11 @@ LINES = {
     "models": 1203,
     "progress": 582,
     "reward": 877,
-    "runs": 3737,
+    "runs": 3569,
     "scale": 2933,
     "tools": 3892,
-    "trainer": 4750,
-    "user_code": 622,
+    "trainer": 4613,
+    "user_code": 603,
     "view": 2047,
 }
 FILES = 265

@@ -145,7 +145,6 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
 def _obstacles(
     folder: RunFolder, config: ConfigStore, environment: str, *, allow_changes: bool
 ) -> list[str]:
-    """Return what keeps a run from continuing with these settings and this environment."""
     # The class alone: hashes tell whether its code changed, and the file may have moved.
     recorded = str(folder.status.get("environment"))
     if recorded.rpartition(":")[2] != environment.rpartition(":")[2]:

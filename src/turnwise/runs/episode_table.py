@@ -58,7 +58,8 @@ _SECONDS = pa.struct(
 )
 _CALL = pa.struct(
     {
-        **dict.fromkeys(("name", "arguments", "result"), _TEXT),
+        "name": _TEXT,
+        **dict.fromkeys(("arguments", "result"), _JSON),
         "success": _BOOL,
         "failure": _TEXT,
         "seconds": _REAL,

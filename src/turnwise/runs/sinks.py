@@ -239,7 +239,6 @@ def make_sinks(
 
 
 def _find_sink(name: str) -> Callable[[Path, str, Any], Sink]:
-    """Return what makes a sink: one of ours, or the class that `file.py:Class` names."""
     if name in SINKS:
         import_extra(name, name)
         return cast("Callable[[Path, str, Any], Sink]", SINKS[name])

@@ -46,7 +46,20 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
             f"inference.max_turns got {both[0]} and limits.max_turns {both[1]}. Set one of them."
         )
     group_size(config, user.algorithm(config).estimator)
-    _check_best_metric(config)
+    name = config.checkpoint.best_metric
+    parts = ["", *(f"{part}/" for part in config.parts() if part)]
+    prefixes = [*parts, *(f"eval/{p}{way}/" for p in parts for way in ("greedy", "sampled"))]
+    kinds = ("reward", "success", "turns", "truncated", "errors")
+    known = {"step", *(f"{prefix}{kind}" for prefix in prefixes for kind in kinds)}
+    if name not in known and "reward/" not in name:  # a component of the reward
+        raise ConfigError(
+            f"checkpoint.best_metric got {name!r}, which is no metric. {did_you_mean(name, known)}"
+        )
+    is_default = name == CheckpointConfig().best_metric
+    if name.startswith("eval/") and not is_default and not config.training.eval_episodes:
+        raise ConfigError(
+            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0. Set it to 64."
+        )
 
 
 def check_settings(config: ConfigStore) -> None:
@@ -119,23 +132,6 @@ def check_settings(config: ConfigStore) -> None:
     ):
         if is_refused:
             raise ConfigError(why)
-
-
-def _check_best_metric(config: ConfigStore) -> None:
-    name = config.checkpoint.best_metric
-    parts = ["", *(f"{part}/" for part in config.parts() if part)]
-    prefixes = [*parts, *(f"eval/{p}{way}/" for p in parts for way in ("greedy", "sampled"))]
-    kinds = ("reward", "success", "turns", "truncated", "errors")
-    known = {"step", *(f"{prefix}{kind}" for prefix in prefixes for kind in kinds)}
-    if name not in known and "reward/" not in name:  # a component of the reward
-        raise ConfigError(
-            f"checkpoint.best_metric got {name!r}, which is no metric. {did_you_mean(name, known)}"
-        )
-    is_default = name == CheckpointConfig().best_metric
-    if name.startswith("eval/") and not is_default and not config.training.eval_episodes:
-        raise ConfigError(
-            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0. Set it to 64."
-        )
 
 
 def _check_components(user: UserComponents) -> None:

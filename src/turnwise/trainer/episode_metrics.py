@@ -272,12 +272,11 @@ class FailureReport:
             self._in_a_row[environment] = kind, number
             if not is_first_step and number < MAX_FAILED_STEPS:
                 continue
+            where = f" of {environment}" if environment else ""
+            which = f"every episode{where} failed in the same way in {number} steps in a row"
             if is_first_step:
                 where = f"{environment} in the first step" if environment else "the first step"
                 which = f"every episode of {where} failed in the same way"
-            else:
-                where = f" of {environment}" if environment else ""
-                which = f"every episode{where} failed in the same way in {number} steps in a row"
             return f"{which}, so there is nothing to learn from.\n{describe_failure(first)}"
         ended_well = [result for result in episodes if not result.status.is_error]
         turns = [turn for r in ended_well for agent in r.agents for turn in agent.turns]

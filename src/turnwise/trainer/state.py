@@ -300,7 +300,6 @@ def restore_generators_if_interrupted() -> Iterator[None]:
 
 
 def _random_state() -> dict[str, Any]:
-    """Return the state of the global random generators, as JSON values."""
     numpy: Any = np.random.get_state()
     kind, keys, *rest = numpy
     gpus = torch.cuda.get_rng_state_all() if uses_gpu() else []

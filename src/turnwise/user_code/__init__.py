@@ -239,14 +239,13 @@ def is_lost(label: str) -> bool:
 @contextlib.contextmanager
 def settings_from(folder: str | os.PathLike[str] | None, *, is_trusted: bool) -> Iterator[None]:
     """Treat settings in this block as read from a run folder; None: as the user's own."""
-    if folder is None or is_trusted:
-        yield
-        return
-    _untrusted.append(Path(folder))
+    folders = [] if folder is None or is_trusted else [Path(folder)]
+    _untrusted.extend(folders)
     try:
         yield
     finally:
-        _untrusted.remove(Path(folder))
+        for path in folders:
+            _untrusted.remove(path)
 
 
 def require_code(target: str, folder: Path | None = None) -> None:

@@ -38,20 +38,24 @@ class Check:
 
     def explains_here(self, code: str, history: History) -> bool:
         """Return whether another finding is a consequence of this one, in this run."""
+        if code not in self.explains:
+            return False
         had_spread = history.first.get("reward_std", 1.0) > 1e-6
-        metric = code.replace("-", "_").replace("out_of_", "truncated/")
-        was_so_at_first = history.first.get(metric, 0.0) >= 0.5
+        # Without any spread chance moves the policy; a spread that was lost has another cause.
+        if self.code == "constant-reward" and had_spread:
+            return False
         if code == "constant-reward":
-            was_so_at_first = not had_spread
             if history.success() > 0:  # then the reward is to blame
                 return False
-        # Without any spread chance moves the policy; a spread that was lost has another cause.
-        is_lost_spread = self.code == "constant-reward" and had_spread
-        is_other = is_lost_spread or (self.is_of_updates and was_so_at_first)
-        return code in self.explains and not is_other
+            was_so_at_first = not had_spread
+        else:
+            metric = code.replace("-", "_").replace("out_of_", "truncated/")
+            was_so_at_first = history.first.get(metric, 0.0) >= 0.5
+        return not (self.is_of_updates and was_so_at_first)
 
 
 def _is_done(part: str, config: ConfigStore) -> bool:
+    """Return whether the settings already have what this part of a fix advises."""
     advice = re.search(r"\b(set|take) (\w+\.\w+)(?:=(\w+))?", part)
     if advice is None:
         return False
