@@ -13,28 +13,28 @@ LINES = {
     "agents": 2330,
     "algo": 2217,
     "chat": 1494,
-    "cli": 3993,
-    "compat": 1053,
-    "config": 1155,
+    "cli": 3810,
+    "compat": 1056,
+    "config": 1053,
     "data": 740,
     "deadlines": 613,
     "env": 3135,
     "episode": 2971,
-    "inference": 5375,
+    "inference": 5378,
     "learner": 4563,
     "models": 1203,
-    "progress": 582,
+    "progress": 567,
     "reward": 841,
-    "runs": 3737,
+    "runs": 3569,
     "scale": 2933,
     "tools": 3807,
-    "trainer": 4750,
-    "user_code": 622,
-    "view": 2047,
+    "trainer": 4618,
+    "user_code": 603,
+    "view": 1984,
 }
 FILES = 264
 JAVASCRIPT = 5500
-TESTS = 47953
+TESTS = 47980
 
 
 def count(paths):

@@ -7,11 +7,9 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Gt
-
-from turnwise.config.fields import Positive, Section, setting
+from turnwise.config.fields import Positive, PositiveFloat, Section, setting
 from turnwise.config.sections import DatasetConfig
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -31,9 +29,7 @@ class EnvironmentConfig(Section):
     """
 
     name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
-    max_steps: Positive | None = setting(
-        None, "Maximum actions; null: the environment's own limit."
-    )
+    max_steps: Positive | None = setting(None, "Maximum actions; null: the environment's limit.")
     params: dict[str, Any] = setting({}, "The environment's own settings.")
 
     @classmethod
@@ -45,13 +41,12 @@ class EnvironmentConfig(Section):
             return config
         if not isinstance(config, Mapping):
             raise ConfigError(
-                f"an environment takes an EnvironmentConfig, a dict or None, "
-                f"got {type(config).__name__}"
+                f"an environment takes a config, a dict or None, got {type(config).__name__}"
             )
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {key: value for key, value in config.items() if key in names}
         others = {key: value for key, value in config.items() if key not in names}
-        return cls(**{**fields, "params": {**config.get("params", {}), **others}})
+        return cls(**fields | {"params": {**config.get("params", {}), **others}})
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting by name, as a dict does; a field that is None counts as missing."""
@@ -83,11 +78,9 @@ class EnvironmentItem(Section):
     """One environment of a mix: its share of the groups, and its own settings."""
 
     environment: str = field(metadata={"help": "A name (see `turnwise envs`) or path.py:Class."})
-    weight: Annotated[float, Gt(0)] = setting(1.0, "Its share of the groups, relative to others.")
+    weight: PositiveFloat = setting(1.0, "Its share of the groups, relative to others.")
     name: str | None = setting(None, "Its name in the metrics; null: the environment's.")
-    max_steps: Positive | None = setting(
-        None, "Maximum actions; null: the environment's own limit."
-    )
+    max_steps: Positive | None = setting(None, "Maximum actions; null: the environment's limit.")
     params: dict[str, Any] = setting({}, "The environment's own settings.")
     dataset: DatasetConfig = field(
         default_factory=DatasetConfig, metadata={"help": "The rows that are its tasks."}
@@ -117,12 +110,10 @@ def part_names(items: Sequence[EnvironmentItem]) -> list[str]:
     taken = [item.name for item in items if item.name is not None]
     names: list[str] = []
     for item in items:
-        if item.name is not None:
-            names.append(item.name)
-            continue
         stem = re.sub(r"[^\w.-]+", "-", item.environment.rpartition(":")[2]).strip("-.") or "part"
         numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        names.append(next(name for name in numbered if name not in {*taken, *names}))
+        free = (name for name in numbered if name not in {*taken, *names})
+        names.append(next(free) if item.name is None else item.name)
     return names
 
 
@@ -137,10 +128,7 @@ def check_mix(
     if not items:
         problem = "environments got an empty list, expected at least one environment"
     if data.get("environment", {}) not in ({}, dataclasses.asdict(EnvironmentConfig())):
-        problem = (
-            "environment and environments are both given. Keep one of them: a run is played in one "
-            "environment, or in a mix."
-        )
+        problem = "environment and environments are both given. Keep one of them."
     for name, dataset in datasets.items():
         if dataset != DatasetConfig():
             problem = (
@@ -162,6 +150,6 @@ def check_metric_names(names: Iterable[str], source: str) -> None:
     for name in names:
         if not _PART_NAME.fullmatch(name) or name in _METRICS_OF_RUNS:
             raise ConfigError(
-                f"{source}: the name {name!r} cannot stand in the metrics, which have names such "
-                "as 'maze/reward'. Choose another one of letters, digits, dots and dashes."
+                f"{source}: the name {name!r} cannot stand in the metrics ('maze/reward'). Choose "
+                "another one of letters, digits, dots and dashes."
             )

@@ -14,10 +14,13 @@ from annotated_types import Ge, Gt, Le
 from turnwise.errors import ConfigError, did_you_mean
 
 Positive = Annotated[int, Ge(1)]
+NonNegative = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Seconds = PositiveFloat
 Episodes = Annotated[int, Ge(1), Le(1_000_000)]
 """What a step plays is planned at once: a thousand times too many would take all memory."""
 Probability = Annotated[float, Gt(0), Le(1)]
-Seconds = Annotated[float, Gt(0)]
 
 SettingTypes = Mapping[str, tuple[str, Any]]
 """Every setting by its dotted name: its line of help, and its type."""

@@ -53,7 +53,7 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
         names = {full.rpartition(".")[2]: full for full in reversed(list(known))}
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
         example = f"{names[near[0]]}={raw}" if near else "training.learning_rate=3e-5"
-        hint = elsewhere(name) if not near else None
+        hint = None if near else elsewhere(name)
         hint = hint or f"Write section.name=value, for example {example}"
         raise ConfigError(f"cannot read the override {override!r}. {hint}")
     value = parse_value(raw)
@@ -70,8 +70,8 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
         items = data["environments"] = full_section("environments", data.get("environments") or [])
         if len(path) < 3 or not path[1].isdecimal() or int(path[1]) >= len(items):
             raise ConfigError(
-                f"cannot apply {override!r}: the file has {len(items)} environments. Write the "
-                "number of one, counted from 0, and its setting: environments.0.weight=2"
+                f"cannot apply {override!r}: the file has {len(items)} environments, counted from "
+                "0. Write the number of one and its setting: environments.0.weight=2"
             )
         section, path = items[int(path[1])], path[2:]
     for part in path[:-1]:
@@ -136,9 +136,7 @@ def _locate(where: Sequence[Any], source: str, overrides: dict[str, str]) -> str
     for name, text in reversed(overrides.items()):
         if wrong.startswith(f"{name}.") or f"{name}.".startswith(wrong):
             return f"override {text}"
-    line = None
-    if source != "config":
-        line = find_line(Path(source), [str(part) for part in where])
+    line = None if source == "config" else find_line(Path(source), [str(part) for part in where])
     return source if line is None else f"{source}, line {line}"
 
 

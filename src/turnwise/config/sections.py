@@ -5,7 +5,17 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from turnwise.config.fields import Episodes, Positive, Probability, Seconds, Section, setting
+from turnwise.config.fields import (
+    Episodes,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Probability,
+    Seconds,
+    Section,
+    setting,
+)
 
 LossAggregation = Literal[
     "token-mean",
@@ -35,9 +45,7 @@ KLLossType = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
 class ModelConfig(Section):
     """The model, and where it runs."""
 
-    model_name: str = setting(
-        "tiny", "A built-in model (tiny, smollm2-135m) or a Hugging Face model id."
-    )
+    model_name: str = setting("tiny", "A built-in model (tiny, smollm2-135m) or a Hugging Face id.")
     local_path: str | None = setting(None, "A folder with the model; overrides model_name.")
     reference: str | None = setting(
         None,
@@ -48,8 +56,7 @@ class ModelConfig(Section):
         "auto", "Precision of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
     )
     load_in_4bit: bool = setting(
-        False,
-        "Load the weights in 4 bits (NF4) through bitsandbytes, to train adapters on them (QLoRA).",
+        False, "Load the weights in 4 bits (NF4, bitsandbytes), to train adapters on them (QLoRA)."
     )
     device: str = setting("auto", "cpu, cuda, cuda:1 ...; auto: a GPU if there is one.")
     tensor_parallel_size: Positive = setting(1, "GPUs over which one copy of the model is split.")
@@ -60,45 +67,33 @@ class ModelConfig(Section):
 class InferenceConfig(Section):
     """Sampling from the model, and the length of a conversation."""
 
-    backend: str = setting(
-        "local", "The engine: local, transformers, vllm, sglang, scripted, or your file.py:Class."
-    )
-    url: str | None = setting(
-        None, "A vLLM or SGLang server that runs already; null starts the engine."
-    )
+    backend: str = setting("local", "The engine: local, transformers, vllm, sglang, file.py:Class.")
+    url: str | None = setting(None, "A running vLLM or SGLang server; null starts the engine.")
     options: dict[str, Any] = setting(
-        {}, "Options of the engine, for example {gpu_memory_utilization: 0.4, max_model_len: 8192}."
+        {}, "Options of the engine: {gpu_memory_utilization: 0.4} ..."
     )
     max_tokens: Positive = setting(64, "Maximum tokens of one turn of the model.")
-    temperature: Annotated[float, Ge(0)] = setting(1.0, "Sampling temperature; 0 is greedy.")
+    temperature: NonNegativeFloat = setting(1.0, "Sampling temperature; 0 is greedy.")
     top_p: Probability = setting(1.0, "Nucleus sampling: probability mass to sample from.")
-    enable_thinking: bool | None = setting(
-        None, "Whether the chat template lets the model think; null: the template's default."
-    )
+    enable_thinking: bool | None = setting(None, "Whether the model thinks; null: as the template.")
     thoughts: Thoughts | None = setting(
         None,
         "Thoughts in later prompts: keep leaves them; as_template does as the chat template; null: "
         "keep in environments, as an agent sends them.",
     )
     summary_prompt: str | None = setting(
-        None,
-        "The message that asks the model for a summary (limits.max_context_tokens); null: a "
-        "default text.",
+        None, "The message that asks for a summary (limits.max_context_tokens); null: a default."
     )
     multi_turn: bool = setting(True, "False ends every episode after its first action.")
     max_turns: Positive | None = setting(
-        None,
-        "Maximum turns of the model in one episode; null: the environment's own limit, max_steps. "
-        "With tools or an agent at least 64.",
+        None, "Maximum turns of an episode; null: max_steps; with tools or an agent at least 64."
     )
     stale_kv: StaleCache = setting(
         "keep",
         "The KV cache of conversations under way when new weights arrive (training.max_staleness): "
         "keep uses it as it is, recompute computes it again with the new weights.",
     )
-    start_timeout: Seconds | None = setting(
-        900.0, "Seconds that a vLLM or SGLang engine may take to start; null disables the limit."
-    )
+    start_timeout: Seconds | None = setting(900.0, "Seconds for an engine to start; null: any.")
     stall_timeout: Seconds | None = setting(
         900.0,
         "Seconds without any result from the engine, while episodes wait for it, or in which code "
@@ -110,81 +105,51 @@ class InferenceConfig(Section):
 class TrainingConfig(Section):
     """The learning algorithm and its hyperparameters."""
 
-    adv_estimator: str = setting(
-        "gae", "Advantage estimator: gae, grpo, rloo ..., or your own: file.py:name."
-    )
-    adv_options: dict[str, Any] = setting(
-        {}, "Options of the advantage estimator, for example {norm_by_std: false} of grpo."
-    )
-    learning_rate: Annotated[float, Gt(0)] = setting(1e-4, "Learning rate.")
+    adv_estimator: str = setting("gae", "Advantage estimator: gae, grpo, rloo ..., file.py:name.")
+    adv_options: dict[str, Any] = setting({}, "Options of the estimator: {norm_by_std: false} ...")
+    learning_rate: PositiveFloat = setting(1e-4, "Learning rate.")
     gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount factor per sampled token.")
     lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
     clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
-    clip_ratio_low: Annotated[float, Ge(0)] | None = setting(
-        None, "Lower clip range, where it differs; null: clip_ratio."
-    )
-    clip_ratio_high: Annotated[float, Ge(0)] | None = setting(
-        None, "Upper clip range, where it differs (clip-higher); null: clip_ratio."
-    )
+    clip_ratio_low: NonNegativeFloat | None = setting(None, "Lower clip range; null: clip_ratio.")
+    clip_ratio_high: NonNegativeFloat | None = setting(None, "Upper clip range; null: clip_ratio.")
     num_epochs: Positive = setting(10, "Epochs of a run.")
-    max_steps: Positive | None = setting(
-        None, "Training steps of a run, in place of num_epochs; null: num_epochs."
-    )
+    max_steps: Positive | None = setting(None, "Training steps of a run; null: num_epochs counts.")
     steps_per_epoch: Positive | None = setting(
-        None,
-        "Training steps of an epoch; null: one pass over the dataset, 10 steps without a dataset.",
+        None, "Training steps of an epoch; null: one pass over the dataset, 10 without a dataset."
     )
     batch_size: Episodes = setting(
-        32,
-        "Starts (seeds, or rows of a dataset) in one training step, each played group_size times.",
+        32, "Starts (seeds, or rows of a dataset) of a training step, each played group_size times."
     )
-    group_size: Episodes | None = setting(
-        None, "Episodes per start; null: 8 for estimators that compare a group, else 1."
+    group_size: Episodes | None = setting(None, "Episodes per start; null: 8 if compared, else 1.")
+    resample: NonNegative = setting(
+        0, "Rounds of replacing zero-variance groups (all rewards of a group are equal) by others."
     )
-    resample: Annotated[int, Ge(0)] = setting(
-        0,
-        "Rounds of replacing zero-variance groups, whose episodes all have the same reward, by "
-        "others.",
-    )
-    max_staleness: Annotated[int, Ge(0)] = setting(
+    max_staleness: NonNegative = setting(
         0,
         "Updates by which an episode's oldest token may be behind the weights that are trained on "
         "it. 0: play, then learn; above: episodes go on while the learner updates.",
     )
-    on_error: ErrorPolicy = setting(
-        "retry", "How to treat a failed episode; retry: up to three tries, then without it."
-    )
+    on_error: ErrorPolicy = setting("retry", "Failed episodes; retry: three tries, then without.")
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
-    kl_coef: Annotated[float, Ge(0)] = setting(0.01, "Weight of the KL penalty.")
-    kl_target: Annotated[float, Gt(0)] | None = setting(
-        None, "Target KL of an adaptive kl_coef; null keeps kl_coef constant."
-    )
+    kl_coef: NonNegativeFloat = setting(0.01, "Weight of the KL penalty.")
+    kl_target: PositiveFloat | None = setting(None, "KL to which kl_coef adapts; null: constant.")
     kl_horizon: Positive = setting(10_000, "Episodes over which kl_coef adapts to kl_target.")
     kl_penalty: KLEstimate = setting("k1", "Estimator of the KL in the rewards.")
     update_epochs: Positive = setting(1, "Passes over each batch of episodes.")
-    mini_batch_size: Positive | None = setting(
-        None, "Episodes per optimizer step; null: the whole batch."
-    )
+    mini_batch_size: Positive | None = setting(None, "Episodes per optimizer step; null: a batch.")
     micro_batch_tokens: Positive | None = setting(
         None,
         "Tokens per forward pass: memory and speed depend on it, the result does not; null: 4,096 "
         "on a CPU, as many as fit into half of the free memory on a GPU.",
     )
-    policy_loss: str = setting(
-        "ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., or your own: file.py:name."
-    )
-    policy_loss_options: dict[str, Any] = setting(
-        {}, "Options of the policy loss, for example {tau_neg: 1.1} of sapo."
-    )
-    loss_agg_mode: LossAggregation | None = setting(
-        None, "Aggregation of token losses; null keeps the policy loss's default."
-    )
-    entropy_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of the entropy bonus.")
-    kl_loss_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of a KL term in the loss.")
-    kl_loss_type: KLLossType = setting(
-        "k3+", "Estimator of the KL in the loss; with + its gradient is that of the KL itself."
-    )
-    target_kl: Annotated[float, Gt(0)] | None = setting(
+    policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., file.py:name.")
+    policy_loss_options: dict[str, Any] = setting({}, "Its options: {tau_neg: 1.1} of sapo ...")
+    loss_agg_mode: LossAggregation | None = setting(None, "Aggregation; null: the policy loss's.")
+    entropy_coef: NonNegativeFloat = setting(0.0, "Weight of the entropy bonus.")
+    kl_loss_coef: NonNegativeFloat = setting(0.0, "Weight of a KL term in the loss.")
+    kl_loss_type: KLLossType = setting("k3+", "KL estimator; with + the gradient is the KL's own.")
+    target_kl: PositiveFloat | None = setting(
         None, "An update ends early when the policy's KL exceeds 1.5 times this; null disables it."
     )
     importance_level: Literal["token", "sequence"] | None = setting(
@@ -192,12 +157,10 @@ class TrainingConfig(Section):
         "How the loss corrects for log-probs of the sampler that differ from the learner's: by "
         "the ratio of each token or of the whole sequence; null disables the correction.",
     )
-    importance_bounds: Annotated[float, Gt(0)] | list[float] = setting(
-        2.0,
-        "Larger ratios are clipped to this bound; with [lower, upper], tokens whose ratio is "
-        "outside are left out.",
+    importance_bounds: PositiveFloat | list[float] = setting(
+        2.0, "Larger ratios are clipped to this; with [lower, upper], tokens outside are left out."
     )
-    max_log_prob_gap: Annotated[float, Gt(0)] | Literal["auto"] | None = setting(
+    max_log_prob_gap: PositiveFloat | Literal["auto"] | None = setting(
         "auto",
         "A run stops when the learner's log-probs differ by more from the sampler's: the largest "
         "difference (auto: 0.01) where both compute in float32 on the same weights, else the mean "
@@ -206,36 +169,27 @@ class TrainingConfig(Section):
     critic: Literal["shared", "separate"] = setting(
         "shared", "The trunk of the value head, if one is needed: the policy's own, or a copy."
     )
-    value_coef: Annotated[float, Ge(0)] = setting(0.5, "Weight of the value loss.")
-    value_clip: Annotated[float, Gt(0)] | None = setting(
-        0.2, "Clip range of the values around the old ones; null disables it."
+    value_coef: NonNegativeFloat = setting(0.5, "Weight of the value loss.")
+    value_clip: PositiveFloat | None = setting(
+        0.2, "Clip range around the old values; null disables it."
     )
-    max_grad_norm: Annotated[float, Gt(0)] | None = setting(
-        1.0, "Larger gradients are scaled down to this norm; null disables it."
-    )
+    max_grad_norm: PositiveFloat | None = setting(1.0, "Maximum norm of the gradient; null: none.")
     optimizer: str = setting(
-        "adamw",
-        "adamw; muon for hidden matrices and AdamW for the rest; or file.py:function of your own.",
+        "adamw", "adamw; muon for hidden matrices, AdamW for the rest; or file.py:function."
     )
-    optimizer_options: dict[str, Any] = setting(
-        {}, "More arguments of the optimizer, such as momentum of muon."
-    )
-    weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of the optimizer.")
+    optimizer_options: dict[str, Any] = setting({}, "More arguments of it: momentum of muon ...")
+    weight_decay: NonNegativeFloat = setting(0.0, "Weight decay of the optimizer.")
     adam_betas: list[float] = setting([0.9, 0.95], "The two betas of AdamW.")
-    adam_epsilon: Annotated[float, Gt(0)] = setting(1e-8, "The epsilon of AdamW.")
+    adam_epsilon: PositiveFloat = setting(1e-8, "The epsilon of AdamW.")
     offload_optimizer: bool = setting(
-        False,
-        "Keep master weights and AdamW's moments in the memory of the CPU, which makes the step: "
-        "12 bytes per weight less on the GPU, some seconds more per step.",
+        False, "Keep master weights and AdamW's moments on the CPU: less GPU memory, slower steps."
     )
-    warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps of linear learning-rate warmup.")
+    warmup_steps: NonNegative = setting(0, "Steps of linear learning-rate warmup.")
     lr_schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "Learning-rate schedule after the warmup; linear and cosine decay to 0."
     )
-    lora_rank: Annotated[int, Ge(0)] = setting(0, "Rank of LoRA adapters; 0 trains all weights.")
-    lora_alpha: Positive | None = setting(
-        None, "LoRA's alpha: an update is scaled by alpha / rank; null: twice the rank."
-    )
+    lora_rank: NonNegative = setting(0, "Rank of LoRA adapters; 0 trains all weights.")
+    lora_alpha: Positive | None = setting(None, "Scales updates by alpha / rank; null: twice rank.")
     lora_target_modules: str | list[str] = setting(
         "all-linear",
         "The layers that get adapters, by the ends of their names, for example [q_proj, v_proj], "
@@ -244,25 +198,17 @@ class TrainingConfig(Section):
     lora_dropout: Annotated[float, Ge(0), Lt(1)] = setting(
         0.0, "Dropout on the adapters' inputs in the update; sampling and scoring have none."
     )
-    use_rslora: bool = setting(
-        False, "Rank-stabilised LoRA: an update is scaled by alpha / sqrt(rank)."
-    )
+    use_rslora: bool = setting(False, "Rank-stabilised LoRA: updates scaled by alpha / sqrt(rank).")
     gradient_checkpointing: bool | None = setting(
-        None,
-        "Recompute activations in the backward pass: less memory, a third more time; null: those "
-        "of as many layers as the memory of a GPU requires.",
+        None, "Recompute activations: less memory, more time; null: in as many layers as needed."
     )
     warm_start: str | None = setting(
-        None,
-        "Supervised warm start on: expert, random (the environment's players) or a file of "
-        "conversations.",
+        None, "Imitate: expert, random (the environment's players) or a file of conversations."
     )
     warm_start_steps: Annotated[int, Ge(1), Le(1_000_000)] = setting(
         100, "Steps of the warm start."
     )
-    warm_start_learning_rate: Annotated[float, Gt(0)] = setting(
-        1e-3, "Learning rate of the warm start."
-    )
+    warm_start_learning_rate: PositiveFloat = setting(1e-3, "Its learning rate.")
     eval_episodes: Annotated[int, Ge(0), Le(1_000_000)] = setting(
         0, "Episodes of an evaluation on held-out seeds, greedy and sampled; 0 disables it."
     )
@@ -276,7 +222,7 @@ class TrainingConfig(Section):
         "Share of the dataset's rows that is held out for evaluation, where eval_dataset names no "
         "others: at least 16 rows, none of fewer than 64 different ones; null holds none out.",
     )
-    seed: Annotated[int, Ge(0)] = setting(0, "Seed for reproducible runs.")
+    seed: NonNegative = setting(0, "Seed for reproducible runs.")
 
     def epoch_steps(self, num_rows: int | None) -> int:
         """Return the steps of an epoch; `num_rows` is the size of the dataset, if there is one."""
@@ -290,12 +236,8 @@ class CheckpointConfig(Section):
     """Where runs are stored, and how often checkpoints are saved."""
 
     output_dir: str = setting("runs", "The folder of the runs.")
-    run_name: str | None = setting(
-        None, "Name of the run's folder; null: the environment's name, with a number if needed."
-    )
-    save_interval: Positive | None = setting(
-        None, "Epochs between two checkpoints; null: 1, and more often within long epochs."
-    )
+    run_name: str | None = setting(None, "Name of the run's folder; null: that of the environment.")
+    save_interval: Positive | None = setting(None, "Epochs between checkpoints; null: at most 1.")
     save_steps: Positive | None = setting(
         None,
         "Steps between two checkpoints, in place of save_interval. Without both: after each epoch, "
@@ -304,7 +246,7 @@ class CheckpointConfig(Section):
     keep_last_n: Positive = setting(3, "How many of the newest checkpoints to keep.")
     best_metric: str = setting(
         "eval/greedy/reward",
-        "The checkpoint with the highest value of this metric is kept too; of equals the latest.",
+        "The checkpoint with its highest value is kept too; of equals the latest.",
     )
 
 
@@ -312,9 +254,7 @@ class CheckpointConfig(Section):
 class DatasetConfig(Section):
     """A dataset whose rows are prompts, or tasks of an environment."""
 
-    path: str | list[str] | None = setting(
-        None, "A .jsonl, .json or .parquet file, a list of files, or a folder with splits."
-    )
+    path: str | list[str] | None = setting(None, "Files (.jsonl, .json, .parquet), or a folder.")
     split: str | None = setting(None, "The split of a folder, for example train.")
     prompt_key: str = setting("prompt", "The column with the prompt, without environment.")
     columns: dict[str, str] = setting({}, "Columns to rename: {new name: name in the file}.")
@@ -333,21 +273,13 @@ class LimitsConfig(Section):
     """Limits of one episode; null disables a limit."""
 
     max_turns: Positive | None = setting(None, "Maximum turns; null: inference.max_turns.")
-    max_tokens_per_turn: Positive | None = setting(
-        None, "Maximum tokens of one turn; null: inference.max_tokens."
-    )
-    max_thinking_tokens: Positive | None = setting(
-        None, "Tokens of one turn after which an open thought is closed; null: no budget."
-    )
-    max_tokens: Positive | None = setting(
-        None, "Maximum tokens of a conversation with its observations; null: the model's context."
-    )
+    max_tokens_per_turn: Positive | None = setting(None, "Of one turn; null: inference.max_tokens.")
+    max_thinking_tokens: Positive | None = setting(None, "Tokens before an open thought is closed.")
+    max_tokens: Positive | None = setting(None, "Tokens of a conversation; null: model's context.")
     max_context_tokens: Positive | None = setting(
-        None,
-        "Tokens of a prompt above which the model summarises the conversation and continues from "
-        "the summary; null: no summaries.",
+        None, "Tokens of a prompt above which the model continues from a summary; null: none."
     )
-    max_tool_calls: Annotated[int, Ge(0)] | None = setting(100, "Maximum tool calls of an episode.")
+    max_tool_calls: NonNegative | None = setting(100, "Maximum tool calls of an episode.")
     max_seconds: Seconds | None = setting(1800.0, "Maximum seconds of an episode.")
     max_observation: Positive | None = setting(50_000, "Maximum characters of one observation.")
     reset_timeout: Seconds | None = setting(120.0, "Seconds to create and reset an environment.")
@@ -365,22 +297,14 @@ class RayConfig(Section):
     use_ray: bool = setting(False, "Run episodes and learners as Ray actors.")
     num_actors: Positive = setting(1, "Workers that play episodes.")
     min_actors: Positive | None = setting(
-        None,
-        "Episode workers with which a run starts; others join when the cluster has room for them. "
-        "null waits for all.",
+        None, "Episode workers with which a run starts; others join when there is room; null: all."
     )
     num_learners: Positive = setting(1, "Workers that compute each update together.")
-    context_parallel_size: Positive = setting(
-        1, "Learners that split the tokens of each episode, where one is too long for a GPU."
-    )
-    gpus_per_worker: Annotated[float, Ge(0)] = setting(
-        0.0, "GPUs of each worker; with 0.5 two workers share one."
-    )
-    address: str | None = setting(
-        None, "Address of the cluster: auto, or host:port of its head; null starts a local one."
-    )
-    max_failures: Annotated[int, Ge(0)] = setting(
-        3, "Losses of workers that one step survives; one more ends the run."
+    context_parallel_size: Positive = setting(1, "Learners that split the tokens of each episode.")
+    gpus_per_worker: NonNegativeFloat = setting(0.0, "GPUs of each worker; with 0.5 two share one.")
+    address: str | None = setting(None, "auto, or host:port of its head; null starts a local one.")
+    max_failures: NonNegative = setting(
+        3, "Losses of workers that a step survives; then the run ends."
     )
 
 
@@ -389,16 +313,13 @@ class LoggingConfig(Section):
     """What a run logs."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "The lowest level that is logged."
+        "info", "The lowest logged level."
     )
     sinks: list[str] = setting(
-        [], "Also send metrics to: tensorboard, wandb, mlflow, trackio, or file.py:Class."
+        [], "Metrics also go to tensorboard, wandb, mlflow, trackio, file.py:Class."
     )
     wandb: dict[str, Any] = setting(
         {},
-        "The run in Weights & Biases, for example {project: maze, name: first, tags: [grpo]}; also "
-        "entity, group, job_type and notes.",
+        "The run there: {project: maze, name: first}; also tags, entity, group, job_type, notes.",
     )
-    episodes_gb: Annotated[float, Ge(0)] = setting(
-        2.0, "Gigabytes of disk for a run's episodes; when they are used up, no more are written."
-    )
+    episodes_gb: NonNegativeFloat = setting(2.0, "Gigabytes of episodes; more are not kept.")

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import functools
 import operator
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,28 +58,19 @@ class ConfigStore(Section):
         "dataset, eval_dataset, reward, tools, system_prompt}.",
     )
     policies: dict[str, PolicyItem] = setting(
-        {},
-        "Models of an environment's players: {player: {model, trains}}; the run's own model plays "
-        "the others.",
+        {}, "Models of players: {player: {model, trains}}; the run's own model plays the others."
     )
     agent: str | None = setting(
-        None,
-        "Instead of `environment`, an agent with its own loop: file.py:function of (task, llm), or "
-        "a command such as `my-cli --task {task}`.",
+        None, "Instead of environment: file.py:function of (task, llm), or a command with {task}."
     )
     expert: str | None = setting(
-        None,
-        "The expert of an agent, for its warm start: file.py:function of (messages, tools) that "
-        "returns the reply.",
+        None, "An agent's expert for a warm start: file.py:function of (messages, tools) -> reply."
     )
     reward: str | list[RewardItem] | None = setting(
-        None,
-        "path.py:function, or a list of {function, weight}; null: the sum of the step rewards.",
+        None, "path.py:function, or a list of {function, weight}; null: sum of the step rewards."
     )
     tools: list[str | dict[str, Any]] = setting(
-        [],
-        "Tools of the agent: calculator, python, path.py:name, {mcp: command or URL}; "
-        "{tool: name, option: value} sets options.",
+        [], "calculator, python, path.py:name, {mcp: command or URL}, {tool: name, option: value}."
     )
     parser: str = setting("auto", "The format of tool calls; auto: that of the chat template.")
     system_prompt: str | None = setting(None, "System prompt, before the environment's own.")
@@ -195,11 +185,10 @@ class ConfigStore(Section):
 
     def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
         """Yield each dataset of the run with a name: `eval_dataset`, or `dataset-maze` of a mix."""
-        owners: list[tuple[str, ConfigStore | EnvironmentItem]] = [("", self)]
-        if self.environments is not None:
-            names = [re.sub(r"[^\w.]+", "-", name) for name in part_names(self.environments)]
-            owners += zip((f"-{name}" for name in names), self.environments, strict=True)
-        for ending, owner in owners:
+        items = self.environments or []
+        owners: list[ConfigStore | EnvironmentItem] = [self, *items]
+        endings = ["", *(f"-{name}" for name in part_names(items))]
+        for ending, owner in zip(endings, owners, strict=True):
             yield f"dataset{ending}", owner.dataset
             yield f"eval_dataset{ending}", owner.eval_dataset
 
@@ -250,14 +239,13 @@ def _read(
     for name in ("environment", "environments", "tools", "system_prompt"):
         if store.agent is not None and getattr(store, name) != getattr(default, name):
             raise ConfigError(
-                f"{source}: agent and {name} are both given. An agent has its own loop, tools and "
-                "prompts, and no environment. Keep one of them."
+                f"{source}: agent and {name} are both given, and an agent has its own loop, tools "
+                "and prompts. Keep one of them."
             )
     return store
 
 
 def _yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
-    """Return the YAML lines of one setting, under its line of help."""
     text = dump({item.name: _plain(value)})
     return [f"# {item.metadata['help']}", *text.rstrip("\n").split("\n")]
 

@@ -103,20 +103,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path).expanduser().resolve()
     restore(path)
     checkpoint = read_manifest(path)
+    saved = checkpoint.files
     try:
         names = _names(path) - {MANIFEST}
-        for name in sorted(names ^ checkpoint.files.keys()):
-            problem = "was not there when it was saved" if name in names else "is missing"
-            raise CheckpointError(f"cannot use the checkpoint {path}: {name} {problem}")
-        changed = [
-            name for name, digest in checkpoint.files.items() if _digest(path / name) != digest
-        ]
+        problems = [f"{name} was not there when it was saved" for name in names - saved.keys()]
+        problems += [f"{name} is missing" for name in saved.keys() - names]
+        if not problems:
+            changed = [name for name in saved if _digest(path / name) != saved[name]]
+            problems = [f"{name} was changed or cut since it was saved" for name in changed]
     except OSError as error:  # a bad disk, or the run has pruned it in the meantime
-        raise CheckpointError(f"cannot use the checkpoint {path}: {error}") from error
-    if changed:
-        raise CheckpointError(
-            f"cannot use the checkpoint {path}: {changed[0]} was changed or cut since it was saved"
-        )
+        problems = [str(error)]
+    if problems:
+        raise CheckpointError(f"cannot use the checkpoint {path}: {min(problems)}")
     return checkpoint
 
 
@@ -138,17 +136,13 @@ def read_manifest(path: Path) -> Checkpoint:
 
 
 def _read_format(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file with a format number."""
     content = read_json_object(path)
-    if content.get("format") != _FORMAT:
-        raise ConfigError(
-            f"{path} has format {content.get('format')!r}, and this turnwise reads {_FORMAT}"
-        )
+    if (number := content.get("format")) != _FORMAT:
+        raise ConfigError(f"{path} has format {number!r}, and this turnwise reads {_FORMAT}")
     return content
 
 
 def _names(folder: Path) -> set[str]:
-    """Return every file below `folder`, relative to it."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
@@ -180,11 +174,8 @@ class BestMark:
         >>> BestMark(4, "eval/greedy/reward", 0.5, 0.25, 0.75, 16).about
         'the best by eval/greedy/reward: 0.5 (0.25 to 0.75, 16 episodes)'
         """
-        known = []
-        if self.low is not None:
-            known.append(f"{self.low:.4g} to {self.high:.4g}")
-        if self.num_episodes is not None:
-            known.append(f"{self.num_episodes:,} episodes")
+        known = [] if self.low is None else [f"{self.low:.4g} to {self.high:.4g}"]
+        known += [] if self.num_episodes is None else [f"{self.num_episodes:,} episodes"]
         more = f" ({', '.join(known)})" if known else ""
         return f"the best by {self.metric}: {self.value:.4g}{more}"
 
@@ -320,10 +311,10 @@ class CheckpointStore:
         except ConfigError as error:
             _LOG.warning("no checkpoint is removed, since the best one is not known: %s", error)
             return
-        past = {number: path for number, path in self._folders().items() if number <= step}
-        for number in [*past][: -self.keep_last_n]:
+        past = [one for one in self._folders().items() if one[0] <= step]
+        for number, path in past[: -self.keep_last_n]:
             if best is None or number != best.step:
                 try:
-                    discard(past[number])
+                    discard(path)
                 except OSError as error:
-                    _LOG.warning("cannot remove the old checkpoint %s: %s", past[number], error)
+                    _LOG.warning("cannot remove the old checkpoint %s: %s", path, error)

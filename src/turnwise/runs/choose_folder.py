@@ -19,48 +19,35 @@ from turnwise.runs.run_folder import Resume, RunFolder
 
 _LOG = logging.getLogger("turnwise")
 
-_MODEL = "the weights in the checkpoints are those of this model"
-_TASK = "it defines the task, and another task is another run"
-_DATA = "the position in the dataset is counted in its rows"
-_ADAPTERS = "it decides what the adapters in the checkpoints are"
-_IMITATION = "the warm start comes before the first step, and is over"
-
-FIXED: Mapping[str, str] = {
-    "model.model_name": _MODEL,
-    "model.local_path": _MODEL,
-    "model.reference": "a KL term has kept the model close to it",
-    "model.dtype": "the optimiser's state is kept for this precision",
-    "model.load_in_4bit": "the adapters in the checkpoints have learned with these weights",
-    "training.adv_estimator": "it decides whether there is a value head in the checkpoints",
-    "training.optimizer": "its state is in the checkpoints",
-    "training.critic": "it decides where the value head is in the checkpoints",
-    "training.lora_rank": "it decides which weights there are in the checkpoints",
-    "training.lora_alpha": _ADAPTERS,
-    "training.lora_target_modules": _ADAPTERS,
-    "training.use_rslora": _ADAPTERS,
-    "training.gamma": "it defines the return that the value head has learned",
-    "training.batch_size": "the position in the dataset is counted in batches",
-    "training.eval_fraction": "it decides which rows are trained on",
-    "training.seed": "the order of the data and every random number follow from it",
-    "training.warm_start": _IMITATION,
-    "training.warm_start_steps": _IMITATION,
-    "training.warm_start_learning_rate": _IMITATION,
-    "expert": _IMITATION,
-    "environment.name": _TASK,
-    "environment.max_steps": _TASK,
-    "environment.params": _TASK,
-    "environments": _TASK,
-    "policies": "each player has the weights of its own model in the checkpoint",
-    "agent": _TASK,
-    "reward": _TASK,
-    "tools": _TASK,
-    "system_prompt": _TASK,
-    "dataset.path": _DATA,
-    "dataset.split": _DATA,
-    "dataset.prompt_key": _DATA,
-    "dataset.columns": _DATA,
-    "dataset.max_rows": _DATA,
+_FIXED = {
+    "the weights in the checkpoints are those of this model": "model.model_name model.local_path",
+    "a KL term has kept the model close to it": "model.reference",
+    "the optimiser's state is kept for this precision": "model.dtype",
+    "the adapters in the checkpoints have learned with these weights": "model.load_in_4bit",
+    "it decides whether there is a value head in the checkpoints": "training.adv_estimator",
+    "its state is in the checkpoints": "training.optimizer",
+    "it decides where the value head is in the checkpoints": "training.critic",
+    "it decides which weights there are in the checkpoints": "training.lora_rank",
+    "it decides what the adapters in the checkpoints are": (
+        "training.lora_alpha training.lora_target_modules training.use_rslora"
+    ),
+    "it defines the return that the value head has learned": "training.gamma",
+    "the position in the dataset is counted in batches": "training.batch_size",
+    "it decides which rows are trained on": "training.eval_fraction",
+    "the order of the data and every random number follow from it": "training.seed",
+    "the warm start comes before the first step, and is over": (
+        "training.warm_start training.warm_start_steps training.warm_start_learning_rate expert"
+    ),
+    "it defines the task, and another task is another run": (
+        "environment.name environment.max_steps environment.params environments agent reward "
+        "tools system_prompt"
+    ),
+    "each player has the weights of its own model in the checkpoint": "policies",
+    "the position in the dataset is counted in its rows": (
+        "dataset.path dataset.split dataset.prompt_key dataset.columns dataset.max_rows"
+    ),
 }
+FIXED = {name: reason for reason, names in _FIXED.items() for name in names.split()}
 """Settings that a resumed run must leave as they are, each with the reason; others may change."""
 
 
@@ -84,8 +71,7 @@ def choose_run_folder(
     if name is not None:
         if not re.fullmatch(r"[\w.][\w.+=-]*", name) or name in (".", ".."):
             raise ConfigError(
-                f"checkpoint.run_name got {name!r}, expected a folder's name of letters, digits, "
-                "dots and dashes"
+                f"checkpoint.run_name got {name!r}, expected a folder's name of letters and digits"
             )
         folder = RunFolder(base / name)
         if not folder.exists:
@@ -94,9 +80,7 @@ def choose_run_folder(
             return folder, False
         if not _is_run(folder) or resume == "never":
             kind = "a run" if _is_run(folder) else "something that is not a run"
-            raise ConfigError(
-                f"there is {kind} in {folder.path}. Choose another checkpoint.run_name."
-            )
+            raise ConfigError(f"there is {kind} in {folder.path}. Choose another run_name.")
         if obstacles := _obstacles(folder, config, environment, allow_changes=allow_changes):
             raise ConfigError(
                 f"the run in {folder.path} has other settings: {'; '.join(obstacles)}. "
@@ -105,9 +89,8 @@ def choose_run_folder(
         changed = changed_code(folder, identity)
         if changed and resume == "auto":
             raise ConfigError(
-                f"{' and '.join(changed)} changed since the run in {folder.path} began. To "
-                "continue it in spite of that, pass resume=True (or --resume); for a new run, "
-                "choose another checkpoint.run_name."
+                f"{' and '.join(changed)} changed since the run in {folder.path} began. Continue "
+                "it with resume=True (or --resume), or choose another checkpoint.run_name."
             )
         return folder, True
     stem = _slug(environment)
@@ -119,12 +102,11 @@ def choose_run_folder(
             changed = changed_code(folder, identity)
             if not changed or resume == "always":
                 return folder, True
-            _LOG.warning(
+            note = (
                 "%s changed since the run in %s began: a new run begins in a folder of its "
-                "own. To continue the old one in spite of that, pass resume=True (or --resume).",
-                " and ".join(changed),
-                folder.path,
+                "own. To continue the old one in spite of that, pass resume=True (or --resume)."
             )
+            _LOG.warning(note, " and ".join(changed), folder.path)
     if resume == "always":
         raise ConfigError(
             f"there is no run to resume in {base}: none with these settings that did not end. "
@@ -138,11 +120,8 @@ def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[
     before = folder.status.get("identity")
     if identity is None or not isinstance(before, dict):
         return []
-    return [
-        f"the {name.replace('_', ' ', 1) if name.startswith('system_prompt') else name}"
-        for name in dict.fromkeys([*before, *identity])
-        if before.get(name) != identity.get(name)
-    ]
+    changed = [n for n in dict.fromkeys([*before, *identity]) if before.get(n) != identity.get(n)]
+    return [f"the {name.replace('system_prompt', 'system prompt', 1)}" for name in changed]
 
 
 def _is_run(folder: RunFolder) -> bool:
@@ -166,7 +145,6 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
 def _obstacles(
     folder: RunFolder, config: ConfigStore, environment: str, *, allow_changes: bool
 ) -> list[str]:
-    """Return what keeps a run from continuing with these settings and this environment."""
     # The class alone: hashes tell whether its code changed, and the file may have moved.
     recorded = str(folder.status.get("environment"))
     if recorded.rpartition(":")[2] != environment.rpartition(":")[2]:
@@ -193,8 +171,7 @@ def _slug(environment: str) -> str:
 
 # ---- settings of a resumed run ----
 
-_SAME_EXPERIMENT = {"training.num_epochs", "training.max_steps"}
-_SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
+_SAME_EXPERIMENT = ("training.num_epochs", "training.max_steps", "checkpoint.", "logging.", "ray.")
 _REFERENCE = (
     "training.use_kl_in_reward and training.kl_loss_coef had no KL term and now have one: the "
     "reference model that it needs is chosen when a run begins"
@@ -212,8 +189,7 @@ class Change(NamedTuple):
     def makes_another_run(self) -> bool:
         """False for settings of place, duration and output: a run without a name is resumed only
         if nothing else differs."""
-        is_same = self.name in _SAME_EXPERIMENT or self.name.startswith(_SAME_EXPERIMENT_SECTIONS)
-        return not is_same
+        return not self.name.startswith(_SAME_EXPERIMENT)
 
     def __str__(self) -> str:
         return f"{self.name} was {self.before!r} and is {self.now!r}"
@@ -226,16 +202,9 @@ def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
     content changed: folders of code and rows are not compared. Models and parsers have no such
     hash, so their names are compared unchanged.
     """
-    old, same_old, same_new = (
-        dict(before.settings()),
-        _without_folders(before),
-        _without_folders(now),
-    )
-    return [
-        Change(name, old[name], value)
-        for name, value in now.settings()
-        if same_old[name] != same_new[name]
-    ]
+    old, new, compared = dict(before.settings()), dict(now.settings()), _without_folders(now)
+    changed = [name for name, value in _without_folders(before).items() if value != compared[name]]
+    return [Change(name, old[name], new[name]) for name in changed]
 
 
 def _without_folders(config: ConfigStore) -> dict[str, Any]:
@@ -256,8 +225,7 @@ def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:
         for change in changes_between(before, now)
         if change.name in FIXED
     ]
-    begins_with_kl, has_kl = (
-        config.training.use_kl_in_reward or config.training.kl_loss_coef > 0
-        for config in (before, now)
+    had_kl, has_kl = (
+        t.use_kl_in_reward or t.kl_loss_coef > 0 for t in (before.training, now.training)
     )
-    return [*refused, _REFERENCE] if has_kl and not begins_with_kl else refused
+    return [*refused, _REFERENCE] if has_kl and not had_kl else refused

@@ -102,9 +102,8 @@ def layout(tree: TurnTree) -> list[tuple[int, int]]:
     while waiting:
         branch = waiting.pop()
         rows[branch] = len(rows)
-        waiting += [
-            b for _, b in sorted(leaving.get(branch, []), key=lambda one: (one[0], -one[1]))
-        ]
+        nearest_last = sorted(leaving.get(branch, []), key=lambda one: (one[0], -one[1]))
+        waiting += [inner for _, inner in nearest_last]
     return [(rows[branch], column) for branch, column in zip(tree.branches, columns, strict=True)]
 
 

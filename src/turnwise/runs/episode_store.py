@@ -74,13 +74,8 @@ class EpisodeStore:
             self._used = None
             if not self._has_warned:
                 self._has_warned = True
-                _LOG.warning(
-                    "The episodes of step %d could not be stored in %s: %s. The run continues; "
-                    "this is logged only once.",
-                    step,
-                    self.folder,
-                    describe_error(error),
-                )
+                what = "The episodes of step %d could not be stored in %s: %s. The run continues."
+                _LOG.warning(what, step, self.folder, describe_error(error))
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
         """Return the episodes of a step in the order in which they were written."""
@@ -115,20 +110,17 @@ class EpisodeStore:
     def _fits(self, path: Path, size: int) -> bool:
         if self._used is None:
             self._used = sum(file.stat().st_size for file in episode_files(self.folder).values())
-        replaced = path.stat().st_size if path.exists() else 0
-        used = self._used - replaced
-        if used + size <= self.budget_bytes:
+        used = self._used - (path.stat().st_size if path.exists() else 0)
+        self._is_full = used + size > self.budget_bytes
+        if self._is_full:
+            what = (
+                "%s holds %.3g GB of episodes, and the next step exceeds the budget of "
+                "%.3g GB: no more episodes are stored. To allow more, raise logging.episodes_gb."
+            )
+            _LOG.warning(what, self.folder, used / 2**30, self.budget_bytes / 2**30)
+        else:
             self._used = used + size
-            return True
-        self._is_full = True
-        _LOG.warning(
-            "%s holds %.3g GB of episodes, and the next step exceeds the budget of "
-            "%.3g GB: no more episodes are stored. To allow more, raise logging.episodes_gb.",
-            self.folder,
-            used / 2**30,
-            self.budget_bytes / 2**30,
-        )
-        return False
+        return not self._is_full
 
 
 def file_name(kind: str, step: int) -> str:

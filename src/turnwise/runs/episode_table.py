@@ -59,8 +59,7 @@ _SECONDS = pa.struct(
 _CALL = pa.struct(
     {
         "name": _TEXT,
-        "arguments": _JSON,
-        "result": _JSON,
+        **dict.fromkeys(("arguments", "result"), _JSON),
         "success": _BOOL,
         "failure": _TEXT,
         "seconds": _REAL,
@@ -68,12 +67,8 @@ _CALL = pa.struct(
 )
 _TURN = pa.struct(
     {
-        "start": _SHORT,
-        "end": _SHORT,
-        "kind": _TEXT,
-        "text": _TEXT,
-        "observation": _TEXT,
-        "state": _TEXT,
+        **dict.fromkeys(("start", "end"), _SHORT),
+        **dict.fromkeys(("kind", "text", "observation", "state"), _TEXT),
         "calls": pa.list_(_CALL),
         "malformed": _TEXT,
         "reward": _REAL,
@@ -83,9 +78,7 @@ _TURN = pa.struct(
         "weight_version": _LONG,
         "later_versions": pa.list_(pa.struct({"token": _SHORT, "version": _LONG})),
         "seconds": _SECONDS,
-        "message": _SHORT,
-        "branch": _SHORT,
-        "follows": _SHORT,
+        **dict.fromkeys(("message", "branch", "follows"), _SHORT),
     }
 )
 _REWARD = pa.struct(
@@ -95,16 +88,14 @@ _REWARD = pa.struct(
         "parts": pa.list_(pa.struct({"name": _TEXT, "value": _REAL})),
     }
 )
-_AGENT_WORDS = pa.struct(
-    {
-        "name": _TEXT,
-        "reward": _REWARD,
-        "messages": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT, "more": _JSON})),
-        "turns": pa.list_(_TURN),
-        "branches": pa.list_(pa.struct({"start": _SHORT, "after": _SHORT})),
-        "result": _JSON,
-    }
-)
+_AGENT_WORDS = {
+    "name": _TEXT,
+    "reward": _REWARD,
+    "messages": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT, "more": _JSON})),
+    "turns": pa.list_(_TURN),
+    "branches": pa.list_(pa.struct({"start": _SHORT, "after": _SHORT})),
+    "result": _JSON,
+}
 _AGENT_TOKENS = {
     "token_ids": pa.list_(_SHORT),
     "mask": pa.list_(_BOOL),
@@ -114,31 +105,18 @@ SCHEMA = pa.schema(
     {
         "step": _LONG,
         "kind": _TEXT,
-        "seed": _LONG,
-        "group": _LONG,
-        "member": _LONG,
-        "part": _TEXT,
-        "status": _TEXT,
+        **dict.fromkeys(("seed", "group", "member"), _LONG),
+        **dict.fromkeys(("part", "status"), _TEXT),
         "reward": _REAL,
         "success": _BOOL,
-        "num_turns": _LONG,
-        "num_tokens": _LONG,
-        "num_sampled_tokens": _LONG,
-        "num_tool_calls": _LONG,
-        "num_branches": _LONG,
+        **dict.fromkeys(("num_turns", "num_tokens", "num_sampled_tokens"), _LONG),
+        **dict.fromkeys(("num_tool_calls", "num_branches"), _LONG),
         "tools": pa.list_(_TEXT),
         "seconds": _SECONDS,
-        "task_id": _TEXT,
-        "prompt": _TEXT,
-        "answer": _TEXT,
-        "text": _TEXT,
-        "error": _TEXT,
-        "traceback": _TEXT,
+        **dict.fromkeys(("task_id", "prompt", "answer", "text", "error", "traceback"), _TEXT),
         "attempt": _LONG,
         "task": _JSON,
-        "agents": pa.list_(
-            pa.struct({**{one.name: one.type for one in _AGENT_WORDS}, **_AGENT_TOKENS})
-        ),
+        "agents": pa.list_(pa.struct(_AGENT_WORDS | _AGENT_TOKENS)),
     }
 )
 
@@ -263,7 +241,7 @@ def episodes_to_table(
     records = [agent for result in results for agent in result.agents]
     agents = [_agent_row(agent, began is not None) for agent in records]
     structs = pa.StructArray.from_arrays(
-        [*_array(agents, _AGENT_WORDS).flatten(), *_token_arrays(records, columns or {})],
+        _array(agents, pa.struct(_AGENT_WORDS)).flatten() + _token_arrays(records, columns or {}),
         fields=list(SCHEMA.field("agents").type.value_type),
     )
     ends = [0, *accumulate(len(result.agents) for result in results)]
@@ -271,11 +249,7 @@ def episodes_to_table(
         {"step": step, "kind": kind, **_episode_row(result, agents[start:end], began)}
         for result, (start, end) in zip(results, pairwise(ends), strict=True)
     ]
-    arrays = [
-        _array([row[column.name] for row in rows], column.type)
-        for column in SCHEMA
-        if column.name != "agents"
-    ]
+    arrays = [_array([row[one.name] for row in rows], one.type) for one in list(SCHEMA)[:-1]]
     arrays.append(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), structs))
     about = {FORMAT_KEY: str(FORMAT)}
     if phases:
@@ -315,15 +289,12 @@ def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.A
         values = column if isinstance(column, np.ndarray) else column.detach().float().cpu().numpy()
         flat[name] = values.astype(np.float32, copy=False)[row, position]
     offsets = pa.array([*starts, total], pa.int32())
-    arrays = []
-    for name, kind in _AGENT_TOKENS.items():
-        if name in flat:
-            is_unknown = ~mask if name in FLOAT_COLUMNS else None
-            elements = pa.array(flat[name], kind.value_type, mask=is_unknown)
-            arrays.append(pa.ListArray.from_arrays(offsets, elements))
-        else:
-            arrays.append(pa.nulls(len(streams), kind))
-    return arrays
+    arrays = {name: pa.nulls(len(streams), kind) for name, kind in _AGENT_TOKENS.items()}
+    for name, values in flat.items():
+        is_unknown = ~mask if name in FLOAT_COLUMNS else None
+        elements = pa.array(values, _AGENT_TOKENS[name].value_type, mask=is_unknown)
+        arrays[name] = pa.ListArray.from_arrays(offsets, elements)
+    return list(arrays.values())
 
 
 def _episode_row(
@@ -336,10 +307,9 @@ def _episode_row(
     turns = [turn for agent in agents for turn in agent["turns"]]
     calls = [call for turn in turns for call in turn["calls"]]
     task = record.trajectory.task if record is not None else None
-    task_id = None
-    if task is not None:  # a hash of all of it: rows may differ only in their ends
-        whole = json.dumps(plain_json(task), sort_keys=True).encode()
-        task_id = hashlib.blake2b(whole, digest_size=8).hexdigest()
+    # Of all of the task: rows may differ only in their ends.
+    whole = json.dumps(plain_json(task), sort_keys=True).encode()
+    task_id = None if task is None else hashlib.blake2b(whole, digest_size=8).hexdigest()
     infos = [turn.info for turn in record.turns] if record is not None else []
     success = None
     if not result.status.is_error and any("success" in info for info in infos):
@@ -351,11 +321,9 @@ def _episode_row(
         spoken = ("text", "observation", "malformed")
         texts += [turn[name] for turn in agent["turns"] for name in spoken]
         texts.append(agent["result"])
+    same = ("seed", "group", "member", "part", "attempt")
     return {
-        "seed": result.seed,
-        "group": result.group,
-        "member": result.member,
-        "part": result.part,
+        **{name: getattr(result, name) for name in same},
         "status": result.status.value,
         "reward": first["reward"]["total"] if first and first["reward"] else None,
         "success": success,
@@ -372,20 +340,18 @@ def _episode_row(
         "text": "\n".join(dict.fromkeys(text[:_MAX_SEARCHED] for text in texts if text)),
         "error": error,
         "traceback": result.traceback[:_MAX_CALL] if result.traceback else None,
-        "attempt": result.attempt,
         "task": None if task is None else json_text(task, _MAX_INFO),
     }
 
 
 def _prompt(agent: Mapping[str, Any] | None) -> str:
     """Return what an agent was asked: the last message of a user before its first turn."""
-    messages = agent["messages"] if agent else []
-    known = [turn["message"] for turn in agent["turns"]] if agent else []
+    if agent is None:
+        return ""
+    messages, known = agent["messages"], [turn["message"] for turn in agent["turns"]]
     numbers = (number for number in turn_messages(messages, known) if number is not None)
-    for message in reversed(messages[: next(numbers, len(messages))]):
-        if message["role"] == "user":
-            return message["content"] or message["more"] or ""
-    return ""
+    asked = [m for m in messages[: next(numbers, len(messages))] if m["role"] == "user"]
+    return (asked[-1]["content"] or asked[-1]["more"] or "") if asked else ""
 
 
 def _answer(agents: Sequence[Mapping[str, Any]]) -> str:
@@ -415,13 +381,9 @@ def _agent_row(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
     result, reward = agent.trajectory.result, agent.reward
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         result = vars(result)
-    scored = None
-    if reward is not None:
-        parts = list(reward.parts.items())
-        scored = {"total": reward.total, "per_turn": reward.per_turn, "parts": parts}
     return {
         "name": agent.name,
-        "reward": scored,
+        "reward": reward and vars(reward) | {"parts": list(reward.parts.items())},
         "messages": messages,
         "turns": turns,
         "branches": agent.stream.branches,
@@ -434,20 +396,18 @@ def _turn_row(turn: TurnRecord, with_start: bool) -> dict[str, Any]:
     if "success" in info:  # first, so that it is kept when a large `info` is cut
         info = {"success": info["success"], **info}
     start = {"start": round(turn.started, 6)} if with_start else {}
-    calls = []
-    # Calls beyond the limit were not executed and have no result.
-    for call, result in zip_longest(turn.calls, turn.tool_results[: len(turn.calls)]):
-        failure = None if result is None else result.failure
-        calls.append(
-            {
-                "name": call.name,
-                "arguments": json_text(call.arguments, _MAX_CALL),
-                "result": json_text(call.result, _MAX_CALL),
-                "success": call.success,
-                "failure": None if failure is None else failure.value,
-                "seconds": 0.0 if result is None else round(result.seconds, 6),
-            }
-        )
+    calls = [
+        {
+            "name": call.name,
+            "arguments": json_text(call.arguments, _MAX_CALL),
+            "result": json_text(call.result, _MAX_CALL),
+            "success": call.success,
+            "failure": result.failure.value if result and result.failure else None,
+            "seconds": round(result.seconds, 6) if result else 0.0,
+        }
+        # Calls beyond the limit were not executed and have no result.
+        for call, result in zip_longest(turn.calls, turn.tool_results[: len(turn.calls)])
+    ]
     same = ("kind", "text", "observation", "state", "malformed", "weight_version", "message")
     return {
         **{name: getattr(turn, name) for name in same},
@@ -486,12 +446,11 @@ def table_to_episodes(table: pa.Table) -> list[StoredEpisode]:
     """Return the episodes of a table in its order."""
     nested = table["agents"].combine_chunks()
     structs = nested.flatten()
-    names = [one.name for one in _AGENT_WORDS]
-    words = pa.StructArray.from_arrays([structs.field(name) for name in names], names=names)
-    tokens = {name: _arrays(structs.field(name)) for name in _AGENT_TOKENS}
+    words = pa.Table.from_struct_array(structs).select(list(_AGENT_WORDS)).to_pylist()
+    tokens = {name: structs.field(name) for name in _AGENT_TOKENS}
     agents = (
-        _agent(row, {name: arrays[number] for name, arrays in tokens.items()})
-        for number, row in enumerate(words.to_pylist())
+        _agent(row, {name: column[number] for name, column in tokens.items()})
+        for number, row in enumerate(words)
     )
     names = [one.name for one in dataclasses.fields(StoredEpisode) if one.name != "agents"]
     episodes = []
@@ -499,20 +458,24 @@ def table_to_episodes(table: pa.Table) -> list[StoredEpisode]:
     for row, count in zip(table.drop_columns("agents").to_pylist(), counts, strict=True):
         row["status"] = EpisodeStatus(row["status"])
         row["seconds"] = _known(row["seconds"])
-        row["task"] = None if row["task"] is None else json.loads(row["task"])
+        row["task"] = _from_json(row["task"])
         fields = {name: row[name] for name in names}
         episodes.append(StoredEpisode(**fields, agents=list(islice(agents, count))))
     return episodes
 
 
-def _arrays(lists: pa.ListArray) -> list[Array | None]:
-    """Return each list as an array, with NaN for null; None for a list that is absent."""
-    return [one.values.to_numpy(zero_copy_only=False) if one.is_valid else None for one in lists]
+def _from_json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
 
 
-def _agent(row: Mapping[str, Any], tokens: Mapping[str, Array | None]) -> StoredAgent:
-    columns = {name: array for name, array in tokens.items() if array is not None}
-    reward, result = row["reward"], row["result"]
+def _agent(row: Mapping[str, Any], tokens: Mapping[str, pa.ListScalar]) -> StoredAgent:
+    """Return an agent; of its tokens, columns that are absent are left out, and null is NaN."""
+    columns = {
+        name: column.values.to_numpy(zero_copy_only=False)
+        for name, column in tokens.items()
+        if column.is_valid
+    }
+    reward = row["reward"]
     if reward is not None:
         per_turn = None if reward["per_turn"] is None else tuple(reward["per_turn"])
         parts = {part["name"]: part["value"] for part in reward["parts"]}
@@ -520,15 +483,14 @@ def _agent(row: Mapping[str, Any], tokens: Mapping[str, Array | None]) -> Stored
     messages = []
     for one in row["messages"]:
         content = {} if one["content"] is None else {"content": one["content"]}
-        more = {} if one["more"] is None else json.loads(one["more"])
-        messages.append({"role": one["role"], **content, **more})
+        messages.append({"role": one["role"], **content, **(_from_json(one["more"]) or {})})
     return StoredAgent(
         name=row["name"],
         messages=messages,
         turns=[_turn(turn) for turn in row["turns"]],
         reward=reward,
         branches=[(branch["start"], branch["after"]) for branch in row["branches"]],
-        result=None if result is None else json.loads(result),
+        result=_from_json(row["result"]),
         ids=columns.pop("token_ids"),
         mask=columns.pop("mask"),
         columns=columns,

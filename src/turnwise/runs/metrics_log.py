@@ -28,15 +28,13 @@ class MetricsLog:
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         """Append one line, and sync it to the disk. NaN and infinity are left out."""
+        kept = {}
         for name, value in metrics.items():
             if not isinstance(value, str | int | float):
                 kind = type(value).__name__
                 raise ConfigError(f"the metric {name!r} got a {kind}, expected a number or text")
-        kept = {
-            name: value
-            for name, value in metrics.items()
-            if not isinstance(value, float) or math.isfinite(value)
-        }
+            if isinstance(value, str | int) or math.isfinite(value):
+                kept[name] = value
         with explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b") as file:
@@ -137,7 +135,6 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _decode(line: bytes, where: str) -> dict[str, Any]:
-    """Return the metrics of one line."""
     values = parse_json(line, where)
     if not isinstance(values, dict) or not isinstance(values.get("step", 0), int):
         raise ConfigError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, PolicyItem, RewardItem
+from turnwise.config.fields import Section
 from turnwise.env.catalog import ADAPTERS
 from turnwise.runs.run_folder import RunFolder
 from turnwise.user_code import module_file, names_code
@@ -21,27 +22,17 @@ Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 """`code` is `file.py:Name`, `module:Name` or a built-in name; `rows` a file or folder of a dataset;
 `conversations` a file of a warm start; `model` and `folder` are folders."""
 
-NAMES: dict[str, Kind] = {
-    "inference.backend": "code",
-    "environment.name": "code",
-    "environments": "code",
-    "agent": "code",
-    "expert": "code",
-    "reward": "code",
-    "tools": "code",
-    "parser": "code",
-    "dataset.path": "rows",
-    "eval_dataset.path": "rows",
-    "model.model_name": "model",
-    "model.local_path": "model",
-    "model.reference": "model",
-    "policies": "model",
-    "logging.sinks": "code",
-    "training.adv_estimator": "code",
-    "training.policy_loss": "code",
-    "training.optimizer": "code",
-    "training.warm_start": "conversations",
+_BY_KIND: dict[Kind, tuple[str, ...]] = {
+    "code": (
+        *("environment.name", "environments", "agent", "expert", "reward", "tools", "parser"),
+        *("training.adv_estimator", "training.policy_loss", "training.optimizer"),
+        *("inference.backend", "logging.sinks"),
+    ),
+    "rows": ("dataset.path", "eval_dataset.path"),
+    "model": ("model.model_name", "model.local_path", "model.reference", "policies"),
+    "conversations": ("training.warm_start",),
 }
+NAMES = {name: kind for kind, names in _BY_KIND.items() for name in names}
 """The settings that name code or files. New ones must be added here."""
 _FIELDS: dict[type, dict[str, Kind]] = {
     RewardItem: {"function": "code"},
@@ -73,10 +64,7 @@ class Named:
 
     def replace(self, text: str) -> None:
         """Put another name in its place."""
-        if isinstance(self.holder, dict | list):
-            self.holder[self.key] = text
-        else:
-            setattr(self.holder, str(self.key), text)
+        self.holder[self.key] = text
 
     @property
     def module(self) -> str | None:
@@ -94,14 +82,11 @@ class Named:
             return module_file(self.module, folder)
         text = self.text.rpartition(":")[0] if self.kind == "code" else self.text
         path = folder / Path(text).expanduser()
-        if self.kind == "model":
-            is_there = (path / "config.json").is_file()
-            if is_there:
-                from turnwise.models import load  # late: it imports torch
+        is_there = path.exists() and (self.kind != "code" or text.endswith(".py"))
+        if self.kind == "model" and is_there:
+            from turnwise.models import load  # late: it imports torch
 
-                is_there = text not in load.BUILT_IN
-        else:
-            is_there = path.exists() and (self.kind != "code" or text.endswith(".py"))
+            is_there = (path / "config.json").is_file() and text not in load.BUILT_IN
         return path.resolve() if is_there else None
 
 
@@ -110,13 +95,13 @@ def names_in(config: ConfigStore) -> list[Named]:
     names: list[Named] = []
     for setting, kind in NAMES.items():
         section, _, field = setting.rpartition(".")
-        holder = getattr(config, section) if section else config
+        holder = vars(getattr(config, section) if section else config)
         names += _names(setting, kind, holder, field)
     return names
 
 
 def _names(setting: str, kind: Kind, holder: Any, key: Any) -> Iterator[Named]:
-    value = holder[key] if isinstance(holder, dict | list) else getattr(holder, str(key))
+    value = holder[key]
     if isinstance(value, str):
         is_command = setting == "agent" and not names_code(value)
         if not is_command:
@@ -129,17 +114,18 @@ def _names(setting: str, kind: Kind, holder: Any, key: Any) -> Iterator[Named]:
         inner = dict.fromkeys(value, kind)
     elif isinstance(value, dict):  # a tool with options: code, a server, or Python with packages
         inner = {name: kind for name, kind in _TOOL_FIELDS.items() if name in value}
+    fields = vars(value) if isinstance(value, Section) else value
     for name, its_kind in inner.items():
-        yield from _names(f"{setting}.{name}", its_kind, value, name)
+        yield from _names(f"{setting}.{name}", its_kind, fields, name)
 
 
 def servers_in(config: ConfigStore) -> list[dict[str, Any]]:
     """Return the tools that are MCP servers which are started, not those with a URL."""
     lists = [config.tools, *(item.tools or [] for item in config.environments or ())]
-    tools = [tool for tools in lists for tool in tools if isinstance(tool, dict)]
-    return [
-        tool for tool in tools if not str(tool.get("mcp", "http:")).startswith(("http:", "https:"))
+    servers = [
+        tool for tools in lists for tool in tools if isinstance(tool, dict) and "mcp" in tool
     ]
+    return [one for one in servers if not str(one["mcp"]).startswith(("http:", "https:"))]
 
 
 # ---- where they are ----
@@ -187,11 +173,8 @@ def with_recorded_names(
     config = copy.deepcopy(config)
     config.checkpoint.output_dir = before.checkpoint.output_dir
     config.checkpoint.run_name = before.checkpoint.run_name
-    files = [
-        (name, path)
-        for name in names_in(config)
-        if name.module is None and (path := name.file_in(here)) is not None
-    ]
+    names = [name for name in names_in(config) if name.module is None]
+    files = [(name, path) for name in names if (path := name.file_in(here)) is not None]
     base = here
     for folder in base_folders(run):
         is_used = any(path.is_relative_to(folder.resolve()) for _, path in files)
@@ -200,8 +183,8 @@ def with_recorded_names(
             break
     if base != here:
         for name, path in files:
-            inside = path.is_relative_to(base.resolve())
-            text = str(path.relative_to(base.resolve()) if inside else path)
+            is_inside = path.is_relative_to(base.resolve())
+            text = str(path.relative_to(base.resolve()) if is_inside else path)
             ending = f":{name.text.rpartition(':')[2]}" if name.kind == "code" else ""
             name.replace(f"{text}{ending}")
         for server in servers_in(config):

@@ -21,11 +21,10 @@ _GIT_SECONDS = 5.0
 def provenance() -> dict[str, Any]:
     """Return how and where the current process was started."""
     words = without_secrets(list(sys.orig_argv), known=setting_types())
-    commit, git = _git("rev-parse", "HEAD"), None
-    if commit is not None:
+    git, versions = None, {}
+    if (commit := _git("rev-parse", "HEAD")) is not None:
         changes = _git("status", "--porcelain", "--untracked-files=no")
         git = {"commit": commit, "dirty": bool(changes)}
-    versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
@@ -49,15 +48,10 @@ def provenance() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *words],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.SubprocessError):  # no git, or one that hangs
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    settings = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    command, quiet = ["git", *words], subprocess.DEVNULL
+    # There may be no git, no repository, or a git that hangs.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        output = subprocess.check_output(command, stderr=quiet, timeout=_GIT_SECONDS, env=settings)
+        return output.decode(errors="replace").strip()
+    return None

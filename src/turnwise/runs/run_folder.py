@@ -81,8 +81,7 @@ class RunFolder:
         step stay: a run may be resumed twice without a step in between.
         """
         kept = [entry for entry in self.changes if entry["step"] <= step]
-        settings = {change.name: [change.before, change.now] for change in changes}
-        if settings:
+        if settings := {change.name: [change.before, change.now] for change in changes}:
             kept.append({"step": step, "settings": settings})
         if kept or self.changes_file.exists():
             lines = "".join(json.dumps(entry, default=str) + "\n" for entry in kept)
@@ -128,8 +127,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"another process is training in {self.path}. Wait for it, or give this run "
-                    "another name: checkpoint.run_name"
+                    f"another process is training in {self.path}. Wait, or set checkpoint.run_name"
                 ) from None
             yield
 

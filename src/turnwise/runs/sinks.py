@@ -29,12 +29,10 @@ from turnwise.user_code import import_object, names_code
 from turnwise.whole_files import write_whole
 
 _PROJECT = "turnwise"
-_WANDB_OPTIONS = ("project", "name", "tags", "entity", "group", "job_type", "notes")
+_WANDB_OPTIONS = {"project", "name", "tags", "entity", "group", "job_type", "notes"}
 _MOST_PARAMS = 100  # per request, MLflow's limit
 _OTHER_MARKS = re.compile(r"[^\w.\- :/]")  # not allowed in MLflow's names
-# Metrics that are not sent by then are lost.
-_CLOSE_SECONDS = 8.0
-
+_CLOSE_SECONDS = 8.0  # metrics that are not sent by then are lost
 _LOG = logging.getLogger("turnwise")
 
 
@@ -188,8 +186,7 @@ class MLflow(_OurSink):
             number = experiment.experiment_id
         run_id = str(client.create_run(number, run_name=self._name).info.run_id)
         param = self._module.entities.Param
-        settings = []
-        sections = [("", self._config)]
+        settings, sections = [], [("", self._config)]
         for prefix, section in sections:
             for key, value in section.items():
                 if isinstance(value, Mapping):
@@ -217,11 +214,8 @@ SINKS: Mapping[str, type[_OurSink]] = {
 
 def check_sinks(names: Sequence[str], wandb: Mapping[str, Any] | None = None) -> None:
     """Raise for unknown sinks, those that are not installed, and unknown options of wandb."""
-    for name in wandb or {}:
-        if name not in _WANDB_OPTIONS:
-            raise ConfigError(
-                f"logging.wandb has no {name!r}. {did_you_mean(name, _WANDB_OPTIONS)}"
-            )
+    for odd in (wandb or {}).keys() - _WANDB_OPTIONS:
+        raise ConfigError(f"logging.wandb has no {odd!r}. {did_you_mean(odd, _WANDB_OPTIONS)}")
     for name in names:
         _find_sink(name)
 
@@ -230,9 +224,7 @@ def make_sinks(
     names: Sequence[str], run_folder: Path, run_name: str, config: Mapping[str, Any]
 ) -> Sinks:
     """Return the sinks of these names; a missing package raises now, not during the run."""
-    settings = plain_json(config)
-
-    sinks: dict[str, Sink] = {}
+    settings, sinks = plain_json(config), dict[str, Sink]()
     for name in names:
         try:
             sinks[name] = _find_sink(name)(Path(run_folder), run_name, settings)
@@ -247,9 +239,8 @@ def make_sinks(
 
 
 def _find_sink(name: str) -> Callable[[Path, str, Any], Sink]:
-    """Return what makes a sink: one of ours, or the class that `file.py:Class` names."""
     if name in SINKS:
-        import_extra(SINKS[name].package, SINKS[name].package)
+        import_extra(name, name)
         return cast("Callable[[Path, str, Any], Sink]", SINKS[name])
     if not names_code(name):
         raise ConfigError(
@@ -258,10 +249,8 @@ def _find_sink(name: str) -> Callable[[Path, str, Any], Sink]:
         )
     sink: Callable[[Path, str, Any], Sink] = import_object(name, option="logging.sinks")
     if not all(hasattr(sink, method) for method in ("open", "log", "close")):
-        raise ConfigError(
-            f"logging.sinks got {name}, expected a class with open(first_step), "
-            "log(step, numbers) and close()"
-        )
+        methods = "open(first_step), log(step, numbers) and close()"
+        raise ConfigError(f"logging.sinks got {name}, expected a class with {methods}")
     return sink
 
 
@@ -289,9 +278,8 @@ class Sinks:
         for worker in self._workers:
             worker.join(max(0.0, end - time.monotonic()))
             if worker.is_alive():
-                _LOG.warning(
-                    "%s did not finish in time; its last steps may be missing", worker.name
-                )
+                what = "%s did not finish in time; its last steps may be missing"
+                _LOG.warning(what, worker.name)
         self._workers = []
 
 
@@ -306,18 +294,13 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            is_open = False
-            while (task := self.tasks.get()) is not None:
-                step, numbers = task
-                if not is_open:
-                    self._sink.open(step)
-                    is_open = True
-                self._sink.log(step, numbers)
-            if is_open:
-                self._sink.close()
+            if (task := self.tasks.get()) is None:
+                return
+            self._sink.open(task[0])
+            while task is not None:
+                self._sink.log(*task)
+                task = self.tasks.get()
+            self._sink.close()
         except Exception as error:
-            _LOG.warning(
-                "%s failed and gets no more metrics: %s. metrics.jsonl has them all.",
-                self.name,
-                describe_error(error),
-            )
+            what = "%s failed and gets no more metrics: %s. metrics.jsonl has them all."
+            _LOG.warning(what, self.name, describe_error(error))

@@ -86,10 +86,9 @@ def begins_with_other_weights(config: ConfigStore, user: UserComponents, model: 
     A server may have those of another run, vLLM and SGLang cannot load a user's own model, and
     they round the weights of float32 files to nearest.
     """
-    if engine_class(config.inference.backend).shares_model:
-        return False
     is_elsewhere = config.inference.url is not None or user.model is not None
-    return is_elsewhere or bool(read_wide(model))
+    is_copied = not engine_class(config.inference.backend).shares_model
+    return is_copied and (is_elsewhere or bool(read_wide(model)))
 
 
 def make_collector(
@@ -123,25 +122,22 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     inference = config.inference
     if engine_class(inference.backend).shares_model:
         # In an asynchronous run the engine samples while the learner computes.
-        defaults: dict[str, Any] = {}
-        if inference.backend == "local":
-            defaults["own_stream"] = config.training.max_staleness > 0
-        return create_inference_engine(
-            model, inference.backend, defaults | inference.options, tokenizer=tokenizer
-        )
-    path = config.model.local_path or config.model.model_name
-    if config.model.trust_remote_code:
+        has_stream = {"own_stream": config.training.max_staleness > 0}
+        options = (has_stream if inference.backend == "local" else {}) | inference.options
+        return create_inference_engine(model, inference.backend, options, tokenizer=tokenizer)
+    named = config.model
+    path = named.local_path or named.model_name
+    if named.trust_remote_code:
         require_model_code(path)
-    options: dict[str, Any] = {
-        "trust_remote_code": config.model.trust_remote_code,
+    options = {
+        "trust_remote_code": named.trust_remote_code,
         "start_timeout": inference.start_timeout,
     }
     if inference.url is not None:
         # The server's own path of the model may not exist on this machine.
         options["model_path"] = model_folder(path)
     else:
-        options["dtype"] = config.model.dtype
-        options["tensor_parallel_size"] = config.model.tensor_parallel_size
+        options |= {"dtype": named.dtype, "tensor_parallel_size": named.tensor_parallel_size}
     options |= inference.options
     limit = None if model is None else rotary_limit(model.config)
     is_other = inference.backend in ("vllm", "sglang")
@@ -153,15 +149,13 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     if limit is not None and is_other and inference.url is None:
         # Where longer texts are possible they compute longrope with other frequencies.
         options["max_model_len"] = min(options.get("max_model_len") or limit, limit)
-    engine = create_inference_engine(
-        inference.url or path, inference.backend, options, tokenizer=tokenizer
-    )
+    source = inference.url or path
+    engine = create_inference_engine(source, inference.backend, options, tokenizer=tokenizer)
     if limit is not None and is_other and engine.context_length > limit:
         longest = engine.context_length
         engine.close()
         raise ConfigError(
-            f"the server at {inference.url} takes {longest} tokens, expected at most {limit}: "
-            f"beyond them {path} changes its rotary frequencies (rope_type longrope). Start it "
-            f"with a maximum length of {limit}."
+            f"the server at {inference.url} takes {longest} tokens. Start it with at most {limit}: "
+            f"beyond them {path} changes its rotary frequencies (rope_type longrope)."
         )
     return engine

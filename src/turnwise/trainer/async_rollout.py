@@ -166,18 +166,12 @@ class AsyncRollout(Rollout):
         config: ConfigStore,
         parts: Sequence[MixEnvironment],
         estimator: AdvantageEstimator,
-        *,
-        num_updates: int,
-        step: int,
-        state: Mapping[str, Any] | None = None,
+        pacer: Pacer,
         drawing: threading.Lock,
     ) -> None:
         super().__init__(collector, config, parts, estimator)
-        batch_size, max_staleness = config.training.batch_size, config.training.max_staleness
-        self._pacer = Pacer(batch_size, max_staleness, version=step, num_updates=num_updates)
-        if state is not None:
-            self._pacer.load_state_dict(state)
-        most = batch_size * (max_staleness + 1) * self._group_size
+        self._pacer = pacer
+        most = pacer.batch_size * (pacer.max_staleness + 1) * self._group_size
         self._num_slots = min(most, collector.options.max_concurrency)
         """How many episodes are played at once, if none has to wait."""
         self._lock = threading.Lock()

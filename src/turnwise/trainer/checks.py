@@ -43,11 +43,23 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     both = inference.max_turns, (user.limits or config.limits).max_turns
     if None not in both and both[0] != both[1]:
         raise ConfigError(
-            f"inference.max_turns got {both[0]} and limits.max_turns got {both[1]}, and both limit "
-            "the turns of an episode. Set one of them."
+            f"inference.max_turns got {both[0]} and limits.max_turns {both[1]}. Set one of them."
         )
     group_size(config, user.algorithm(config).estimator)
-    _check_best_metric(config)
+    name = config.checkpoint.best_metric
+    parts = ["", *(f"{part}/" for part in config.parts() if part)]
+    prefixes = [*parts, *(f"eval/{p}{way}/" for p in parts for way in ("greedy", "sampled"))]
+    kinds = ("reward", "success", "turns", "truncated", "errors")
+    known = {"step", *(f"{prefix}{kind}" for prefix in prefixes for kind in kinds)}
+    if name not in known and "reward/" not in name:  # a component of the reward
+        raise ConfigError(
+            f"checkpoint.best_metric got {name!r}, which is no metric. {did_you_mean(name, known)}"
+        )
+    is_default = name == CheckpointConfig().best_metric
+    if name.startswith("eval/") and not is_default and not config.training.eval_episodes:
+        raise ConfigError(
+            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0. Set it to 64."
+        )
 
 
 def check_settings(config: ConfigStore) -> None:
@@ -73,9 +85,8 @@ def check_settings(config: ConfigStore) -> None:
         ),
         (
             model.load_in_4bit and (plays_elsewhere or not training.lora_rank),
-            "model.load_in_4bit got true: the weights stay as they are, and adapters are trained "
-            "on them (QLoRA), in this process. Set training.lora_rank, for example to 16, "
-            "ray.use_ray to false and inference.backend to local.",
+            "model.load_in_4bit got true: adapters are trained (QLoRA), in this process. Set "
+            "training.lora_rank (16), ray.use_ray to false and inference.backend to local.",
         ),
         (
             backend == "scripted",
@@ -84,8 +95,7 @@ def check_settings(config: ConfigStore) -> None:
         ),
         (
             inference.temperature == 0,
-            "inference.temperature got 0: a greedy policy explores nothing and has no log-probs "
-            "to learn from. Set it to 1.0.",
+            "inference.temperature got 0: a greedy policy explores nothing. Set it to 1.0.",
         ),
         (
             (
@@ -93,29 +103,26 @@ def check_settings(config: ConfigStore) -> None:
                 and (plays_elsewhere or training.max_staleness > 0 or config.agent is not None)
             )
             or (trains_others and training.warm_start is not None),
-            "policies got models of players, which only synchronous runs of an environment in this "
-            "process play, without a warm start if they learn. Set ray.use_ray to false, "
-            "inference.backend to local or transformers, training.max_staleness to 0, "
-            "training.warm_start to null, and an environment, not an agent.",
+            "policies got models of players, which only runs of an environment in this process "
+            "have. Set ray.use_ray to false, inference.backend to local or transformers, "
+            "training.max_staleness to 0; and training.warm_start to null if players learn.",
         ),
         (
             not training.use_kl_in_reward
             and (training.kl_target is not None or (changes_kl_coef and not training.kl_loss_coef)),
-            f"training.kl_target got {training.kl_target} and training.kl_coef {training.kl_coef}, "
-            "and there is no KL penalty in the reward. Set training.use_kl_in_reward to true, or "
+            f"training.kl_target got {training.kl_target} and training.kl_coef {training.kl_coef} "
+            "without a KL penalty in the reward. Set training.use_kl_in_reward to true, or "
             "training.kl_loss_coef alone for a KL term in the loss.",
         ),
         (
             training.max_staleness > 0 and training.resample > 0,
             f"training.resample got {training.resample} with training.max_staleness "
-            f"{training.max_staleness}, and only synchronous steps replace groups. Set one of the "
-            "two to 0.",
+            f"{training.max_staleness}, and only synchronous steps replace groups. Set one to 0.",
         ),
         (
             training.max_staleness > 0 and bool(inference.options.get("sleep")),
-            f"inference.options.sleep got true with training.max_staleness "
-            f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
-            "sleep in them. Set sleep to false, or max_staleness to 0.",
+            "inference.options.sleep got true with training.max_staleness > 0: episodes are played "
+            "during updates. Set sleep to false, or max_staleness to 0.",
         ),
         (
             training.warm_start not in (None, "expert", "random") and not is_file,
@@ -127,33 +134,12 @@ def check_settings(config: ConfigStore) -> None:
             raise ConfigError(why)
 
 
-def _check_best_metric(config: ConfigStore) -> None:
-    name = config.checkpoint.best_metric
-    parts = ["", *(f"{part}/" for part in config.parts() if part)]
-    prefixes = [*parts, *(f"eval/{p}{way}/" for p in parts for way in ("greedy", "sampled"))]
-    kinds = ("reward", "success", "turns", "truncated", "errors")
-    known = {"step", *(f"{prefix}{kind}" for prefix in prefixes for kind in kinds)}
-    if name not in known and "reward/" not in name:  # a component of the reward
-        raise ConfigError(
-            f"checkpoint.best_metric got {name!r}, which is no metric. {did_you_mean(name, known)}"
-        )
-    is_default = name == CheckpointConfig().best_metric
-    if name.startswith("eval/") and not is_default and not config.training.eval_episodes:
-        raise ConfigError(
-            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0: there are no "
-            "evaluations. Set training.eval_episodes, for example to 64."
-        )
-
-
 def _check_components(user: UserComponents) -> None:
-    """Raise for components that no episode of an environment can be played with."""
     parser, tokenizer = user.parser, user.tokenizer
+    is_parser = isinstance(parser, str) or _has(parser, "parse", "render")
+    is_tokenizer = isinstance(tokenizer, str) or _has(tokenizer, "encode")
     for name, is_right, expected in (
-        (
-            "parser",
-            isinstance(parser, str) or _has(parser, "parse", "render"),
-            "a name such as 'hermes', or an object of a class derived from turnwise.ActionParser",
-        ),
+        ("parser", is_parser, "a name such as 'hermes', or an object of a turnwise.ActionParser"),
         ("system_prompt", isinstance(user.system_prompt, str), "a string"),
         (
             "model",
@@ -161,16 +147,8 @@ def _check_components(user: UserComponents) -> None:
             "a loaded Hugging Face model, together with its tokenizer. To name a model, use the "
             "setting model.model_name, or model.local_path for a folder",
         ),
-        (
-            "tokenizer",
-            isinstance(tokenizer, str) or _has(tokenizer, "encode"),
-            "a Hugging Face tokenizer, or the name or folder of one",
-        ),
-        (
-            "limits",
-            isinstance(user.limits, EpisodeLimits),
-            "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)",
-        ),
+        ("tokenizer", is_tokenizer, "a Hugging Face tokenizer, or the name or folder of one"),
+        ("limits", isinstance(user.limits, EpisodeLimits), "turnwise.EpisodeLimits(max_turns=5)"),
     ):
         value = getattr(user, name)
         if value is not None and not is_right:
@@ -192,8 +170,7 @@ def _check_components(user: UserComponents) -> None:
             raise ConfigError(
                 "the rows of the dataset have no 'answer', and there is no reward function: every "
                 f"reply would earn 0. They have: {', '.join(map(str, first[0]))}. Name the column "
-                "with dataset.columns: {answer: its name}, or set reward: file.py:function "
-                "(Trainer(reward_fn=...))."
+                "with dataset.columns: {answer: its name}, or set reward (reward_fn=...)."
             )
 
 
@@ -218,8 +195,7 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
         for event in CALLBACK_EVENTS:
             if inspect.iscoroutinefunction(getattr(callback, event, None)):
                 raise ConfigError(
-                    f"callbacks got {callback!r:.80}, whose {event} is async, and fit() awaits "
-                    f"none. Write def {event}(...) without async."
+                    f"callbacks got {callback!r:.80}, whose {event} is async. Write it without."
                 )
     return given
 
@@ -230,8 +206,7 @@ def resume_mode(resume: Resume | bool) -> Resume:
         return "always" if resume else "never"
     if resume not in ("auto", "always", "never"):
         raise ConfigError(
-            f"resume got {resume!r}, expected True to continue a run, False for a new one, or "
-            "'auto': a run with the same settings that did not end is continued."
+            f"resume got {resume!r}, expected True to continue a run, False (a new one) or 'auto'"
         )
     return resume
 

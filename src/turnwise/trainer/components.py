@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -17,9 +17,9 @@ from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, Envir
 from turnwise.data import PromptDataset
 from turnwise.data.dataset import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
-from turnwise.deadlines.calls import is_async
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
+from turnwise.env.driver import close_environment
 from turnwise.episode import CollectorOptions, EpisodeLimits, episode_limits
 from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.options import SUMMARY_PROMPT, ParserChoice
@@ -28,7 +28,7 @@ from turnwise.inference import SamplingParams
 from turnwise.models import check_tokenizer, load_tokenizer
 from turnwise.reward import RewardFn
 from turnwise.reward.function import reward_by_name
-from turnwise.tools import Tool, ToolRegistry
+from turnwise.tools import ToolRegistry
 from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.rollout import Curriculum, Rows, check_curriculum, evaluation_tasks
@@ -63,7 +63,7 @@ class UserComponents:
     reward_fn: RewardFn | None = None
     dataset: Any = None
     eval_dataset: Any = None
-    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None
+    tools: ToolRegistry | None = None
     parser: ParserChoice | None = None
     system_prompt: str | None = None
     tokenizer: Any = None
@@ -88,13 +88,16 @@ class UserComponents:
         environment = find_environment(self, config) if has_one else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
         prompt = config.system_prompt if self.system_prompt is None else self.system_prompt
+        rows = {
+            name: _rows(getattr(self, name), named, are_prompts=are_prompts, name=name)
+            for name, named in (("dataset", config.dataset), ("eval_dataset", config.eval_dataset))
+        }
         return dataclasses.replace(
             self,
+            **rows,
             environment=environment,
             agent=agent,
             expert=find_expert(self.expert, config, agent),
-            dataset=_rows(self.dataset, config.dataset, are_prompts),
-            eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
             reward_fn=reward_by_name(config.reward) if self.reward_fn is None else self.reward_fn,
             parser=parser_by_name(config.parser) if self.parser is None else self.parser,
             system_prompt=prompt,
@@ -127,8 +130,7 @@ class UserComponents:
     def evaluates_on(self) -> str:
         """What evaluations run on: `held-out seeds`, `16 held-out rows` ..."""
         if self.mix:
-            kinds = dict.fromkeys(part.components.evaluates_on for part in self.mix)
-            return " and ".join(kinds)
+            return " and ".join(dict.fromkeys(part.components.evaluates_on for part in self.mix))
         if self.eval_dataset is not None:
             return f"{len(self.eval_dataset):,} rows of the evaluation dataset"
         if self.dataset is None:
@@ -139,17 +141,17 @@ class UserComponents:
     @property
     def environment_name(self) -> str:
         """The name of the environment, or of the agent: of its function, class or program."""
-        source: Any = self.environment if self.agent is None else self.agent
-        if isinstance(source, str) and self.agent is not None:
-            words = [word for word in shlex.split(source) if not word.startswith("-")]
+        if isinstance(self.agent, str):
+            words = [word for word in shlex.split(self.agent) if not word.startswith("-")]
             programs = [Path(word).stem for word in words]
             return next((name for name in programs if name not in _INTERPRETERS), programs[0])
+        source: Any = self.environment if self.agent is None else self.agent
         if isinstance(source, str):
             return source
         while isinstance(source, functools.partial) and self.agent is not None:
             source = source.func
-        kind = type(source) if isinstance(source, BaseEnvironment) else source
-        return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
+        kind = source if hasattr(source, "__qualname__") else type(source)
+        return str(kind.__qualname__).rpartition(".")[2]
 
     def parts(self, config: ConfigStore) -> tuple[MixEnvironment, ...]:
         """Return the environments of the mix; without one, the only one under an empty name."""
@@ -176,17 +178,13 @@ class UserComponents:
         has_tools = self.tools is not None or bool(config.tools)
         if self.agent is not None:
             return limits.horizon(None, has_tools=has_tools)
-        longest = 0
+        horizons = []
         for part in self.parts(config):
             environment = part.components.factory(part.config)()
             tools = has_tools or bool(marked_tools(environment))
-            horizon = limits.horizon(environment.max_steps, has_tools=tools)
-            if not is_async(environment.close):
-                environment.close()
-            if horizon is None:
-                return None
-            longest = max(longest, horizon)
-        return longest
+            horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
+            close_environment(environment)
+        return None if None in horizons else max(number or 0 for number in horizons)
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
@@ -215,9 +213,9 @@ class UserComponents:
         self, config: ConfigStore, closing: contextlib.ExitStack | None = None
     ) -> ToolRegistry | None:
         """Return the agent's tools, or None; `closing` ends the servers that this starts."""
-        if self.tools is None:
-            return tools_by_name(config.tools, closing) if config.tools else None
-        return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(self.tools)
+        if self.tools is None and config.tools:
+            return tools_by_name(config.tools, closing)
+        return self.tools
 
     def model_and_tokenizer(
         self, config: ConfigStore, *, has_weights: bool = True
@@ -228,17 +226,15 @@ class UserComponents:
         """
         model, tokenizer = self.model, self.tokenizer
         if model is not None and tokenizer is None:
-            raise ConfigError(
-                "got model= without tokenizer=. Pass both: the tokenizer turns text into the "
-                "tokens that this model knows."
-            )
+            raise ConfigError("got model= without tokenizer=: pass the tokenizer of that model too")
         if model is None and not has_weights:
             model = load_configured_model_in_parts(config, is_learner=False)
             tokenizer = tokenizer or load_configured_tokenizer(config)
         elif model is None:
             loaded = load_configured_model(config)
             model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
-        tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        if isinstance(tokenizer, str):
+            tokenizer = load_tokenizer(tokenizer)
         check_tokenizer(tokenizer)
         check_reference(config, tokenizer)
         return model, tokenizer
@@ -268,13 +264,14 @@ class UserComponents:
         """Return how the episodes of each environment of a mix are played, based on `options`."""
         kinds = {}
         for part in self.mix:
-            user, tools = part.components, options.tools
-            if part.has_own_tools:
-                tools = user.registry(part.config, closing)
-            part_options = dataclasses.replace(
-                options, reward_fn=user.reward_fn, system_prompt=user.system_prompt, tools=tools
+            user = part.components
+            its_own = dataclasses.replace(
+                options,
+                reward_fn=user.reward_fn,
+                system_prompt=user.system_prompt,
+                tools=user.registry(part.config, closing) if part.has_own_tools else options.tools,
             )
-            kinds[part.name] = EpisodeKind(user.factory(part.config), part_options)
+            kinds[part.name] = EpisodeKind(user.factory(part.config), its_own)
         return kinds
 
 
@@ -339,17 +336,14 @@ def find_expert(given: Any, config: ConfigStore, agent: AgentSource | None) -> E
         )
     if isinstance(expert, str):
         expert = import_object(expert, option="the setting expert")
+    signature = "a function of (messages, tools) that returns the reply as a text or a message"
     if expert is not None and not callable(expert):
-        raise ConfigError(
-            f"expert got {type(expert).__name__}, expected a function of (messages, tools) that "
-            "returns the reply as a text or a message"
-        )
+        raise ConfigError(f"expert got {type(expert).__name__}, expected {signature}")
     start = config.training.warm_start
     if agent is not None and (start == "random" or (start == "expert" and expert is None)):
         raise ConfigError(
-            f"training.warm_start got {start!r}, and an agent has no such player. Set "
-            "training.warm_start to expert, and pass Trainer(expert=function) or set expert: "
-            "file.py:function; it takes (messages, tools) and returns what the model should reply."
+            f"training.warm_start got {start!r}, and an agent has no such player. Set it to "
+            f"expert, and Trainer(expert=...) or expert: file.py:name to {signature}."
         )
     return cast("Expert | None", expert)
 
@@ -362,24 +356,28 @@ def no_environment(name: str) -> ConfigError:
     )
 
 
-def _rows(
-    dataset: Any, named: DatasetConfig, are_prompts: bool, name: str = "dataset"
-) -> Rows | None:
+def _rows(dataset: Any, named: DatasetConfig, *, are_prompts: bool, name: str) -> Rows | None:
     """Return the rows of a dataset that was given, or that the settings name."""
-    rows: Any = dataset_by_name(named, are_prompts=are_prompts) if dataset is None else dataset
+    rows: Any = dataset
+    if dataset is None:
+        rows = dataset_by_name(named, are_prompts=are_prompts)
+    elif isinstance(dataset, list | str | Path):
+        rows = PromptDataset(dataset, prompt_key="prompt" if are_prompts else None)
     if rows is None:
         return None
-    if isinstance(dataset, list | str | Path):
-        rows = PromptDataset(dataset, prompt_key="prompt" if are_prompts else None)
     if isinstance(rows, Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         raise ConfigError(
-            f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
-            "of rows, or an object with len() and rows by number. Make a list of it; of several "
-            "splits pass one: dataset['train']."
+            f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet) or a "
+            "list of rows. Make a list of it; of several splits pass one: dataset['train']."
         )
     if not len(rows):
         raise ConfigError(f"{name} has no rows, expected at least one")
     return cast("Rows", rows)
+
+
+def as_registry(tools: Any) -> ToolRegistry | None:
+    """Return tools that a user passed as a registry, if there are any."""
+    return tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools)
 
 
 def with_mix(
@@ -393,15 +391,14 @@ def with_mix(
     for name in ("environment", "tools", "system_prompt", "environments"):
         if given.agent is not None and others[name] is not None:
             raise ConfigError(
-                f"agent= and {name}= are both given. An agent has its own loop, tools and prompts, "
-                f"and no environment: leave out {name}=, or leave out agent=."
+                f"agent= and {name}= are both given, and an agent has its own loop, tools and "
+                "prompts. Leave one of them out."
             )
     parsed: list[tuple[EnvironmentItem, UserComponents]] = []
     if environments is not None:
         if isinstance(environments, str | Mapping) or not isinstance(environments, Iterable):
             raise ConfigError(
-                f"environments got {environments!r:.200}, expected a list of environments, of "
-                "(environment, weight), or of dicts"
+                f"environments got {environments!r:.200}, expected a list of environments"
             )
         parsed = [_mix_environment(environment) for environment in environments]
         config = dataclasses.replace(config, environments=[item for item, _ in parsed]).validate()
@@ -417,36 +414,32 @@ def with_mix(
         if getattr(given, name) is not None:
             raise ConfigError(
                 f"{name}= and a mix of environments are both given. Keep one of them; rows and "
-                "curricula belong to one environment: environments=[{'environment': ..., "
-                "'dataset': ...}]"
+                "curricula belong to one environment of a mix: {'environment': ..., 'dataset': ...}"
             )
     mix = []
     for number, (name, settings) in enumerate(config.parts().items()):
         item = config.environments[number]
         part = parsed[number][1] if parsed else UserComponents()
+        its_own: dict[str, Any] = {"dataset": part.dataset, "eval_dataset": part.eval_dataset}
         in_settings = (item.reward or None, item.tools, item.system_prompt)
-        # What is None then is taken from the settings of the environment.
-        its_own = {
-            key: getattr(part, key)
-            for key, value in zip(("reward_fn", "tools", "system_prompt"), in_settings, strict=True)
-            if value is not None or getattr(part, key) is not None
-        }
+        for key, value in zip(("reward_fn", "tools", "system_prompt"), in_settings, strict=True):
+            # What is None then is taken from the settings of the environment.
+            if value is not None or getattr(part, key) is not None:
+                its_own[key] = getattr(part, key)
         source = item.environment if part.environment is None else part.environment
-        rows = {"dataset": part.dataset, "eval_dataset": part.eval_dataset}
-        components = dataclasses.replace(given, environment=source, **rows, **its_own)
+        components = dataclasses.replace(given, environment=source, **its_own)
         components, has_tools = components.filled_from(settings), "tools" in its_own
         mix.append(MixEnvironment(name, item.weight, settings, part, components, has_tools))
     return config, dataclasses.replace(given, mix=tuple(mix))
 
 
 def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComponents]:
-    """Return the settings, and the code and rows, of an environment of a mix."""
     if isinstance(given, tuple) and len(given) == 2:
         given = {"environment": given[0], "weight": given[1]}
     if not isinstance(given, Mapping):
         given = {"environment": given}
     known = ("environment", *_SETTINGS, *_OBJECTS)
-    if odd := next((key for key in given if key not in known), None):
+    for odd in given.keys() - {*known}:
         hint = did_you_mean(odd, known)
         raise ConfigError(f"an environment of a mix has no setting {odd!r}. {hint}")
     if "environment" not in given or isinstance(given["environment"], tuple):
@@ -457,14 +450,12 @@ def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComp
     source = given["environment"]
     if isinstance(source, BaseEnvironment) and {"max_steps", "params"} & set(given):
         raise ConfigError(
-            f"an environment of a mix got max_steps or params, and {type(source).__name__} is "
-            "an instance, which has its settings already. Pass the class, or only the instance."
+            "an environment of a mix got max_steps or params for an instance, which has its "
+            f"settings already. Pass the class {type(source).__name__}, or only the instance."
         )
     named = {key for key in _OBJECTS if _is_named(key, given.get(key))}
     objects = {key: given[key] for key in _OBJECTS if key in given and key not in named}
-    tools, curriculum = objects.get("tools"), objects.get("curriculum")
-    if tools is not None and not isinstance(tools, ToolRegistry):
-        objects["tools"] = ToolRegistry(tools)
+    objects["tools"], curriculum = as_registry(objects.get("tools")), objects.get("curriculum")
     check_curriculum(curriculum)
     if curriculum is not None and not {"dataset", "eval_dataset"} & set(given):
         objects["eval_dataset"] = evaluation_tasks(curriculum)

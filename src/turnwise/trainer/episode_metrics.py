@@ -55,17 +55,15 @@ def evaluation_metrics(
     by_part = {}
     for name in weights or [""]:
         part = select_part(played, name)
-        results = [*part, *part.dropped]
+        failed = [result.status.is_error for result in (*part, *part.dropped)]
         # Failed episodes count as failed only.
-        ended_well = Collection([result for result in part if not result.status.is_error])
+        ended_well = Collection(result for result in part if not result.status.is_error)
         metrics = episode_metrics(ended_well, success_reported)
-        if results:
-            metrics["errors"] = fmean(result.status.is_error for result in results)
-        kept = [key for key in _EVALUATED if key in metrics]
+        metrics |= {"errors": fmean(failed)} if failed else {}
         # Where rows were played several times: confidence intervals count rows.
-        if metrics["num_groups"] < metrics["num_episodes"]:
-            kept.append("num_groups")
-        by_part[name] = {key: metrics[key] for key in kept}
+        is_repeated = metrics["num_groups"] < metrics["num_episodes"]
+        kept = (*_EVALUATED, "num_groups") if is_repeated else _EVALUATED
+        by_part[name] = {key: metrics[key] for key in kept if key in metrics}
     if not weights:
         return by_part
     whole = weighted_mean(by_part, weights)
@@ -99,12 +97,11 @@ def weighted_mean(by_environment: Mapping[str, Metrics], weights: Mapping[str, f
         total = sum(weights[env] for env in known)
         metrics[name] = sum(weights[env] * value for env, value in known.items()) / total
     if "reward_std" in metrics:  # of the mixture: the means of the environments differ too
-        squares = {
-            env: {"square": values["reward_std"] ** 2 + values["reward"] ** 2}
-            for env, values in by_environment.items()
-            if "reward" in values
-        }
-        mean_square = weighted_mean(squares, weights)["square"]
+        scored = {e: v for e, v in by_environment.items() if "reward" in v}
+        squares = (
+            weights[e] * (v["reward_std"] ** 2 + v["reward"] ** 2) for e, v in scored.items()
+        )
+        mean_square = sum(squares) / sum(weights[env] for env in scored)
         metrics["reward_std"] = math.sqrt(max(0.0, mean_square - metrics["reward"] ** 2))
     return metrics
 
@@ -177,14 +174,15 @@ def _repeats_the_prompt(agent: AgentRecord) -> bool:
 def _endings(results: Sequence[EpisodeResult], turns: Sequence[TurnRecord]) -> Metrics:
     if not results:
         return {}
-    statuses = Counter(result.status for result in results)
-    number = len(results)
-    metrics = {"truncated": sum(result.status.is_truncated for result in results) / number}
-    for status in sorted(status for status in statuses if status.is_truncated):
-        metrics[f"truncated/{status.removeprefix('truncated_by_')}"] = statuses[status] / number
-    metrics["errors"] = sum(result.status.is_error for result in results) / number
-    for status in sorted(status for status in statuses if status.is_error):
-        metrics[f"errors/{status.removesuffix('_error')}"] = statuses[status] / number
+    metrics = {
+        "truncated": fmean(result.status.is_truncated for result in results),
+        "errors": fmean(result.status.is_error for result in results),
+    }
+    for status, number in sorted(Counter(result.status for result in results).items()):
+        kind = status.removeprefix("truncated_by_").removesuffix("_error")
+        if status.is_truncated or status.is_error:
+            name = "truncated" if status.is_truncated else "errors"
+            metrics[f"{name}/{kind}"] = number / len(results)
     if num_abandoned := sum(result.abandoned_calls for result in results):
         metrics["abandoned_calls"] = num_abandoned
     if turns:
@@ -202,12 +200,10 @@ def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
     metrics = {"malformed_calls": fmean(malformed), "tool_calls": len(results) / num_episodes}
     if unread:
         metrics["unread_calls"] = unread.total() / len(turns)
-    for name, number in sorted(unread.items()):
-        metrics[f"unread_calls/{name}"] = number / len(turns)
+    metrics |= {f"unread_calls/{name}": unread[name] / len(turns) for name in sorted(unread)}
     # Unknown tool names are left out: a model can invent any number of them.
-    known = [r.name for r in results if r.failure is not ToolFailure.UNKNOWN_TOOL]
-    for name, number in sorted(Counter(known).items()):
-        metrics[f"tool_calls/{name}"] = number / num_episodes
+    known = Counter(r.name for r in results if r.failure is not ToolFailure.UNKNOWN_TOOL)
+    metrics |= {f"tool_calls/{name}": known[name] / num_episodes for name in sorted(known)}
     if results:
         metrics["tool_failures"] = fmean(result.failure is not None for result in results)
     return metrics
@@ -276,12 +272,11 @@ class FailureReport:
             self._in_a_row[environment] = kind, number
             if not is_first_step and number < MAX_FAILED_STEPS:
                 continue
+            where = f" of {environment}" if environment else ""
+            which = f"every episode{where} failed in the same way in {number} steps in a row"
             if is_first_step:
                 where = f"{environment} in the first step" if environment else "the first step"
                 which = f"every episode of {where} failed in the same way"
-            else:
-                where = f" of {environment}" if environment else ""
-                which = f"every episode{where} failed in the same way in {number} steps in a row"
             return f"{which}, so there is nothing to learn from.\n{describe_failure(first)}"
         ended_well = [result for result in episodes if not result.status.is_error]
         turns = [turn for r in ended_well for agent in r.agents for turn in agent.turns]
@@ -326,10 +321,8 @@ def describe_failure(result: EpisodeResult) -> str:
 
 def cut_below_own_limit(episodes: Iterable[EpisodeResult]) -> str | None:
     """Return a note on the first episode with fewer turns than its environment allows, or None."""
-    for result in episodes:
-        if result.status is EpisodeStatus.TRUNCATED_BY_TURNS and result.error:
-            return f"an episode was {result.error}"
-    return None
+    cut = (r.error for r in episodes if r.status is EpisodeStatus.TRUNCATED_BY_TURNS and r.error)
+    return next((f"an episode was {error}" for error in cut), None)
 
 
 def why_nothing_changes(num_broken_steps: int, metrics: Mapping[str, float]) -> str | None:
@@ -338,8 +331,5 @@ def why_nothing_changes(num_broken_steps: int, metrics: Mapping[str, float]) -> 
         return None
     why = "no episode could be learned from. Look at the errors in log.txt."
     if metrics.get("num_skipped_steps"):
-        why = (
-            "the loss or its gradient was not a finite number. Lower training.learning_rate, "
-            "or look for extreme rewards."
-        )
+        why = "the loss or its gradient was not a finite number. Lower training.learning_rate."
     return f"{MAX_FAILED_STEPS} steps in a row changed nothing: {why}"

@@ -52,10 +52,7 @@ class Policy:
 
 @dataclass
 class RunComponents(Policy):
-    """The run's own policy, and what plays the episodes.
-
-    The trainer owns them and closes them in `cleanup`.
-    """
+    """The run's own policy, and what plays the episodes; the trainer owns and closes them."""
 
     collector: EpisodeCollector
     others: Mapping[str, Policy] = field(default_factory=dict)
@@ -179,33 +176,28 @@ class AgentRow:
 
 def scored_agents(results: Iterable[EpisodeResult]) -> list[AgentRow]:
     """Return the agents of episodes that did not fail."""
-    return [
-        AgentRow(result, agent)
-        for result in results
-        for agent in result.agents
-        if agent.reward is not None
-    ]
+    rows = [AgentRow(result, agent) for result in results for agent in result.agents]
+    return [row for row in rows if row.agent.reward is not None]
 
 
 def make_batch(rows: list[AgentRow]) -> PPOBatch:
     """Return a batch of tokens, masks and log-probs, with rewards on each turn's last token."""
-    batch = PPOBatch.from_streams([row.agent.stream for row in rows])
-    branches = [row.agent.branches for row in rows]
+    agents = [row.agent for row in rows]
+    batch = PPOBatch.from_streams([agent.stream for agent in agents])
+    branches = [agent.branches for agent in agents]
     batch.branches = branches if any(branches) else None
     batch.rewards = torch.zeros(batch.input_ids.shape)
-    for number, row in enumerate(rows):
-        earned = torch.tensor(row.agent.turn_rewards)
-        batch.rewards[number, row.agent.reward_positions] = earned
+    for earned, agent in zip(batch.rewards, agents, strict=True):
+        earned[agent.reward_positions] = torch.tensor(agent.turn_rewards)
     return batch
 
 
 def turn_ids(batch: PPOBatch, rows: list[AgentRow]) -> torch.Tensor:
     """Return the number of the turn of each sampled token, 0 elsewhere."""
     ids = torch.zeros(batch.input_ids.shape, dtype=torch.long)
-    for number, row in enumerate(rows):
-        agent = row.agent
+    for row_ids, agent in zip(ids, (row.agent for row in rows), strict=True):
         for turn, (start, end) in zip(agent.action_numbers, agent.stream.turns, strict=True):
-            ids[number, start:end] = turn
+            row_ids[start:end] = turn
     return ids
 
 
@@ -258,12 +250,10 @@ class Advantages:
         rewards = batch.need("rewards")
         if training.use_kl_in_reward:
             sampled, mask = batch.behaviour_log_probs, batch.response_mask
-            coef = self.kl_controller.value
+            coef, kind = self.kl_controller.value, training.kl_penalty
             reference = batch.need("ref_log_probs")
             reference = without_rounding(sampled, reference, mask, learner.model.policy.dtype)
-            rewards, kl = apply_kl_penalty(
-                rewards, sampled, reference, mask, coef, training.kl_penalty
-            )
+            rewards, kl = apply_kl_penalty(rewards, sampled, reference, mask, coef, kind)
             metrics["kl_ref"], metrics["kl_coef"] = float(kl), coef
             self.kl_controller.update(kl, len(rows))
         if names := sorted({name for row in rows for name in row.reward.parts}):
@@ -339,10 +329,9 @@ def check_gap(
         raise TrainingStopped(
             f"the learner's log-probs differ from the sampler's: {name} is {metrics[name]:.3g} "
             f"nats, expected at most {limit:g} (training.max_log_prob_gap; null disables the "
-            "check). So the episodes come from another model than the one that is trained. Likely "
-            "causes: weights that did not reach the engine, an attention that both compute "
-            "differently, a quantised engine, a server with another model or temperature. If the "
-            "gap is gone with inference.backend=transformers, it is the engine."
+            "check). Likely causes: weights that did not reach the engine, another attention, a "
+            "quantised engine, a server with another model or temperature. If the gap is gone with "
+            "inference.backend=transformers, it is the engine."
         )
 
 
@@ -376,11 +365,11 @@ class Stopwatch:
         """
         total = time.perf_counter() - self._started
         sampled = sum(agent.num_sampled_tokens for r in played for agent in r.agents)
-        # In bytes: of the GPU if one is used, else of the process.
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         if uses_gpu():
             peak_memory = torch.cuda.max_memory_allocated()
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024
+            peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         seconds: defaultdict[str, float] = defaultdict(float)
         for phase, start, end in self.phases:  # one of each for each policy
             seconds[phase] += end - start

@@ -5,6 +5,7 @@ what each of them does, so that changed code is noticed when the run is started 
 adds the rows of datasets that are in no file.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -71,6 +72,9 @@ MAX_KEPT_BYTES = 64 * 2**20
 _MAX_HASHED_ROWS = 100_000
 _MAX_STARTS = 20
 _UNLIMITED = 2**31 - 1
+_DATASETS = ("dataset", "eval_dataset")
+_OWN = {"reward_fn": "reward", "tools": "tools", "system_prompt": "system_prompt"}
+"""What an environment of a mix may have for itself: arguments of the trainer, and settings."""
 _ALGORITHMS: dict[str, tuple[Any, Mapping[str, AdvantageEstimator | PolicyLoss]]] = {
     "adv_estimator": (get_advantage_estimator, ADVANTAGE_ESTIMATORS),
     "policy_loss": (get_policy_loss, POLICY_LOSSES),
@@ -99,7 +103,7 @@ class RunRecord:
         if resumes and (settings_before := folder.settings()) is not None:
             config, base = with_recorded_names(self.config, settings_before, folder.path)
         facts, before = copy.deepcopy(self.facts), folder.status if resumes else {}
-        lost: dict[str, str] = {}  # the settings whose objects a later command cannot load
+        lost: dict[str, list[str]] = {}  # the settings whose objects a later command cannot load
         here = folder.path.resolve()
         for name in names_in(config):
             file = Path(name.text).expanduser().resolve()
@@ -110,8 +114,8 @@ class RunRecord:
             if section == "environments":
                 setting = f"{words[1]} of {list(config.parts())[int(words[0])]}"
             if is_lost(name.text):
-                lost[setting] = f"{lost[setting]}, {name.text}" if setting in lost else name.text
-        facts["unrecorded"] = lost | facts["unrecorded"]
+                lost.setdefault(setting, []).append(name.text)
+        facts["unrecorded"] |= {setting: ", ".join(names) for setting, names in lost.items()}
         facts["base_directory"] = describe_base(base, folder.path)
         paths = {name: setting.path for name, setting in config.datasets()}
         for dataset, rows in facts["datasets"].items():
@@ -132,15 +136,13 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
     settings = recorded(config, given)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    trained_on: dict[str, Any] = {}
-    sources: list[tuple[Any, Any]] = []
-    for as_given, filled in [(given, user), *((p.given, p.components) for p in user.mix)]:
-        sources.append((as_given.dataset, filled.dataset))
-        sources.append((as_given.eval_dataset, filled.eval_dataset))
-    for (name, setting), (source, rows) in zip(settings.datasets(), sources, strict=True):
+    all_rows: dict[str, Any] = {}
+    users = [(given, user), *((part.given, part.components) for part in user.mix)]
+    pairs = [(getattr(a, key), getattr(b, key)) for a, b in users for key in _DATASETS]
+    for (name, setting), (source, rows) in zip(settings.datasets(), pairs, strict=True):
         if rows is None or (source is None and setting.path is None):
             continue
-        trained_on[name] = rows
+        all_rows[name] = rows
         facts: dict[str, Any] = {"path": setting.path, "split": setting.split}
         if source is not None and (setting.path is None or any(map(is_lost, setting.paths))):
             in_python = f"a {type(source).__name__} in Python"
@@ -150,28 +152,25 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
         facts |= {"rows": len(rows), "hash": _dataset_hash(rows), "columns": columns}
         datasets[name] = facts
         if name.startswith("eval_"):
-            others = trained_on.get(name.removeprefix("eval_"), ())
+            others = all_rows.get(name.removeprefix("eval_"), ())
             num_shared, num_compared = shared_rows(rows, others)
             if num_shared:
                 facts |= {"rows_trained_on": num_shared, "rows_compared": num_compared}
         if any(map(is_lost, setting.paths)):
-            content, problem = _rows_to_keep(rows)
-            facts["kept"] = content is not None
-            if content is None:
-                facts["why_not_kept"] = problem
-            else:
-                files[f"{name}.jsonl"] = content
+            try:
+                files[f"{name}.jsonl"] = _rows_to_keep(rows)
                 setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
-    run_facts: dict[str, Any] = {
+                facts["kept"] = True
+            except ValueError as problem:
+                facts |= {"kept": False, "why_not_kept": str(problem)}
+    has_curriculum = user.curriculum is not None
+    run_facts = {
         "identity": identity(user, config),
         "agent": "the policy that is trained",
         "datasets": datasets,
-        "unrecorded": {},
+        "unrecorded": {"curriculum": object_label(user.curriculum)} if has_curriculum else {},
+        "limits": user.limits and dataclasses.asdict(user.limits),
     }
-    if user.curriculum is not None:
-        run_facts["unrecorded"]["curriculum"] = object_label(user.curriculum)
-    if user.limits is not None:
-        run_facts["limits"] = dataclasses.asdict(user.limits)
     return RunRecord(settings, files, run_facts)
 
 
@@ -187,20 +186,15 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     settings = copy.deepcopy(config)
     for item, part in zip(settings.environments or (), given.mix, strict=True):
         named = recorded(part.config, part.given)
-        environment = named.environment
-        item.environment, item.max_steps = environment.name, environment.max_steps
-        item.params = environment.params
-        if part.given.reward_fn is not None:
-            item.reward = named.reward
-        if part.given.tools is not None:
-            item.tools = named.tools
-        if part.given.system_prompt is not None:
-            item.system_prompt = named.system_prompt
+        item.environment, item.params = named.environment.name, named.environment.params
+        item.max_steps = named.environment.max_steps
         item.dataset, item.eval_dataset = named.dataset, named.eval_dataset
-    if given.agent is not None:
-        settings.agent = callable_label(given.agent)
-    if given.expert is not None:
-        settings.expert = callable_label(given.expert)
+        for argument, setting in _OWN.items():
+            if getattr(part.given, argument) is not None:  # else that of the run
+                setattr(item, setting, getattr(named, setting))
+    for setting in ("agent", "expert"):
+        if (code := getattr(given, setting)) is not None:
+            setattr(settings, setting, callable_label(code))
     source = given.environment
     if source is None and settings.agent is None and settings.environments is None:
         source = find_environment(given, config)  # prompts, if there are only rows
@@ -215,11 +209,10 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         settings.reward = callable_label(given.reward_fn)
     if given.tools is not None:
         settings.tools = _tool_entries(given.tools)
-    if isinstance(given.parser, str):
-        settings.parser = given.parser
-    elif given.parser is not None:
-        names = [name for name, kind in PARSERS.items() if kind is type(given.parser)]
-        settings.parser = names[0] if names else instance_label(given.parser)
+    if given.parser is not None:
+        names = (name for name, kind in PARSERS.items() if kind is type(given.parser))
+        is_name = isinstance(given.parser, str)
+        settings.parser = given.parser if is_name else next(names, instance_label(given.parser))
     if given.model is not None:
         settings.model.model_name, settings.model.local_path = object_label(given.model), None
     if given.system_prompt is not None:
@@ -230,15 +223,13 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
         settings.inference.max_turns = None
     for setting, (make_record, built_in) in _ALGORITHMS.items():
-        choice = getattr(given, setting)
-        if choice is not None and not isinstance(choice, str):
-            choice = _algorithm(make_record(choice), built_in)
-        if choice is not None:
-            setattr(settings.training, setting, choice)
-    if given.dataset is not None:
-        settings.dataset = _dataset(given.dataset)
-    if given.eval_dataset is not None:
-        settings.eval_dataset = _dataset(given.eval_dataset)
+        if (choice := getattr(given, setting)) is not None:
+            is_name = isinstance(choice, str)
+            label = choice if is_name else _algorithm(make_record(choice), built_in)
+            setattr(settings.training, setting, label)
+    for setting in _DATASETS:
+        if (rows := getattr(given, setting)) is not None:
+            setattr(settings, setting, _dataset(rows))
     # The user has run all of this: later commands may, too.
     for code in names_in(settings):
         is_code = code.kind == "code" and names_code(code.text)
@@ -259,57 +250,46 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
         label = object_label(source) if remade is None else code_name(source)
         return dataclasses.replace(remade or source.config, name=label)
     if isinstance(source, functools.partial) and not source.args:
-        try:
-            is_plain = json.loads(json.dumps(source.keywords)) == source.keywords
-        except (TypeError, ValueError):  # an object, which YAML cannot hold
-            is_plain = False
-        if is_plain:
-            config = dataclasses.replace(config, params={**source.keywords, **config.params})
+        with contextlib.suppress(TypeError, ValueError):  # an object, which YAML cannot hold
+            if json.loads(json.dumps(source.keywords)) == source.keywords:
+                config = dataclasses.replace(config, params=source.keywords | config.params)
     return dataclasses.replace(config, name=code_name(source))
 
 
 def _remaking_config(
     environment: BaseEnvironment, settings: EnvironmentConfig
 ) -> EnvironmentConfig | None:
-    """Return the config with which the class makes an equal environment, or None.
-
-    It is the environment's own, or that of the settings: `Maze(**config.environment.params)`.
-    """
+    # The environment's own, or that of the settings: `Maze(**config.environment.params)`.
     for config in (environment.config, settings):
-        try:
+        with contextlib.suppress(Exception):  # the constructor takes more than this config has
             again = make_environment(type(environment), config)
             is_same = fingerprint(again) == fingerprint(environment)
             close_environment(again)
-        except Exception:  # the user's constructor takes more than this config has
-            continue
-        if is_same:
-            return config
+            if is_same:
+                return config
     return None
 
 
 def _algorithm(
     record: AdvantageEstimator | PolicyLoss, known: Mapping[str, AdvantageEstimator | PolicyLoss]
 ) -> str:
-    """Return the name of a built-in estimator or loss, or of the user's function."""
-    name = next((name for name in known if known[name] == record), None)
-    if name is not None:
-        return name
+    for name in known:
+        if known[name] == record:
+            return name
     function: Any = record.function
     label = callable_label(function)
     if record == type(record)(function) or is_lost(label):
         return label
     # A record that declares more than its function is named by its global variable.
-    module = sys.modules[function.__module__]
-    names = [name for name, value in vars(module).items() if value is record]
-    return f"{label.rpartition(':')[0]}:{names[0]}" if names else object_label(record)
+    for name, value in vars(sys.modules[function.__module__]).items():
+        if value is record:
+            return f"{label.rpartition(':')[0]}:{name}"
+    return object_label(record)
 
 
 def _tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, Any]]:
-    """Return entries from which the same tools can be made; others get a label.
-
-    The tools of an MCP server are one entry, unless other tools are between them: a prompt lists
-    tools in order.
-    """
+    # The tools of an MCP server are one entry, unless others are between them: a prompt lists
+    # tools in order.
     entries: list[str | dict[str, Any]] = []
 
     def server(tool: Tool) -> MCPTools | None:
@@ -331,14 +311,13 @@ def _tool_entry(tool: Tool) -> str | dict[str, Any]:
         return "calculator"
     if isinstance(tool, FunctionTool):
         return callable_label(tool.function)
-    if type(tool) is PythonCodeTool:
-        entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
-        if tool.packages:
-            entry["packages"] = tool.packages == package_folders(True) or list(tool.packages)
-        if not tool.isolated:  # only with the permission of the user
-            entry["allow_unsafe"] = True
-        return entry
-    return instance_label(tool)
+    if type(tool) is not PythonCodeTool:
+        return instance_label(tool)
+    entry: dict[str, Any] = {"tool": "python", "limits": dataclasses.asdict(tool.limits)}
+    if tool.packages:
+        entry["packages"] = tool.packages == package_folders(True) or list(tool.packages)
+    # Only with the permission of the user.
+    return entry if tool.isolated else {**entry, "allow_unsafe": True}
 
 
 # ---- hashes ----
@@ -352,10 +331,8 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     hashes = {}
     if isinstance(user.agent, str):  # a command is also the files that it names
         files = [Path(word) for word in shlex.split(user.agent) if Path(word).suffix]
-        digest = hashlib.sha256(user.agent.encode())
-        for file in filter(Path.is_file, files):
-            digest.update(file.read_bytes())
-        hashes["agent"] = digest.hexdigest()[:16]
+        content = b"".join(file.read_bytes() for file in files if file.is_file())
+        hashes["agent"] = hashlib.sha256(user.agent.encode() + content).hexdigest()[:16]
     elif user.agent is not None:
         hashes["agent"] = fingerprint(user.agent)
     elif not user.mix:
@@ -388,10 +365,7 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
 
 
 def _tools_hash(tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore) -> str:
-    """Return a hash of the definitions that the model sees and of the code of the tools.
-
-    MCP servers are identified by their entries: they are not started for this.
-    """
+    # MCP servers are identified by their entries: they are not started for this.
     entries = config.tools if tools is None else _tool_entries(tools)
     if tools is None:
         tools = tools_by_name([entry for entry in entries if "mcp" not in entry])
@@ -426,7 +400,7 @@ def _dataset(given: Any) -> DatasetConfig:
     """Return the setting for a dataset that was given in Python; rows in memory have a label."""
     if isinstance(given, CustomEnvDataset):  # the environment's own seeds
         return DatasetConfig()
-    origin, paths = DatasetConfig(), list[str | Path]()
+    origin, paths, here = DatasetConfig(), list[str | Path](), Path.cwd()
     if isinstance(given, str | Path):
         paths = [given]
     elif isinstance(given, list | tuple) and all(map(is_file_name, given)):
@@ -436,29 +410,27 @@ def _dataset(given: Any) -> DatasetConfig:
         origin, paths = given.origin, [*given.origin.paths]
     if not paths:
         return DatasetConfig(path=object_label(given))
-    names = []
-    for path in paths:
-        # Relative to the base directory, where they are below it: the project can be moved.
-        is_below = Path(path).is_relative_to(Path.cwd())
-        names.append(str(Path(path).relative_to(Path.cwd())) if is_below else os.fspath(path))
-    return dataclasses.replace(origin, path=names)
+    # Relative to the base directory, where they are below it: the project can be moved.
+    inside = [path for path in paths if Path(path).is_relative_to(here)]
+    below = {path: Path(path).relative_to(here) for path in inside}
+    return dataclasses.replace(origin, path=[os.fspath(below.get(path, path)) for path in paths])
 
 
-def _rows_to_keep(rows: Any) -> tuple[bytes | None, str]:
-    """Return the rows as lines of JSON, or None and why they cannot be written so."""
+def _rows_to_keep(rows: Any) -> bytes:
+    """Return the rows as lines of JSON; `ValueError` says why they cannot be written so."""
     content = bytearray()
     for index in range(len(rows)):
         row = _row(rows, index)
         try:
             line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            return None, f"row {index} cannot be written as JSON: {error}"
+            raise ValueError(f"row {index} cannot be written as JSON: {error}") from error
         if json.loads(line) != row or _row(rows, index) != row:  # a tuple, or made at random
-            return None, f"row {index} changes when it is written as JSON or read again"
+            raise ValueError(f"row {index} changes when it is written as JSON or read again")
         content += line
         if len(content) > MAX_KEPT_BYTES:
-            return None, f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB"
-    return bytes(content), ""
+            raise ValueError(f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB")
+    return bytes(content)
 
 
 def _row(rows: Any, index: int) -> Any:

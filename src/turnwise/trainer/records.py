@@ -21,7 +21,7 @@ from turnwise.runs.choose_folder import Change, changes_between
 from turnwise.runs.doctor import NUM_GONE, Doctor, shared_rows
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import interval
-from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
+from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.learning import RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
@@ -33,6 +33,7 @@ SECONDS_BETWEEN_SAVES = 600.0
 _MAX_HASHED_WHOLE = 50_000_000
 """Parameters of a model that is hashed whole, which takes a fraction of a second."""
 _NUM_HASHED_VALUES = 4096
+_OF_ENGINE = ("backend", "temperature", "top_p", "stall_timeout")
 
 
 class Records:
@@ -128,7 +129,7 @@ class Records:
         for checkpoint in self.checkpoints.list():
             if checkpoint.step > step:
                 self.checkpoints.remove(checkpoint)
-        history = [numeric_metrics(line) for line in self._metrics.read()]
+        history = self._folder.read_metrics()
         for metrics in history:
             self._doctor.look(metrics)
             self._last = metrics
@@ -146,15 +147,8 @@ class Records:
     ) -> None:
         """Write the episodes of a step or of its evaluation, with the columns of their tokens."""
         started = time.perf_counter()
-        self._episodes.write(
-            step,
-            results,
-            columns or {},
-            kind=kind,
-            began=clock.began,
-            phases=clock.phases,
-            baselines=baselines,
-        )
+        about = {"began": clock.began, "phases": clock.phases, "baselines": baselines}
+        self._episodes.write(step, results, columns or {}, kind=kind, **about)
         if kind == "train":
             self._seconds["time/log"] = time.perf_counter() - started
 
@@ -193,10 +187,8 @@ class Records:
         """Whether the last step was evaluated, and none before was better."""
         name = self._config.checkpoint.best_metric
         value, best = self._last.get(name), self.checkpoints.best
-        if value is None:
-            return False
-        # The latest of equals.
-        return best is None or best.metric != name or value >= best.value
+        is_first = best is None or best.metric != name
+        return value is not None and (is_first or value >= best.value)  # the latest of equals
 
     def mark_if_best(self, saved: Checkpoint) -> None:
         """Mark a checkpoint as the best by the last metrics, if they are of the same step."""
@@ -276,12 +268,9 @@ def model_facts(
             "chat_template_hash": template_hash,
         },
         "engine": {
-            "backend": config.inference.backend,
             "class": type(components.engine).__name__,
             "shares_weights": components.engine.shares_model,
-            "temperature": config.inference.temperature,
-            "top_p": config.inference.top_p,
-            "stall_timeout": config.inference.stall_timeout,
+            **{name: getattr(config.inference, name) for name in _OF_ENGINE},
             **components.engine.options,
         },
     }

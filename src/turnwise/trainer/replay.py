@@ -55,19 +55,15 @@ class ReplayOutcome:
     """The folder of the replay."""
 
     def __str__(self) -> str:
-        text = f"replayed {count(self.num_steps, 'step')}: "
+        text = f"{self.num_equal} with exactly the recorded metrics, the others up to rounding"
         if self.num_equal == self.num_steps:
-            text += "all metrics are exactly those recorded"
-        else:
-            text += f"{self.num_equal} with exactly the recorded metrics, the others up to rounding"
-        for relation, steps in (
-            ("bit for bit", self.equal_checkpoints),
-            ("not exactly", self.other_checkpoints),
-        ):
+            text = "all metrics are exactly those recorded"
+        by_relation = {"bit for bit": self.equal_checkpoints, "not exactly": self.other_checkpoints}
+        for relation, steps in by_relation.items():
             if steps:
                 names = ", ".join(f"step-{step:08d}" for step in steps)
                 text += f"; the weights are {relation} those of the checkpoints {names}"
-        return text
+        return f"replayed {count(self.num_steps, 'step')}: {text}"
 
 
 def replay_run(
@@ -97,10 +93,7 @@ def replay_run(
 
 
 def _settings_by_step(run: RunFolder, config: ConfigStore) -> list[tuple[ConfigStore, int | None]]:
-    """Return the settings of a run, each with the last step that had them; `config` are the last.
-
-    A run that was resumed may have other settings from then on; the last ones have None.
-    """
+    """Return the settings of a run, each with the last step that had them; None: to the end."""
     settings: list[tuple[ConfigStore, int | None]] = [(config, None)]
     for entry in reversed(run.changes):
         if not entry["step"]:  # no step had the settings before this change
@@ -151,16 +144,14 @@ class Replay(Trainer):
             raise ConfigError(f"{run} has no recorded steps: there is nothing to replay")
         if missing := {*range(1, num_steps + 1)} - {*self._store.steps()}:
             raise ConfigError(
-                f"{run} has no episodes of {len(missing)} of {num_steps} steps, the first is "
-                f"step {min(missing)}: a replay needs the episodes of every step. A run keeps them "
-                "up to a size of logging.episodes_gb."
+                f"{run} has no episodes of {len(missing)} of {num_steps} steps, such as step "
+                f"{min(missing)}. A replay needs all; a run keeps up to logging.episodes_gb."
             )
         super().__init__(_replay_settings(config), **given)
         learner, advantages = self.components.learner, self.components.advantages
         advantages.sampler_is_exact = samples_exactly(config, learner)
 
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
-        """Return the recorded episodes of the next step."""
         if self.step >= self._last_step:  # the run was not finished, or its settings changed
             raise Interrupted
         step = self.step + 1
@@ -190,22 +181,19 @@ class Replay(Trainer):
         shown = ", ".join(f"{n} {metrics[n]:.6g} (was {recorded[n]:.6g})" for n in worst[:4])
         if worst and distances[worst[0]] > 1:
             raise TrainingStopped(
-                f"the replay diverges from {self._source.path} in step {number}: {shown}. It "
-                "learns from the recorded episodes, so it has other code, other settings or "
-                "another machine; or its warm start does not play the same twice."
+                f"the replay diverges from {self._source.path} in step {number}: {shown}. It has "
+                "other code, settings or machine; or its warm start does not play the same twice."
             )
         outcome.num_steps += 1
         outcome.num_equal += not worst
-        what = f"{len(distances)} metrics as recorded"
-        if worst:
-            what = f"{len(worst)} of {len(distances)} metrics differ by rounding: {shown}"
+        differ = f"{len(worst)} of {len(distances)} metrics differ by rounding: {shown}"
+        what = differ if worst else f"{len(distances)} metrics as recorded"
         self._reporter.say(f"replay of step {number}: {what}")
         path = self._source.checkpoints / f"step-{number:08d}"
         if path.is_dir():
             is_same = has_same_weights(open_checkpoint(path), self.components.learner)
             (outcome.equal_checkpoints if is_same else outcome.other_checkpoints).append(number)
-        left_out = (*_TIMED, "eval/")
-        kept = {k: value for k, value in recorded.items() if not k.startswith(left_out)}
+        kept = {k: x for k, x in recorded.items() if not k.startswith((*_TIMED, "eval/"))}
         return {**kept, **metrics}, columns
 
 

@@ -105,8 +105,7 @@ def choose_reporter(reporter: Reporter | Literal["auto"] | None) -> Reporters:
     if missing:
         raise ConfigError(
             f"reporter got {reporter!r:.80}, which has no method {', '.join(missing)}. Expected "
-            '"auto" (the default), None for no output, or an object with the methods of '
-            "turnwise.Reporter."
+            '"auto", None for no output, or an object with the methods of turnwise.Reporter.'
         )
     return Reporters(LogReporter(), reporter)
 

@@ -126,11 +126,9 @@ class Rollout:
         estimator: AdvantageEstimator,
     ) -> None:
         self.collector = collector
-        self._num_resampled = 0
-        """Groups that the last step replaced."""
-        self._zero_variance: Metrics = {}
-        """The share of groups with equal rewards before any was replaced: of all groups, and of
-        those of each environment of a mix. Empty without groups."""
+        self._metrics: Metrics = {}
+        """Groups that the last step replaced, and the share of groups with equal rewards before:
+        of all groups, and of those of each environment of a mix. Empty without groups."""
         self._config = config
         self._estimator = estimator
         self._group_size = group_size(config, estimator)
@@ -143,7 +141,6 @@ class Rollout:
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
         collection = run_tasks(self.collector, tasks, stop, on_episode)
-        self._num_resampled = 0
         self._measure_zero_variance(collection)
         equal = zero_variance_groups(collection)
         for attempt in range(1, self._config.training.resample + 1):
@@ -153,7 +150,7 @@ class Rollout:
             played = run_tasks(self.collector, others, stop, on_episode)
             fresh = {result.group for result in played} - zero_variance_groups(played)
             self._starts |= {t.group: t for t in others if t.group in fresh and t.member == 0}
-            self._num_resampled += len(fresh)
+            self._metrics["num_resampled"] += len(fresh)
             equal -= fresh
             results = [result for result in collection if result.group not in fresh]
             results += [result for result in played if result.group in fresh]
@@ -166,19 +163,17 @@ class Rollout:
             return
         parts = {result.group: result.part for result in collection}
         equal = zero_variance_groups(collection)
-        self._zero_variance = {"zero_variance": len(equal) / (len(parts) or 1)}
+        self._metrics = {"zero_variance": len(equal) / (len(parts) or 1), "num_resampled": 0}
         for name in sorted({*parts.values()} - {""}):
             groups = {group for group, part in parts.items() if part == name}
-            self._zero_variance[f"{name}/zero_variance"] = len(groups & equal) / len(groups)
+            self._metrics[f"{name}/zero_variance"] = len(groups & equal) / len(groups)
 
     def step_done(self) -> None:
         """Called when the learner has updated on the last step and published its weights."""
 
     def metrics(self) -> Metrics:
         """Return what the last step shows besides its episodes."""
-        if not self._zero_variance:
-            return {}
-        return {**self._zero_variance, "num_resampled": self._num_resampled}
+        return dict(self._metrics)
 
     def baselines(self, stop: StopRequest) -> dict[str, float] | None:
         """Play a greedy episode from each start of the last step; return its agents' rewards.
@@ -229,12 +224,9 @@ class Rollout:
             rows, curriculum = part.components.train_rows, part.given.curriculum
             chosen: Sequence[Task | None] = [None] * len(groups)
             if curriculum is not None and groups:
-                chosen = list(curriculum.choose(len(groups), rng))
-                if len(chosen) != len(groups):
-                    raise ConfigError(
-                        f"the curriculum chose {len(chosen)} tasks, expected {len(groups)}: one "
-                        "per group"
-                    )
+                chosen, num = list(curriculum.choose(len(groups), rng)), len(groups)
+                if len(chosen) != num:
+                    raise ConfigError(f"the curriculum chose {len(chosen)} tasks, expected {num}")
             elif rows is not None and attempt:  # other rows than those of the groups to replace
                 chosen = [rows[rng.randrange(len(rows))] for _ in groups]
             elif rows is not None:
@@ -291,10 +283,10 @@ def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None)
         return _DEFAULT_GROUP if compares else 1
     if compares and size == 1:
         names = {known.name: name for name, known in ADVANTAGE_ESTIMATORS.items()}
+        name = names.get(estimator.name, estimator.name)
         raise ConfigError(
-            f"training.group_size got 1, and the advantage estimator "
-            f"{names.get(estimator.name, estimator.name)} compares the episodes of a group: "
-            "nothing would be learned. Set it to 4 or more."
+            f"training.group_size got 1, and the advantage estimator {name} compares the episodes "
+            "of a group. Set it to 4 or more."
         )
     return size
 

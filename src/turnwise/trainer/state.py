@@ -63,8 +63,7 @@ def write_state(
                     rest.append(name, tensor)
     if broken:
         raise CheckpointError(
-            f"the weights are not finite ({broken[0]}): not saved. The previous checkpoint is "
-            "intact; resume from it with a lower learning rate."
+            f"the weights are not finite ({broken[0]}): not saved. Lower training.learning_rate."
         )
     state = {"progress": dict(progress), "random": _random_state()}
     (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
@@ -72,7 +71,6 @@ def write_state(
 
 
 def _file(name: str, player: str) -> str:
-    """Return the name of a file of the run's policy, or of a player's own."""
     return f"{player}.{name}" if player else name
 
 
@@ -84,8 +82,7 @@ def read_state(checkpoint: Checkpoint, learners: Mapping[str, BaseLearner]) -> d
     needed |= {f"policy/{player}" for player in learners}
     if "torch" not in state.get("random", {}) or not needed <= progress.keys():
         raise ConfigError(
-            f"{checkpoint.path} was saved by another version of turnwise, whose checkpoints have "
-            "other contents. Resume it with that version, or begin a new run: resume=False."
+            f"{checkpoint.path} was saved by another version of turnwise. Use it, or resume=False."
         )
     for player, learner in learners.items():
         _read_learner(checkpoint, learner, player)
@@ -116,9 +113,7 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -
         return open_checkpoint(path)
     store = CheckpointStore(RunFolder(path).checkpoints)
     if not store.folder.is_dir():
-        raise CheckpointError(
-            f"{path} is neither a run nor a checkpoint: it has no checkpoints folder in it"
-        )
+        raise CheckpointError(f"{path} is neither a run nor a checkpoint: it has no checkpoints")
     best = store.best if which == "best" else None
     chosen = store.newest() if best is None else open_checkpoint(store.path(best.step))
     if chosen is None:
@@ -222,15 +217,14 @@ def check_reference(config: ConfigStore, tokenizer: Any) -> None:
         )
     if (Path(name).expanduser() / "run.json").is_file():
         raise ConfigError(
-            f"model.reference is {name}, which is a run and not a model. Make a model of it with "
-            f"turnwise export {name} FOLDER, and set model.reference to that folder."
+            f"model.reference is {name}, which is a run and not a model. Set it to the folder that "
+            f"turnwise export {name} FOLDER makes."
         )
     is_trusted = config.model.trust_remote_code and allows_model_code(name)
     loaded = load_tokenizer(name, trust_remote_code=is_trusted)
     if loaded.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
-            f"model.reference: {name} has other tokens than the model, so that their log-probs "
-            "cannot be compared. Use a model with the same tokenizer."
+            f"model.reference: {name} has other tokens than the model: use one with its tokenizer"
         )
 
 
@@ -247,16 +241,13 @@ def _model_path(config: ConfigStore, *, runs_code: bool = True) -> str:
     path = folder or config.model.model_name
     if folder is not None and folder not in BUILT_IN and not Path(folder).expanduser().is_dir():
         raise ConfigError(
-            f"model.local_path names the folder {folder}, which does not exist. Give "
-            "--model or the setting model.local_path: the folder of the model; model.model_name "
-            "takes names and Hugging Face ids."
+            f"model.local_path names the folder {folder}, which does not exist. Set it (or --model)"
+            " to the model's folder; model.model_name takes names and Hugging Face ids."
         )
-    kind, _, name = path.partition(":")
-    if kind == "<object>":
+    if path.startswith("<object>:"):
         raise ConfigError(
-            f"the model was an object of {name} that a script made, so it cannot be loaded from "
-            "here. Save it and its tokenizer in a folder with save_pretrained, and give --model "
-            "or the setting model.local_path: that folder"
+            f"the model was an object of {path.removeprefix('<object>:')} that a script made. Save "
+            "it and its tokenizer with save_pretrained, and give --model (model.local_path)."
         )
     if runs_code and config.model.trust_remote_code:
         require_model_code(path)
@@ -267,9 +258,7 @@ def has_same_weights(checkpoint: Checkpoint, learner: BaseLearner) -> bool:
     """Return whether all trained parameters are bit for bit those of a checkpoint."""
     saved = TensorFile(checkpoint.file(_WEIGHTS))
     layout = learner.state_layout().weights
-    if saved.shapes != {name: tuple(tensor.shape) for name, tensor in layout.items()}:
-        return False
-    return all(
+    return saved.shapes == {name: tuple(tensor.shape) for name, tensor in layout.items()} and all(
         torch.equal(tensor.cpu(), saved.read(name, rows.start, rows.stop))
         for name, rows, tensor in placed_weights(learner)
     )
@@ -278,14 +267,12 @@ def has_same_weights(checkpoint: Checkpoint, learner: BaseLearner) -> bool:
 def _check_belongs(
     shapes: Mapping[str, tuple[int, ...]], model: PolicyValueModel, checkpoint: Checkpoint
 ) -> None:
-    """Raise if a model does not have the parameters of a checkpoint."""
     expected = {name: tuple(x.shape) for name, x in trained_parameters(model).items()}
     for name in sorted({*expected, *shapes}):
         if shapes.get(name) != expected.get(name):
             raise CheckpointError(
                 f"{checkpoint.path} belongs to another model: {name} has shape {shapes.get(name)} "
-                f"in it and {expected.get(name)} in the model. Load it with the settings that it "
-                "was made with (its config.yaml)."
+                f"in it and {expected.get(name)} in the model. Load it with its own config.yaml."
             )
 
 
@@ -313,7 +300,6 @@ def restore_generators_if_interrupted() -> Iterator[None]:
 
 
 def _random_state() -> dict[str, Any]:
-    """Return the state of the global random generators, as JSON values."""
     numpy: Any = np.random.get_state()
     kind, keys, *rest = numpy
     gpus = torch.cuda.get_rng_state_all() if uses_gpu() else []

@@ -21,6 +21,7 @@ from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import Collection, EpisodeLimits
 from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, EngineStalled, MissingExtraError, TrainingStopped
+from turnwise.learner.base import BaseLearner
 from turnwise.reward import RewardFn
 from turnwise.runs.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
 from turnwise.runs.choose_folder import choose_run_folder
@@ -28,9 +29,9 @@ from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import assemble
-from turnwise.trainer.async_rollout import AsyncRollout
+from turnwise.trainer.async_rollout import AsyncRollout, Pacer
 from turnwise.trainer.checks import check_players, checked_callbacks, resume_mode
-from turnwise.trainer.components import GivenEnvironment, UserComponents, with_mix
+from turnwise.trainer.components import GivenEnvironment, UserComponents, as_registry, with_mix
 from turnwise.trainer.episode_metrics import (
     FailureReport,
     describe_failure,
@@ -115,14 +116,12 @@ class Trainer:
     ) -> None:
         config = ConfigStore.of(config)
         check_sinks(config.logging.sinks, config.logging.wandb)
-        if tools is not None and not isinstance(tools, ToolRegistry):
-            tools = ToolRegistry(tools)
         given = UserComponents(
             environment=environment,
             reward_fn=reward_fn,
             dataset=dataset if dataset is not None else train_dataset,
             eval_dataset=eval_dataset,
-            tools=tools,
+            tools=as_registry(tools),
             parser=parser,
             system_prompt=system_prompt,
             tokenizer=tokenizer,
@@ -196,9 +195,8 @@ class Trainer:
                         played = self._play(rollout, stop)
                     metrics, columns = self._learn(played, clock)
                     rollout.step_done()
-                    why_stop = played.why_stop or why_nothing_changes(
-                        progress.num_broken_steps, metrics
-                    )
+                    why_unchanged = why_nothing_changes(progress.num_broken_steps, metrics)
+                    why_stop = played.why_stop or why_unchanged
                     progress.pending_metrics = progress.count_step(metrics)
                     is_evaluated = progress.is_evaluated(
                         self.config.training, last_step=records.num_steps, steps_per_epoch=per_epoch
@@ -233,22 +231,17 @@ class Trainer:
     @contextlib.contextmanager
     def _rollout(self, last_step: int | None = None) -> Iterator[Rollout]:
         """Open what chooses and plays the episodes of steps; by hand, without a last step."""
-        components, config = self.components, self.config
-        estimator = components.advantages.estimator
-        parts = self._user.parts(config)
-        unplayed = self._unplayed_state()
-        if last_step is None or not (config.training.max_staleness or unplayed):
+        components, config, state = self.components, self.config, self._unplayed_state()
+        parts, estimator = self._user.parts(config), components.advantages.estimator
+        size, max_staleness = config.training.batch_size, config.training.max_staleness
+        if last_step is None or not (max_staleness or state):
             yield Rollout(components.collector, config, parts, estimator)
             return
+        pacer = Pacer(size, max_staleness, version=self.step, num_updates=last_step)
+        if state is not None:
+            pacer.load_state_dict(state)
         self._asynchronous = rollout = AsyncRollout(
-            components.collector,
-            config,
-            parts,
-            estimator,
-            num_updates=last_step,
-            step=self.step,
-            state=unplayed,
-            drawing=self._curriculum_lock,
+            components.collector, config, parts, estimator, pacer, self._curriculum_lock
         )
         with components.updates_in_flight(config.inference.stale_kv), contextlib.closing(rollout):
             yield rollout
@@ -266,7 +259,6 @@ class Trainer:
     def _learn(
         self, step: PlayedStep, clock: Stopwatch
     ) -> tuple[Metrics, Mapping[str, torch.Tensor]]:
-        """Learn from a step; return its metrics and token columns."""
         metrics, columns = learn_from(step, self.components, self.config, clock)
         is_broken = not metrics.get("num_steps")
         self._progress.num_broken_steps = self._progress.num_broken_steps + 1 if is_broken else 0
@@ -343,13 +335,11 @@ class Trainer:
         `reward` the mean over the environments, each counted with its weight.
         """
         number = num_episodes or self.config.training.eval_episodes or 32
+        metrics: Metrics = {}
         stop = StopRequest(self._reporter.say)
-        _, by_prefix = self._evaluate(number, stop, is_greedy=greedy)
-        return {
-            f"{prefix}{name}": value
-            for prefix, metrics in by_prefix.items()
-            for name, value in metrics.items()
-        }
+        for prefix, values in self._evaluate(number, stop, is_greedy=greedy)[1].items():
+            metrics |= {f"{prefix}{name}": value for name, value in values.items()}
+        return metrics
 
     def _evaluate_step(self, records: Records, stop: StopRequest) -> Metrics:
         """Evaluate greedily and as sampled, if the settings enable it; keep the episodes."""
@@ -372,10 +362,7 @@ class Trainer:
     def _evaluate(
         self, num_episodes: int, stop: StopRequest, *, is_greedy: bool
     ) -> tuple[Collection, dict[str, Metrics]]:
-        """Play held-out episodes, in a mix that many of each environment; return their metrics.
-
-        The metrics are by the prefix of the environment: `maze/`, and '' for all.
-        """
+        """Play held-out episodes of each environment; return metrics by prefix: `maze/`, or ''."""
         collector, seed = self.components.collector, self.config.training.seed
         tasks = [
             dataclasses.replace(task, group=number * num_episodes + task.group, part=part.name)
@@ -385,10 +372,9 @@ class Trainer:
         on_episode = functools.partial(self._reporter.progress, "evaluation")
         sampling = GREEDY if is_greedy else collector.setup.sampling
         played = run_tasks(collector.sampling_with(sampling), tasks, stop, on_episode)
-        results = [*played, *played.dropped]
-        failed = [result for result in results if result.status.is_error]
+        failed = [one for one in (*played, *played.dropped) if one.status.is_error]
         if failed and is_greedy:
-            share = f"{len(failed)} of {len(results)} episodes of the evaluation"
+            share = f"{len(failed)} of {len(tasks)} episodes of the evaluation"
             why = describe_failure(failed[0])
             self._reporter.say(f"error: {share} failed; the first one with: {why}")
         weights = {part.name: part.weight for part in self._user.mix}
@@ -564,21 +550,22 @@ class Trainer:
         lost = f"; steps that were not saved and are played again: {num_lost}" if num_lost else ""
         self._reporter.say(f"resuming from step {self.step} ({checkpoint.path}){lost}")
 
+    def _learners(self) -> dict[str, BaseLearner]:
+        return {player: policy.learner for player, policy in self.components.policies.items()}
+
     def _write_state(self, folder: Path) -> None:
         progress: dict[str, Any] = dataclasses.asdict(self._progress)
         if (unplayed := self._unplayed_state()) is not None:
             progress["unplayed"] = unplayed
         for prefix, curriculum in self._user.curricula(self.config).items():
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
-        policies = self.components.policies
-        for player, policy in policies.items():
+        for player, policy in self.components.policies.items():
             progress[f"policy/{player}"] = {
                 "weight_version": policy.engine.weight_version,
                 "kl_controller": policy.advantages.kl_controller.state_dict(),
             }
         config = self._recorded or recorded(self.config, self._given)
-        learners = {player: policy.learner for player, policy in policies.items()}
-        write_state(folder, learners, config, progress)
+        write_state(folder, self._learners(), config, progress)
 
     def _unplayed_state(self) -> Mapping[str, Any] | None:
         """Return which groups an asynchronous run has still to play; None for a synchronous one."""
@@ -587,10 +574,8 @@ class Trainer:
         return self._restored_unplayed
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        policies = self.components.policies
-        learners = {player: policy.learner for player, policy in policies.items()}
-        progress = read_state(checkpoint, learners)
-        for player, policy in policies.items():
+        progress = read_state(checkpoint, self._learners())
+        for player, policy in self.components.policies.items():
             saved = progress[f"policy/{player}"]
             policy.publish_weights()
             policy.engine.weight_version = int(saved["weight_version"])

@@ -40,10 +40,9 @@ def played_streams(
         if isinstance(source, EpisodeSource):  # an agent, whose replies are its expert's
             setup = collector.setup.in_this_loop()
             setup.reward = RewardFunction(lambda trajectory: 0.0)  # not used, as below
+            episodes = [source.expert_episode(setup, task) for task in tasks]
             async with asyncio.TaskGroup() as group:
-                playing = [
-                    group.create_task(source.expert_episode(setup, task).run()) for task in tasks
-                ]
+                playing = [group.create_task(episode.run()) for episode in episodes]
             return [task.result() for task in playing]
         results = []
         for task in tasks:
@@ -60,10 +59,9 @@ def played_streams(
         results = run_unless_stopped(play(), stop)
     for result in results:
         if result.status.is_error:
-            raise ConfigError(
-                f"the {player} player's episode with seed {result.seed} failed"
-                f"{f' in {result.part}' if result.part else ''}: {result.error}"
-            )
+            where = f" in {result.part}" if result.part else ""
+            which = f"the {player} player's episode with seed {result.seed}"
+            raise ConfigError(f"{which} failed{where}: {result.error}")
     agents = [agent for result in results for agent in result.agents]
     return [agent.stream for agent in agents if agent.turns]
 
@@ -131,8 +129,7 @@ def imitate(
             raise Interrupted
     if "policy_loss" not in metrics:
         raise TrainingStopped(
-            "the loss of the warm start is not a finite number. Lower "
-            "training.warm_start_learning_rate."
+            "the loss of the warm start is not finite: lower training.warm_start_learning_rate"
         )
     components.learner.restart()
     components.publish_weights()

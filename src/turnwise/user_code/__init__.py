@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.user_code.fingerprint import fingerprint as fingerprint, is_installed as is_installed
@@ -66,8 +66,7 @@ def import_object(target: str, *, option: str = "its name", is_built_in: bool = 
     if is_lost(target):
         raise ConfigError(
             f"{attribute} was defined in a notebook, at a prompt or inside a function, or made by "
-            "a script, so it cannot be imported from here. Put it into a file, under a name of its "
-            f"own, and give {option}: file.py:name"
+            f"a script. To import it here, put it into a file and give {option}: file.py:name"
         )
     if not source or not attribute:
         raise ConfigError(f"got {target!r}, expected path/to/file.py:Name or package.module:Name")
@@ -92,17 +91,15 @@ def import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     resolved = path.resolve()
-    main = sys.modules.get("__main__")
-    running = getattr(main, "__file__", None)
-    if main is not None and running is not None and Path(running).resolve() == resolved:
+    main = sys.modules["__main__"]
+    if (running := getattr(main, "__file__", None)) and Path(running).resolve() == resolved:
         return main
     # The name is stable and registered, so that objects of the file can be copied and pickled.
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:8]
     name = f"turnwise_user_{path.stem}_{digest}"
     stamp = (resolved.stat().st_mtime_ns, resolved.stat().st_size)
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, _STAMP, None) == stamp:
-        return known
+    if name in sys.modules and getattr(sys.modules[name], _STAMP, None) == stamp:
+        return sys.modules[name]
     spec: Any = importlib.util.spec_from_file_location(name, resolved)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -123,8 +120,7 @@ def _import_module(name: str, target: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"there is no module {name!r} for {target!r}. "
-            "A file is written with its ending: path/to/file.py:Name"
+            f"there is no module {name!r} for {target!r}. A file is written with its ending, .py"
         ) from None
 
 
@@ -136,8 +132,7 @@ def _guarded(name: str) -> Iterator[None]:
         yield
     except SystemExit as error:
         raise ConfigError(
-            f"{name} ended with {error!r} when it was imported. Put what the file does as a "
-            f"script under the line\n{_GUARD}"
+            f"{name} ended with {error!r} when it was imported. Put its script under\n{_GUARD}"
         ) from error
     finally:
         _importing.pop()
@@ -199,7 +194,6 @@ def code_name(value: object) -> str:
 
 
 def _definition(value: Any) -> Any:
-    """Return the function or class that a file defines."""
     while isinstance(value, functools.partial):
         value = value.func
     value = inspect.unwrap(value) if callable(value) else value
@@ -245,14 +239,13 @@ def is_lost(label: str) -> bool:
 @contextlib.contextmanager
 def settings_from(folder: str | os.PathLike[str] | None, *, is_trusted: bool) -> Iterator[None]:
     """Treat settings in this block as read from a run folder; None: as the user's own."""
-    if folder is None or is_trusted:
-        yield
-        return
-    _untrusted.append(Path(folder))
+    folders = [] if folder is None or is_trusted else [Path(folder)]
+    _untrusted.extend(folders)
     try:
         yield
     finally:
-        _untrusted.remove(Path(folder))
+        for path in folders:
+            _untrusted.remove(path)
 
 
 def require_code(target: str, folder: Path | None = None) -> None:
@@ -260,35 +253,35 @@ def require_code(target: str, folder: Path | None = None) -> None:
 
     `folder` is where a module will be looked for first; without it, it is looked for in `sys.path`.
     """
-    _require(_locate(target, folder), f"code that would be run: {target}")
+    _require(*_locate(target, folder), named=f"code that would be run: {target}")
 
 
 def remember_code(target: str) -> None:
     """Record that the user ran this code: a run folder that names it may use it later."""
     if not _untrusted:
-        _remember(_locate(target))
+        _remember(*_locate(target))
 
 
 def require_model_code(name_or_path: str | os.PathLike[str]) -> None:
     """Refuse, in the same way, the Python code that comes with a model."""
     named = f"the Python code that comes with the model {os.fspath(name_or_path)}"
-    _require(_locate_model(name_or_path), f"code that would be run: {named}")
+    _require(*_locate_model(name_or_path), named=f"code that would be run: {named}")
 
 
 def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:
     """Return whether `require_model_code` would allow it."""
-    return _is_allowed(_locate_model(name_or_path))
+    return _is_allowed(_locate_model(name_or_path)[0])
 
 
 def require_use(what: str) -> None:
     """Refuse, in the same way, anything else that runs code: a command, a server, a cluster."""
-    _require(_Code(f"use {what}"), what)
+    _require(f"use {what}", named=what)
 
 
 def remember_use(what: str) -> None:
     """Record that the user used this, as `remember_code` does for code."""
     if not _untrusted:
-        _remember(_Code(f"use {what}"))
+        _remember(f"use {what}")
 
 
 def remember_agent(label: str | None) -> None:
@@ -308,72 +301,60 @@ def is_in_run(path: Path) -> bool:
     return any((folder / mark).is_file() for folder in path.parents for mark in marks)
 
 
-class _Code(NamedTuple):
-    """What would be run."""
-
-    text: str
-    """Identifies it from any working directory."""
-    path: Path | None = None
-    """Its file or folder."""
-
-
-def _locate(target: str, folder: Path | None = None) -> _Code:
+def _locate(target: str, folder: Path | None = None) -> tuple[str, Path | None]:
+    """Return what identifies code from any working directory, and its file or folder."""
     source, _, name = target.rpartition(":")
     if source.endswith(".py"):
         path = Path(source).resolve()
-        return _Code(f"file {path}:{name}", path)
+        return f"file {path}:{name}", path
     # The location of the outermost package; to find an inner one would import it.
     first = [] if folder is None else [str(folder)]
     spec = PathFinder.find_spec(source.partition(".")[0], [*first, *sys.path])
     inner = list(spec.submodule_search_locations or []) if spec else []
     origin = (inner[0] if inner else spec.origin) if spec else None
     package = None if origin is None else Path(origin).resolve()
-    return _Code(f"module {source}:{name} in {package}", package)
+    return f"module {source}:{name} in {package}", package
 
 
-def _locate_model(name_or_path: str | os.PathLike[str]) -> _Code:
+def _locate_model(name_or_path: str | os.PathLike[str]) -> tuple[str, Path]:
     path = Path(name_or_path).expanduser().resolve()
-    return _Code(f"model {path if path.is_dir() else os.fspath(name_or_path)}", path)
+    return f"model {path if path.is_dir() else os.fspath(name_or_path)}", path
 
 
-def _require(code: _Code, named: str) -> None:
+def _require(code: str, path: Path | None = None, *, named: str) -> None:
     if not _is_allowed(code):
         raise ConfigError(
             f"the settings in {_untrusted[-1]} name {named}. Nobody has used it from there on "
             "this machine before, so it may be another person's. If you trust it, add "
             "--trust-remote-code (in Python: trust_remote_code=True)."
         )
-    _remember(code)
+    _remember(code, path)
 
 
-def _is_allowed(code: _Code) -> bool:
-    return not _untrusted or code.text in _remembered or code.text in _read_remembered()
+def _is_allowed(code: str) -> bool:
+    return not _untrusted or code in _remembered or _is_saved(code)
 
 
-def _remember(code: _Code) -> None:
+def _remember(code: str, path: Path | None = None) -> None:
     """Save it for later commands; if it cannot be saved, they will ask again."""
-    if code.text in _remembered:
+    if code in _remembered:
         return
-    _remembered.add(code.text)
+    _remembered.add(code)
     # Code in a run folder may be replaced together with the folder, so it is not saved.
-    is_in_folder = code.path is not None and is_in_run(code.path / "x")
-    if is_in_folder or code.text in _read_remembered():
+    if (path is not None and is_in_run(path / "x")) or _is_saved(code):
         return
     with contextlib.suppress(OSError, RuntimeError):
         file = _remembered_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "a", encoding="utf-8") as lines:
-            lines.write(f"{json.dumps(code.text)}\n")
+            lines.write(f"{json.dumps(code)}\n")
 
 
-def _read_remembered() -> list[str]:
-    codes = []
+def _is_saved(code: str) -> bool:
     # There may be no file yet or no home, and a full disk may have cut a line.
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        for line in _remembered_file().read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                codes.append(json.loads(line))
-    return codes
+        return json.dumps(code) in _remembered_file().read_text(encoding="utf-8").splitlines()
+    return False
 
 
 def _remembered_file() -> Path:

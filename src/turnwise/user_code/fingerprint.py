@@ -62,12 +62,12 @@ class _Walk:
             self._add_all([value.func, value.args, value.keywords])
         elif isinstance(value, ModuleType):
             self.lines.append(f"module {value.__name__}")
-            if not is_foreign(getattr(value, "__file__", None)):
-                # What a module defines itself: functions, classes and constants.
-                for name, item in sorted(vars(value).items()):
-                    is_constant = isinstance(item, _PLAIN) and not name.startswith("__")
-                    if is_constant or getattr(item, "__module__", None) == value.__name__:
-                        self.add(item)
+            # What a module defines itself: functions, classes and constants.
+            is_ours = not is_foreign(getattr(value, "__file__", None))
+            for name, item in sorted(vars(value).items()) if is_ours else ():
+                is_constant = isinstance(item, _PLAIN) and not name.startswith("__")
+                if is_constant or getattr(item, "__module__", None) == value.__name__:
+                    self.add(item)
         elif isinstance(value, type):
             self.lines.append(f"class {label}")
             if not is_foreign(_file_of_class(value)):

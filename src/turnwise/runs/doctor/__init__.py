@@ -176,44 +176,38 @@ def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
         return None
     return Finding(
         "shared-rows",
-        f"{' and '.join(texts)}: evaluations are in part on rows that are trained on, and look "
-        "better than they would on new rows.",
+        f"{' and '.join(texts)}: evaluations look better than they would on new rows.",
         "Remove these rows from one of the two datasets, or leave out eval_dataset: then a share "
         "of the training rows is held out by their content (training.eval_fraction).",
     )
 
 
 def _example_episodes(folder: RunFolder, codes: set[str]) -> dict[str, str]:
-    """Return the ids of episodes of the last stored step that show these findings, by code."""
     store, examples = EpisodeStore(folder.episodes, 0), dict[str, str]()
     with contextlib.suppress(Exception):  # the file may hold anything
         for step in store.steps()[-1:] if codes else ():
             for index, episode in enumerate(store.read(step)):
-                for code in codes - examples.keys():
-                    if any(_shows(code, episode, agent) for agent in episode.agents):
-                        examples[code] = f"train-{step}-{index}"
+                for agent in episode.agents:
+                    for code in _shown(episode, agent) & codes:
+                        examples.setdefault(code, f"train-{step}-{index}")
     return examples
 
 
-def _shows(code: str, episode: StoredEpisode, agent: StoredAgent) -> bool:
-    match code:
-        case "constant-reward" | "alike-groups" | "too-hard":
-            return True
-        case "errors":
-            return episode.status.is_error
-        case "out-of-turns" | "out-of-tokens" | "out-of-time" | "out-of-tool-calls":
-            return episode.status.endswith(code.removeprefix("out-of-").replace("-", "_"))
-        case "cut-turns":
-            return any(turn.finish_reason == "length" for turn in agent.turns)
-        case "malformed-calls":
-            return any(turn.malformed for turn in agent.turns)
-        case "unread-calls":
-            return any(not turn.calls for turn in agent.turns)
-        case "invalid-actions":
-            return any(turn.info.get("invalid_action") for turn in agent.turns)
-        case "success-unpaid" | "answer-shown":
-            return any(turn.info.get("success") for turn in agent.turns[-1:])
-        case "misplaced-reward":
-            rewards = (agent.reward.per_turn if agent.reward is not None else None) or [0.0]
-            return rewards[-1] <= 0 < max(rewards)
-    return False
+def _shown(episode: StoredEpisode, agent: StoredAgent) -> set[str]:
+    """Return the findings that an agent of an episode shows."""
+    turns, rewards = agent.turns, (agent.reward and agent.reward.per_turn) or [0.0]
+    limit = episode.status.removeprefix("truncated_by_").replace("_", "-")
+    succeeds = any(turn.info.get("success") for turn in turns[-1:])
+    shown = {
+        "errors": episode.status.is_error,
+        f"out-of-{limit}": episode.status.is_truncated,
+        "cut-turns": any(turn.finish_reason == "length" for turn in turns),
+        "malformed-calls": any(turn.malformed for turn in turns),
+        "unread-calls": any(not turn.calls for turn in turns),
+        "invalid-actions": any(turn.info.get("invalid_action") for turn in turns),
+        "success-unpaid": succeeds,
+        "answer-shown": succeeds,
+        "misplaced-reward": rewards[-1] <= 0 < max(rewards),
+        **dict.fromkeys(("constant-reward", "alike-groups", "too-hard"), True),
+    }
+    return {code for code, is_shown in shown.items() if is_shown}

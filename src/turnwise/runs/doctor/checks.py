@@ -42,8 +42,7 @@ def _most_frequent(history: History, prefix: str) -> str | None:
 
 
 @check(
-    "Read the failures in the run's log.txt; turnwise check-env finds most of an "
-    "environment's own.",
+    "Read the failures in log.txt; turnwise check-env finds most of an environment's own.",
     explains=_POINTLESS_TURNS,
 )
 def errors(history: History) -> str | None:
@@ -57,19 +56,13 @@ def errors(history: History) -> str | None:
 
 @check("Read the failures in log.txt, of what only evaluations play: held-out seeds, eval_dataset.")
 def failed_evaluation(history: History) -> str | None:
-    shares = {
-        name: share
-        for name, share in history.evaluation.items()
-        if name.endswith("/errors") and share > 0
-    }
-    if not shares:
+    shares = [(x, name) for name, x in history.evaluation.items() if name.endswith("/errors")]
+    share, name = max(shares, default=(0.0, ""))
+    if share == 0:
         return None
-    worst = max(shares, key=lambda name: shares[name])
-    result = "no result" if shares[worst] == 1 else "a result of the others alone"
-    return (
-        f"The newest evaluation ({worst.removesuffix('/errors')}) has {result}: "
-        f"{shares[worst]:.0%} of its episodes failed."
-    )
+    result = "no result" if share == 1 else "a result of the others alone"
+    kind = name.removesuffix("/errors")
+    return f"The newest evaluation ({kind}) has {result}: {share:.0%} of its episodes failed."
 
 
 @check(
@@ -104,8 +97,7 @@ def sampler_gap(history: History) -> str | None:
         return None  # which are more specific: `policy_lag` in asynchronous runs
     return (
         f"Sampler and learner disagree on the probabilities of the tokens: divergence "
-        f"{divergence:.2g}, worst log-prob {worst:.2g} apart (exact engines: under 1e-4). "
-        "What is learned from is not what was played."
+        f"{divergence:.2g}, worst log-prob {worst:.2g} apart (exact engines: under 1e-4)."
     )
 
 
@@ -148,8 +140,7 @@ def _explodes(history: History) -> bool:
 
 @check(
     "Lower training.learning_rate to a tenth, then to a hundredth, and begin anew or from a "
-    "checkpoint of before. training.max_grad_norm does not help: the optimiser's step has the size "
-    "of the learning rate.",
+    "checkpoint of before. training.max_grad_norm does not help: it does not limit Adam's steps.",
     explains=_LOST_POLICY,
     is_of_updates=True,
 )
@@ -162,14 +153,13 @@ def learning_rate_too_high(history: History) -> str | None:
         history.gradient_peak if _explodes(history) else None,
         history.first_jump if has_fallen else None,
     ]
-    text = " and ".join(
-        f"the {jump.name} went from {jump.before:.3g} to {jump.after:.3g} (step {jump.step})"
-        for jump in jumps
-        if jump is not None
+    text = " and the ".join(
+        f"{jump.name} went from {jump.before:.3g} to {jump.after:.3g} (step {jump.step})"
+        for jump in filter(None, jumps)
     )
     if not text:
         return None
-    text = text[0].upper() + text[1:]
+    text = f"The {text}"
     if (rate := history.steps[-1].get("learning_rate")) is not None:
         text += f" at a learning rate of {rate:.3g}"
     if has_fallen:
@@ -210,10 +200,10 @@ def unread_calls(history: History) -> str | None:
     if share is None or share < 0.3:
         return None
     most = _most_frequent(history, "unread_calls/")
-    written = f"in the format {most!r}" if most else "in another format"
+    written = f"the format {most!r}" if most else "another format"
     return (
-        f"{share:.0%} of the turns hold a tool call {written}, which the parser of this run does "
-        "not read: the calls reach the environment as plain text."
+        f"{share:.0%} of the turns hold a tool call in {written}, which the parser of this run "
+        "does not read: the calls reach the environment as plain text."
     )
 
 
@@ -297,10 +287,8 @@ def constant_reward(history: History) -> str | None:
     number = f"{num_episodes:.0f} episodes" if num_episodes else "episodes"
     who = f"{success:.0%}" if success else "none"
     outcome = f"; {who} of them succeeded" if history.reports_success else ""
-    return (
-        f"All {number} of the last {NUM_RECENT} steps earned exactly {reward:.4g}, whatever "
-        f"happened in them{outcome}."
-    )
+    earned = f"earned exactly {reward:.4g}, whatever happened in them"
+    return f"All {number} of the last {NUM_RECENT} steps {earned}{outcome}."
 
 
 for _limit, _words, _fix in (
@@ -343,11 +331,8 @@ def too_hard(history: History) -> str | None:
     if share is None or share < 0.8 or history.success() > 0.05 or history.has_no_spread():
         return None
     # Twenty steps show whether it is being learned all the same.
-    if (
-        not history.reports_success
-        or history.num_steps < 2 * NUM_STEADY
-        or history.is_rising(10, 20, 30)
-    ):
+    is_early = history.num_steps < 2 * NUM_STEADY
+    if is_early or not history.reports_success or history.is_rising(10, 20, 30):
         return None
     reward = history.mean("reward") or 0.0
     return (
@@ -370,10 +355,8 @@ def too_easy(history: History) -> str | None:
         how = f"{history.mean('reward'):.4g}, as much as the best episode so far"
     else:
         return None
-    return (
-        f"In {share:.0%} of the groups all members earned the same, {how}: solved, nothing is left "
-        "to learn from."
-    )
+    solved = "solved, nothing is left to learn from"
+    return f"In {share:.0%} of the groups all members earned the same, {how}: {solved}."
 
 
 @check(
@@ -434,15 +417,13 @@ def alike_groups(history: History) -> str | None:
     is_of_updates=True,
 )
 def steps_too_large(history: History) -> str | None:
-    moved, clipped = history.median("kl"), history.median("clip_fraction")
-    if (moved or 0.0) < 0.1 and (clipped or 0.0) < 0.4:
+    moved, clipped = history.median("kl") or 0.0, history.median("clip_fraction") or 0.0
+    if moved < 0.1 and clipped < 0.4:
         return None
     if history.num_steps < 2 * NUM_STEADY or history.is_rising() or history.is_solved():
         return None
-    return (
-        f"The policy moves too far in one update: KL {moved or 0.0:.2g}, "
-        f"{clipped or 0.0:.0%} of the tokens clipped."
-    )
+    how = f"KL {moved:.2g}, {clipped:.0%} of the tokens clipped"
+    return f"The policy moves too far in one update: {how}."
 
 
 @check(
@@ -489,8 +470,7 @@ def forgetting(history: History) -> str | None:
 
 
 @check(
-    "Read the episodes of highest reward. Give parts that can be had without success a "
-    "smaller weight, or pay them only with success."
+    "Read the episodes of highest reward. Pay parts that can be had without success less, or not."
 )
 def reward_hacking(history: History) -> str | None:
     ago = 2 * NUM_STEADY
@@ -518,10 +498,8 @@ def value_useless(history: History) -> str | None:
     has_spread = min(history.last("reward_std", num), default=1.0) > 1e-6
     if not has_spread or history.is_solved(num) or history.is_rising():
         return None  # nothing to explain, or not needed
-    return (
-        f"The value function explains nothing of the returns (explained variance {explained:.2g} "
-        f"over {num} steps; 1 is perfect, 0 a constant)."
-    )
+    how = f"explained variance {explained:.2g} over {num} steps; 1 is perfect, 0 a constant"
+    return f"The value function explains nothing of the returns ({how})."
 
 
 @check(
@@ -532,10 +510,8 @@ def updates_lost(history: History) -> str | None:
     changed = history.median("weights_changed", NUM_STEADY)
     if changed is None or changed >= 0.001 or history.num_steps < NUM_STEADY:
         return None
-    return (
-        f"A step of the optimiser moves {changed:.2%} of the weights: the others are rounded to "
-        "what they were, since the model is in half precision."
-    )
+    rounded = "the others are rounded to what they were, in half precision"
+    return f"A step of the optimiser moves {changed:.2%} of the weights: {rounded}."
 
 
 @check("Raise training.learning_rate (three to ten times).", explains=("not-rising",))
@@ -552,9 +528,8 @@ def steps_too_small(history: History) -> str | None:
 
 
 @check(
-    "If it is the best that can be had, the run is done. Else try a higher "
-    "training.learning_rate; a larger training.batch_size; reward for partial progress; set "
-    "training.warm_start"
+    "If it is the best that can be had, the run is done. Else raise training.learning_rate or "
+    "training.batch_size; reward partial progress; set training.warm_start"
 )
 def not_rising(history: History) -> str | None:
     half = NUM_FLAT // 2
@@ -579,7 +554,6 @@ def slow_episodes(history: History) -> str | None:
     if learner is None or engine is None or min(learner, engine) < 0.6:
         return None
     return (
-        f"For {NUM_STEADY} steps the learner waited for episodes {learner:.0%} of the time, and "
-        f"the engine had nothing to sample {engine:.0%} of it: environments, tools or rewards are "
-        "slow."
+        f"For {NUM_STEADY} steps the learner waited for episodes {learner:.0%} of the time and "
+        f"the engine was idle {engine:.0%} of it: environments, tools or rewards are slow."
     )

@@ -78,7 +78,6 @@ class History:
                 self._best[name] = level, self.num_steps
 
     def _note_jumps(self, metrics: Mapping[str, float]) -> None:
-        """Compare a step with those before it."""
         step = int(metrics.get("step", self.num_steps))
         norm, peak = metrics.get("grad_norm", 0.0), self.gradient_peak
         if norm > 0 and (peak is None or norm > peak.after):
@@ -86,6 +85,10 @@ class History:
             self.gradient_peak = Jump("norm of the gradient", step, before, norm)
         if self.first_jump is not None or not self.steps:
             return
+        for name in reversed(_WRITTEN):  # the first of them is kept
+            before, after = self.steps[-1].get(name, 0.0), metrics.get(name, 0.0)
+            if after - before >= _RISE:
+                self.first_jump = Jump(f"share of {name.replace('_', ' ')}", step, before, after)
         usual, entropy = self.known("entropy", NUM_RECENT), metrics.get("entropy")
         if usual and entropy is not None:
             before = statistics.median(usual)
@@ -93,12 +96,6 @@ class History:
             has_fallen = before >= 0.1 and entropy <= before / _FACTOR
             if has_fallen or entropy >= max(before * _FACTOR, 1.0):
                 self.first_jump = Jump("entropy", step, before, entropy)
-                return
-        for name in _WRITTEN:
-            before, after = self.steps[-1].get(name, 0.0), metrics.get(name, 0.0)
-            if after - before >= _RISE:
-                self.first_jump = Jump(f"share of {name.replace('_', ' ')}", step, before, after)
-                return
 
     def last(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> list[float]:
         """Return the values of `num` steps that end `ago` steps ago; [] if one is missing."""
