@@ -76,8 +76,7 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
 def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise ApiError(
-            f"tools.{number}: a tool of type {tool.get('type')!r} runs on Anthropic's servers and "
-            "is not supported by this one",
+            f"tools.{number}: a tool of type {tool.get('type')!r} runs on Anthropic's servers only",
             param="tools",
         )
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool.get("input_schema")}

@@ -221,18 +221,16 @@ class Gateway:
         is_allowed = key is None or hmac.compare_digest(given.encode(), key.encode())
         if session is None or not is_allowed:
             raise ApiError(
-                "Incorrect API key provided, or the episode has ended. An agent's client needs the "
-                "llm.base_url and llm.api_key of the same episode, a client of turnwise serve the "
-                "one that the server printed: 'Authorization: Bearer KEY'.",
+                "Incorrect API key provided, or the episode has ended. An agent needs the api_key "
+                "of its llm, a client of turnwise serve the key that the server printed.",
                 status=401,
                 code="invalid_api_key",
             )
         hosts, origins = (request.headers.getlist(name) for name in ("host", "origin"))
         if key is None and not is_same_site(hosts, origins):
             raise ApiError(
-                "Without an API key, only requests to an address or the name of this machine are "
-                f"served, and no web pages of other sites: got {[*hosts, *origins]!r:.200}. Start "
-                "the server with --api-key, and send the key.",
+                "Without an API key, only requests from this machine's own addresses are served, "
+                f"got {[*hosts, *origins]!r:.200}. Start the server with --api-key, and send it.",
                 status=403,
                 code="forbidden",
             )
@@ -308,9 +306,7 @@ async def _read_json(request: Request) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, RecursionError):
-        raise ApiError(
-            "We could not parse the JSON body of your request.", code="invalid_json"
-        ) from None
+        raise ApiError("the body of the request is no JSON", code="invalid_json") from None
 
 
 async def _unless_disconnected(request: Request, work: Any) -> Any:

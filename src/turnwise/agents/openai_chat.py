@@ -32,6 +32,7 @@ _REFUSED = (
     "audio", "functions", "function_call", "logit_bias", "prediction", "web_search_options",
     "frequency_penalty", "presence_penalty", "top_logprobs",
 )  # fmt: skip
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class TemplateVariables(Shape):
@@ -169,10 +170,9 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def _chat_message(message: Mapping[str, Any], number: int) -> Message:
     """One message with its content as text; raises ApiError for what is no text."""
     role = message.get("role")
-    if role not in ("system", "developer", "user", "assistant", "tool"):
+    if role not in _ROLES:
         raise ApiError(
-            f"messages[{number}].role got {role!r}, expected system, developer, user, assistant or "
-            "tool",
+            f"messages[{number}].role got {role!r}, expected {', '.join(_ROLES)}",
             param=f"messages.{number}.role",
         )
     kept: dict[str, Any] = {

@@ -114,9 +114,8 @@ class Sent:
         self.thought += delta.thought
         self.text += delta.text
 
-    def remaining(self, reply: ChatReply) -> tuple[str, str]:
-        """Return the thought and the text that are still to be shown."""
-        thought, text = reply.thought, reply.content
+    def remaining(self, thought: str, text: str) -> tuple[str, str]:
+        """Return of a thought and a text what is still to be shown."""
         return (
             thought[len(self.thought) :] if thought.startswith(self.thought) else "",
             text[len(self.text) :] if text.startswith(self.text) else "",

@@ -49,8 +49,7 @@ def check_agent(agent: Any) -> AgentSource:
         except TypeError as error:
             name = getattr(agent, "__name__", type(agent).__name__)
             raise ConfigError(
-                f"agent {name} cannot be called as {name}(task, llm): {error}. Write it with these "
-                "two arguments."
+                f"agent {name} cannot be called as {name}(task, llm): {error}"
             ) from None
         except ValueError:  # a function of C, which does not say what it takes
             pass
@@ -119,8 +118,7 @@ async def _run_command(command: str, task: Mapping[str, Any], llm: LLM) -> Comma
             except ValueError:
                 raise ConfigError(
                     f"the agent wrote {text[:80]!r} into $TURNWISE_REWARD_FILE, expected a number "
-                    "or an object of numbers as JSON. Write 0.5 or "
-                    '{"success": true}, for example.'
+                    'or an object of numbers as JSON, such as 0.5 or {"success": true}'
                 ) from None
         return CommandResult(code, output.decode(errors="replace"), reward)
 

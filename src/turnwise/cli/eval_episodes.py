@@ -207,7 +207,7 @@ def _collector_for(
 
     def make(setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
         if isinstance(source, EpisodeSource):
-            return source.expert_episode(setup, task)
+            return source.episode(setup, task, by_expert=True)
         if served is not None:
             return chat_episode(setup, source, served.reply, task)
         return player_episode(setup, source, agent(task.seed, task.member), task)

@@ -135,8 +135,7 @@ class Actions:
                     result = await self._tools.execute_async(call, self.context)
             except TimeoutError:
                 raise DeadlineExceeded(
-                    f"tool {call.name} took longer than {timeout:g} s. Make it faster, or raise "
-                    "limits.tool_timeout."
+                    f"tool {call.name} took longer than {timeout:g} s (limits.tool_timeout)"
                 ) from None
         turn.tool_results = [*turn.tool_results, result]
         call.success, call.result = result.success, result.value

@@ -42,7 +42,8 @@ def played_streams(
             setup.reward = RewardFunction(lambda trajectory: 0.0)  # not used, as below
             async with asyncio.TaskGroup() as group:
                 playing = [
-                    group.create_task(source.expert_episode(setup, task).run()) for task in tasks
+                    group.create_task(source.episode(setup, task, by_expert=True).run())
+                    for task in tasks
                 ]
             return [task.result() for task in playing]
         results = []
