@@ -36,7 +36,7 @@ class CommandResult:
     """What it wrote into the file `$TURNWISE_REWARD_FILE`, as JSON."""
 
 
-def check_agent(agent: Any) -> AgentSource:
+def check_agent(agent: AgentSource) -> AgentSource:
     """Refuse what cannot be called as an agent."""
     if not callable(agent) and not (isinstance(agent, str) and agent.strip()):
         raise ConfigError(
@@ -53,8 +53,7 @@ def check_agent(agent: Any) -> AgentSource:
             ) from None
         except ValueError:  # a function of C, which does not say what it takes
             pass
-    source: AgentSource = agent
-    return source
+    return agent
 
 
 async def run_agent(
