@@ -69,7 +69,7 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
         parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
         max_tokens=fields.max_tokens,
         stop=stop_strings(fields.stop_sequences),
-        sampling=read_sampling(fields.temperature, fields.top_p, fields.top_k),
+        sampling=read_sampling(fields),
     )
 
 

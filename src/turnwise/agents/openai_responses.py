@@ -82,7 +82,7 @@ def parse(data: Any, earlier: Mapping[str, Sequence[Message]]) -> tuple[Response
         **tool_choice(fields.tool_choice, tools),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         max_tokens=fields.max_output_tokens,
-        sampling=read_sampling(fields.temperature, fields.top_p),
+        sampling=read_sampling(fields),
         response_id=f"resp_{fields._name}",
         has_instructions=bool(fields.instructions),
     )

@@ -190,10 +190,9 @@ class _PlayedBy(EpisodeSource):
 
     make: Callable[[EpisodeSetup, EpisodeTask], PlayableEpisode]
 
-    def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
-        return self.make(setup, task)
-
-    def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
+    def episode(
+        self, setup: EpisodeSetup, task: EpisodeTask, attempt: int = 1, *, by_expert: bool = False
+    ) -> PlayableEpisode:
         return self.make(setup, task)
 
 
