@@ -69,15 +69,14 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
         parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
         max_tokens=fields.max_tokens,
         stop=stop_strings(fields.stop_sequences),
-        sampling=read_sampling(fields.temperature, fields.top_p, fields.top_k),
+        sampling=read_sampling(fields),
     )
 
 
 def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise ApiError(
-            f"tools.{number}: a tool of type {tool.get('type')!r} runs on Anthropic's servers and "
-            "is not supported by this one",
+            f"tools.{number}: a tool of type {tool.get('type')!r} runs on Anthropic's servers only",
             param="tools",
         )
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool.get("input_schema")}

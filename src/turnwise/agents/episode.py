@@ -43,22 +43,18 @@ class AgentEpisodes(EpisodeSource):
         self._gateway: Gateway | None = None
         self._starting = threading.Lock()
 
-    def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> AgentEpisode:
-        """Make the episode of a task."""
-        seeds = (task.seed, task.group, task.member)
-        session = AgentSession(setup, seeds=seeds, thoughts=self.thoughts)
-        return AgentEpisode(setup, self, session, task, attempt)
-
-    def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> AgentEpisode:
-        """Make an episode of a task in which the expert replies in the model's place."""
-        if self.expert is None:
+    def episode(
+        self, setup: EpisodeSetup, task: EpisodeTask, attempt: int = 1, *, by_expert: bool = False
+    ) -> AgentEpisode:
+        """Make the episode of a task; `by_expert`, the expert replies in the model's place."""
+        if by_expert and self.expert is None:
             raise ConfigError(
                 "there is no expert for the agent. Pass Trainer(agent=..., expert=expert), or set "
                 "expert: file.py:function; it takes (messages, tools) and returns the reply."
             )
-        seeds = (task.seed, task.group, task.member)
-        session = ExpertSession(setup, self.expert, seeds=seeds, thoughts=self.thoughts)
-        return AgentEpisode(setup, self, session, task)
+        make = functools.partial(ExpertSession, expert=self.expert) if by_expert else AgentSession
+        session = make(setup, seeds=(task.seed, task.group, task.member), thoughts=self.thoughts)
+        return AgentEpisode(setup, self, session, task, attempt)
 
     @property
     def gateway(self) -> Gateway:

@@ -72,8 +72,7 @@ class ExpertSession(AgentSession):
         ]:
             raise ConfigError(
                 f"the expert's turn {text!r:.200} is read as {len(parsed)} tool calls, expected "
-                f"{len(calls)}: the format of this model's chat template cannot write it, or the "
-                "request has no tools. Reply with one call at a time, or with a text."
+                f"{len(calls)}. Reply with one call at a time, or with a text."
             )
         wanted = (limits.max_tokens_per_turn, request.max_tokens)
         most = min((number for number in wanted if number is not None), default=len(ids))
@@ -85,8 +84,8 @@ class ExpertSession(AgentSession):
         if len(prompt.ids) + len(ids) > self._setup.max_tokens:
             self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS
             raise ConfigError(
-                f"the expert's conversation has {len(prompt.ids) + len(ids)} tokens, which is more "
-                "than limits.max_tokens or the model's context"
+                f"the expert's conversation has {len(prompt.ids) + len(ids)} tokens, at most "
+                f"{self._setup.max_tokens} fit (limits.max_tokens, the model's context)"
             )
         return ids
 

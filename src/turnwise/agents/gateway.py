@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -67,35 +67,29 @@ class LLM:
         }
 
 
+@dataclass
 class Gateway:
     """Serves the sessions of episodes over HTTP; use it as a context manager."""
 
-    def __init__(
-        self,
-        model: str = "policy",
-        host: str = HOST,
-        port: int = 0,
-        on_request: Callable[[ServedRequest], None] | None = None,
-    ) -> None:
-        self.model = model
-        self._on_request = on_request
-        self._host = host
-        self._port = port
-        self._episodes: dict[str, tuple[AgentSession, str | None]] = {}
-        """The session and the key of each episode; None: no key is asked for."""
-        self._listener: socket.socket | None = None
-        self._server: AppServer | None = None
-        self._thread = LoopThread("gateway")
-        self._serving: LoopCall[None] | None = None
-        self.address = ""
+    model: str = "policy"
+    host: str = HOST
+    port: int = 0
+    on_request: Callable[[ServedRequest], None] | None = None
+    address: str = ""
+    _episodes: dict[str, tuple[AgentSession, str | None]] = field(default_factory=dict)
+    """The session and the key of each episode; None: no key is asked for."""
+    _listener: socket.socket | None = None
+    _server: AppServer | None = None
+    _thread: LoopThread = field(default_factory=functools.partial(LoopThread, "gateway"))
+    _serving: LoopCall[None] | None = None
 
     def listen(self) -> Gateway:
         """Take the port; connections wait there until `start`."""
         try:
-            listener = open_listener(self._host, [self._port])
+            listener = open_listener(self.host, [self.port])
         except OSError as error:
             raise ConfigError(
-                f"cannot listen at {self._host}, port {self._port}: {error.strerror or error}. "
+                f"cannot listen at {self.host}, port {self.port}: {error.strerror or error}. "
                 "Choose another port, or 0 for a free one."
             ) from error
         host, port = listener.getsockname()[:2]
@@ -205,10 +199,10 @@ class Gateway:
         return JSONResponse(api.error_body(error), error.status, {"x-should-retry": "false"})
 
     def _report(self, request: Request, status: int, started: float) -> None:
-        if self._on_request is not None:
+        if self.on_request is not None:
             prompt, sampled = getattr(request.state, "num_tokens", (0, 0))
             path, seconds = request.url.path, time.monotonic() - started
-            self._on_request(ServedRequest(request.method, path, status, prompt, sampled, seconds))
+            self.on_request(ServedRequest(request.method, path, status, prompt, sampled, seconds))
 
     def _session(self, request: Request) -> AgentSession:
         """Return the session of a request's episode, if its key is the episode's own."""
@@ -221,18 +215,16 @@ class Gateway:
         is_allowed = key is None or hmac.compare_digest(given.encode(), key.encode())
         if session is None or not is_allowed:
             raise ApiError(
-                "Incorrect API key provided, or the episode has ended. An agent's client needs the "
-                "llm.base_url and llm.api_key of the same episode, a client of turnwise serve the "
-                "one that the server printed: 'Authorization: Bearer KEY'.",
+                "Incorrect API key provided, or the episode has ended. An agent needs the api_key "
+                "of its llm, a client of turnwise serve the key that the server printed.",
                 status=401,
                 code="invalid_api_key",
             )
         hosts, origins = (request.headers.getlist(name) for name in ("host", "origin"))
         if key is None and not is_same_site(hosts, origins):
             raise ApiError(
-                "Without an API key, only requests to an address or the name of this machine are "
-                f"served, and no web pages of other sites: got {[*hosts, *origins]!r:.200}. Start "
-                "the server with --api-key, and send the key.",
+                "Without an API key, only requests from this machine's own addresses are served, "
+                f"got {[*hosts, *origins]!r:.200}. Start the server with --api-key, and send it.",
                 status=403,
                 code="forbidden",
             )
@@ -308,9 +300,7 @@ async def _read_json(request: Request) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, RecursionError):
-        raise ApiError(
-            "We could not parse the JSON body of your request.", code="invalid_json"
-        ) from None
+        raise ApiError("the body of the request is no JSON", code="invalid_json") from None
 
 
 async def _unless_disconnected(request: Request, work: Any) -> Any:

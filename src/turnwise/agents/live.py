@@ -2,15 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.agents.requests import ApiError, ChatReply, Delta, pieces
+from turnwise.agents.requests import ApiError, ChatReply, Delta, Sent, pieces
 from turnwise.tools.thoughts import HARMONY_MARKS, THOUGHT_MARKS, answer_of, read_thought
 
 _REFINEMENT = 256
 """Long texts are decoded after every 1/256 of their tokens, so that the cost stays linear."""
 
 
+@dataclass
 class LiveText:
     """Finds what of a growing turn can be sent already: beginnings of its thought and its text.
 
@@ -19,47 +21,39 @@ class LiveText:
     its end, and so does every reply in the format harmony.
     """
 
-    def __init__(
-        self,
-        decode: Callable[[Sequence[int]], str],
-        send: Callable[[Delta], None],
-        *,
-        num_prompt_tokens: int,
-        in_thought: bool,
-        may_call: bool,
-        stops: tuple[str, ...],
-    ) -> None:
-        self._decode, self._send = decode, send
-        self._num_prompt_tokens = num_prompt_tokens
-        self._in_thought, self._may_call, self._stops = in_thought, may_call, stops
-        self._next = 0
-        self._thought = self._text = ""
+    decode: Callable[[Sequence[int]], str]
+    send: Callable[[Delta], None]
+    num_prompt_tokens: int
+    in_thought: bool
+    may_call: bool
+    stops: tuple[str, ...]
+    _next: int = 0
+    _sent: Sent = field(default_factory=Sent)
 
     def add(self, ids: Sequence[int]) -> None:
         """Take all tokens so far, and send what is new."""
         if len(ids) < self._next:
             return
         self._next = len(ids) + 1 + len(ids) // _REFINEMENT
-        thought, text = self._read(self._decode(ids))
-        new_thought = thought.removeprefix(self._thought)
-        new_text = text.removeprefix(self._text)
+        thought, text = self._read(self.decode(ids))
         # A second thought can make a thought of the text before it. Then the rest is not sent.
-        is_longer = thought.startswith(self._thought) and text.startswith(self._text)
-        if is_longer and (new_thought or new_text):
-            self._thought, self._text = thought, text
-            self._send(Delta(new_thought, new_text, self._num_prompt_tokens))
+        is_longer = thought.startswith(self._sent.thought) and text.startswith(self._sent.text)
+        delta = Delta(*self._sent.remaining(thought, text), self.num_prompt_tokens)
+        if is_longer and (delta.thought or delta.text):
+            self._sent.add(delta)
+            self.send(delta)
 
     def _read(self, text: str) -> tuple[str, str]:
         text = text.rstrip("\ufffd")
-        for stop in self._stops:
+        for stop in self.stops:
             text = text.partition(stop)[0]
-        marks = (*self._stops, *THOUGHT_MARKS)
+        marks = (*self.stops, *THOUGHT_MARKS)
         ends = (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
         text = text[: len(text) - max(ends, default=0)]  # the end may become one of the marks
         if any(mark in text for mark in HARMONY_MARKS):
             return "", ""
-        thought = read_thought(text, in_thought=self._in_thought)
-        answer = "" if self._may_call else answer_of(text, in_thought=self._in_thought)
+        thought = read_thought(text, in_thought=self.in_thought)
+        answer = "" if self.may_call else answer_of(text, in_thought=self.in_thought)
         return thought, answer.rstrip()
 
 

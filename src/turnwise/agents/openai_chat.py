@@ -32,14 +32,7 @@ _REFUSED = (
     "audio", "functions", "function_call", "logit_bias", "prediction", "web_search_options",
     "frequency_penalty", "presence_penalty", "top_logprobs",
 )  # fmt: skip
-
-
-class TemplateVariables(Shape):
-    """Variables of the chat template, as vLLM and SGLang take them."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-    """The same under the name that some templates have."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ChatCompletionBody(Shape):
@@ -64,7 +57,8 @@ class ChatCompletionBody(Shape):
     stream_options: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    chat_template_kwargs: TemplateVariables | None = None
+    chat_template_kwargs: dict[Literal["enable_thinking", "thinking"], bool | None] | None = None
+    """As vLLM and SGLang take them; some templates have the second name for the first variable."""
 
 
 def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequest]:
@@ -73,8 +67,8 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequ
     if fields.response_format and fields.response_format.get("type", "text") != "text":
         raise unsupported("response_format")
     tools = fields.tools or []
-    variables = fields.chat_template_kwargs or TemplateVariables()
-    thinks = variables.thinking if variables.enable_thinking is None else variables.enable_thinking
+    variables = fields.chat_template_kwargs or {}
+    thinks = variables.get("enable_thinking")
     request = ChatRequest(
         [_chat_message(message, number) for number, message in enumerate(fields.messages)],
         tools,
@@ -83,9 +77,9 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequ
         num_replies=fields.n or 1,
         max_tokens=fields.max_completion_tokens or fields.max_tokens,
         stop=stop_strings(fields.stop),
-        sampling=read_sampling(fields.temperature, fields.top_p, fields.top_k, fields.min_p),
+        sampling=read_sampling(fields),
         seed=fields.seed,
-        enable_thinking=thinks,
+        enable_thinking=variables.get("thinking") if thinks is None else thinks,
         wants_log_probs=bool(fields.logprobs),
     )
     return fields, request
@@ -169,10 +163,9 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def _chat_message(message: Mapping[str, Any], number: int) -> Message:
     """One message with its content as text; raises ApiError for what is no text."""
     role = message.get("role")
-    if role not in ("system", "developer", "user", "assistant", "tool"):
+    if role not in _ROLES:
         raise ApiError(
-            f"messages[{number}].role got {role!r}, expected system, developer, user, assistant or "
-            "tool",
+            f"messages[{number}].role got {role!r}, expected {', '.join(_ROLES)}",
             param=f"messages.{number}.role",
         )
     kept: dict[str, Any] = {

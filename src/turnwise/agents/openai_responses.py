@@ -82,7 +82,7 @@ def parse(data: Any, earlier: Mapping[str, Sequence[Message]]) -> tuple[Response
         **tool_choice(fields.tool_choice, tools),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         max_tokens=fields.max_output_tokens,
-        sampling=read_sampling(fields.temperature, fields.top_p),
+        sampling=read_sampling(fields),
         response_id=f"resp_{fields._name}",
         has_instructions=bool(fields.instructions),
     )
@@ -91,8 +91,7 @@ def parse(data: Any, earlier: Mapping[str, Sequence[Message]]) -> tuple[Response
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise ApiError(
-            f"a tool of type {tool.get('type')!r} is not supported by this server; expected "
-            "function",
+            f"a tool of type {tool.get('type')!r} is not supported; expected function",
             code="unsupported_parameter",
             param="tools",
         )
@@ -133,8 +132,8 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
             messages.append({"role": role, "content": content})
         else:
             raise ApiError(
-                f"{param} got an item of type {kind!r} and role {item.get('role')!r}; expected a "
-                "message, reasoning, function_call or function_call_output",
+                f"{param} got {kind!r} of the role {item.get('role')!r}; expected a message, "
+                "reasoning, function_call or function_call_output",
                 param=param,
             )
     return messages

@@ -114,9 +114,8 @@ class Sent:
         self.thought += delta.thought
         self.text += delta.text
 
-    def remaining(self, reply: ChatReply) -> tuple[str, str]:
-        """Return the thought and the text that are still to be shown."""
-        thought, text = reply.thought, reply.content
+    def remaining(self, thought: str, text: str) -> tuple[str, str]:
+        """Return of a thought and a text what is still to be shown."""
         return (
             thought[len(self.thought) :] if thought.startswith(self.thought) else "",
             text[len(self.text) :] if text.startswith(self.text) else "",
@@ -183,19 +182,15 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def read_sampling(
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-) -> SamplingParams | None:
+def read_sampling(fields: BaseModel) -> SamplingParams | None:
     """Return sampling parameters, if a request has any."""
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    names = ("temperature", "top_p", "top_k", "min_p")
+    given = {name: getattr(fields, name, None) for name in names}
     chosen = {name: value for name, value in given.items() if value is not None}
     if chosen.get("top_k") == -1:  # vLLM's word for all
         chosen["top_k"] = 0
     try:
-        return SamplingParams(**chosen) if chosen else None  # type: ignore[arg-type]
+        return SamplingParams(**chosen) if chosen else None
     except ConfigError as error:
         raise ApiError(str(error)) from error
 

@@ -36,7 +36,7 @@ class CommandResult:
     """What it wrote into the file `$TURNWISE_REWARD_FILE`, as JSON."""
 
 
-def check_agent(agent: Any) -> AgentSource:
+def check_agent(agent: AgentSource) -> AgentSource:
     """Refuse what cannot be called as an agent."""
     if not callable(agent) and not (isinstance(agent, str) and agent.strip()):
         raise ConfigError(
@@ -49,13 +49,11 @@ def check_agent(agent: Any) -> AgentSource:
         except TypeError as error:
             name = getattr(agent, "__name__", type(agent).__name__)
             raise ConfigError(
-                f"agent {name} cannot be called as {name}(task, llm): {error}. Write it with these "
-                "two arguments."
+                f"agent {name} cannot be called as {name}(task, llm): {error}"
             ) from None
         except ValueError:  # a function of C, which does not say what it takes
             pass
-    source: AgentSource = agent
-    return source
+    return agent
 
 
 async def run_agent(
@@ -119,8 +117,7 @@ async def _run_command(command: str, task: Mapping[str, Any], llm: LLM) -> Comma
             except ValueError:
                 raise ConfigError(
                     f"the agent wrote {text[:80]!r} into $TURNWISE_REWARD_FILE, expected a number "
-                    "or an object of numbers as JSON. Write 0.5 or "
-                    '{"success": true}, for example.'
+                    'or an object of numbers as JSON, such as 0.5 or {"success": true}'
                 ) from None
         return CommandResult(code, output.decode(errors="replace"), reward)
 

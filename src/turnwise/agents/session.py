@@ -298,16 +298,14 @@ class AgentSession:
         opening = self._opening(request.must_call) if request.must_call else ()
         try:
             turn = await sample_turn(setup, generation, opening)
+            if turn.finish_reason is FinishReason.DEADLINE:
+                raise too_slow(timeout)
         except Exception as error:
             self._check_time()  # it may have cut the turn
             self.failure = error
             raise ApiError(
                 f"the engine failed: {error}", status=500, code="server_error"
             ) from error
-        if turn.finish_reason is FinishReason.DEADLINE:
-            self._check_time()
-            self.failure = too_slow(timeout)
-            raise ApiError(str(self.failure), status=500, code="server_error")
         return turn
 
     def _opening(self, names: Sequence[str]) -> list[int]:

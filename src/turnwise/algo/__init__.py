@@ -1,7 +1,8 @@
 """Algorithms: pure functions on tensors. Advantages, policy and value losses, KL, correction.
 
 Shapes are [B, T]: a batch of B episodes, T tokens each, of which `response_mask` marks those that
-the policy sampled. What takes a mask never lets a masked token change a result.
+the policy sampled. What takes a mask never lets a masked token change a result. Estimators return
+advantages and returns, [B, T] each, and `index` [B] is the group of each episode.
 """
 
 from typing import TYPE_CHECKING

@@ -103,8 +103,8 @@ class AdvantageEstimator:
             need = ESTIMATOR_ARGUMENTS[name]
             if need is not None and not getattr(self, need):
                 raise ConfigError(
-                    f"the advantage estimator {self.name!r} takes {name!r}, which it has to "
-                    f"declare: AdvantageEstimator({self.name}, {need}=True)"
+                    f"the advantage estimator {self.name!r} takes {name!r}, and has to declare it: "
+                    f"AdvantageEstimator({self.name}, {need}=True)"
                 )
 
 
@@ -260,8 +260,7 @@ def look_up(setting: str, choice: Any, table: Mapping[str, Any]) -> Any:
 def get_advantage_estimator(choice: EstimatorChoice) -> AdvantageEstimator:
     """Return the estimator of that name; a function becomes one that declares no needs."""
     estimator = look_up("adv_estimator", choice, ADVANTAGE_ESTIMATORS)
-    is_record = isinstance(estimator, AdvantageEstimator)
-    return estimator if is_record else AdvantageEstimator(estimator)
+    return estimator if isinstance(estimator, AdvantageEstimator) else AdvantageEstimator(estimator)
 
 
 def get_policy_loss(choice: LossChoice) -> PolicyLoss:
@@ -293,9 +292,8 @@ class Algorithm:
         clip_range = (training.clip_ratio_low, training.clip_ratio_high)
         if clip_range != (None, None) and not loss.has_clip_range:
             raise ConfigError(
-                f"training.clip_ratio_low and clip_ratio_high got {clip_range}, and the policy "
-                f"loss {loss.name!r} has no clip range. Leave them at null, or take "
-                "training.policy_loss=ppo."
+                f"training.clip_ratio_low and clip_ratio_high got {clip_range}, expected null: the "
+                f"policy loss {loss.name!r} has no clip range"
             )
         checked_bounds(training.importance_bounds)
         return cls(estimator, loss)
@@ -320,9 +318,8 @@ def compute_advantages(
     shapes = [tuple(getattr(x, "shape", ())) for x in output] if isinstance(output, tuple) else None
     if shapes != [expected, expected]:
         raise ConfigError(
-            f"the advantage estimator {estimator.name!r} returned "
-            f"{shapes or type(output).__name__}, expected (advantages, returns): two tensors of "
-            f"the shape of response_mask, {expected}. One number per episode becomes "
-            "advantages[:, None] * response_mask."
+            f"advantage estimator {estimator.name!r} returned {shapes or type(output).__name__}, "
+            f"expected (advantages, returns), both {expected} as response_mask. One number per "
+            "episode becomes advantages[:, None] * response_mask."
         )
     return output

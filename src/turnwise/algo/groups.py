@@ -44,8 +44,7 @@ class Groups:
         labels = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if labels.shape != (len(rows),):
             raise ConfigError(
-                f"index got an array of shape {labels.shape}, expected one group for each of the "
-                f"{len(rows)} episodes: ({len(rows)},)"
+                f"index got an array of shape {labels.shape}, expected groups: ({len(rows)},)"
             )
         names, inverse = np.unique(labels, return_inverse=True)
         counts = np.bincount(inverse, minlength=len(names))

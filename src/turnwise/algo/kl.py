@@ -108,8 +108,7 @@ class KLController:
     ) -> None:
         if adaptive and not (target_kl and target_kl > 0 and horizon > 0):
             raise ConfigError(
-                f"an adaptive KLController got target_kl={target_kl} and horizon={horizon}, "
-                "expected numbers above 0"
+                f"an adaptive KLController got {target_kl=} and {horizon=}, expected more than 0"
             )
         self.value = float(init_kl_coef)
         self.target_kl = target_kl

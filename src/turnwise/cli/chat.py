@@ -208,7 +208,7 @@ class _Chat:
         )
         try:
             (reply,) = self._runner.run(self._model.session.complete(request, show))
-            thought, text = sent.remaining(reply)
+            thought, text = sent.remaining(reply.thought, reply.content)
             show(Delta(thought, text, reply.num_prompt_tokens))
         # asyncio raises the second for a Ctrl-C that comes just as the loop begins.
         except (KeyboardInterrupt, asyncio.CancelledError):

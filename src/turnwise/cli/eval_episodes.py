@@ -184,10 +184,9 @@ class _PlayedBy(EpisodeSource):
 
     make: Callable[[EpisodeSetup, EpisodeTask], PlayableEpisode]
 
-    def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
-        return self.make(setup, task)
-
-    def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
+    def episode(
+        self, setup: EpisodeSetup, task: EpisodeTask, attempt: int = 1, *, by_expert: bool = False
+    ) -> PlayableEpisode:
         return self.make(setup, task)
 
 
@@ -201,7 +200,7 @@ def _collector_for(
 
     def make(setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
         if isinstance(source, EpisodeSource):
-            return source.expert_episode(setup, task)
+            return source.episode(setup, task, by_expert=True)
         if served is not None:
             return chat_episode(setup, source, served.reply, task)
         return player_episode(setup, source, agent(task.seed, task.member), task)

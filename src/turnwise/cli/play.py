@@ -194,7 +194,7 @@ def play_episodes(
         if player in WITHOUT_MODEL:  # a person takes time, and has no tokens
             unlimited = ("max_seconds", "generation_timeout", "max_tokens", "max_context_tokens")
             limits = dataclasses.replace(setup.limits, **dict.fromkeys(unlimited))
-            setup = setup.with_limits(limits)
+            setup = setup.replaced(limits=limits)
         screen.setup = setup
 
         def ask(env: BaseEnvironment, observation: str) -> str:

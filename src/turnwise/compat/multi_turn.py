@@ -174,10 +174,7 @@ class MultiTurnInferenceEngine:
         **options: Any,
     ) -> None:
         if enable_tools and tool_manager is None:
-            raise ConfigError(
-                "enable_tools=True needs the tools: "
-                "tool_manager=MultiTurnManager(registry, parser, environment)"
-            )
+            raise ConfigError("enable_tools=True needs tool_manager=MultiTurnManager(registry)")
         self.engine = engine
         self.max_turns = max_turns
         self._manager = tool_manager if enable_tools else None
@@ -228,8 +225,7 @@ class MultiTurnInferenceEngine:
             raise ConfigError("there is nothing to answer: call add_message(text) first")
         if len(agent.record.turns) >= self.max_turns:
             raise ConfigError(
-                f"the conversation has reached max_turns={self.max_turns}. "
-                "Begin another with start_conversation(text)."
+                f"reached max_turns={self.max_turns}: begin another with start_conversation(text)"
             )
         if agent.tokens_left < 1:
             raise ConfigError(f"the context is full after {len(agent.record.stream)} tokens")
@@ -255,7 +251,7 @@ class MultiTurnInferenceEngine:
         number of the episode, counted from 0.
         """
         limits = dataclasses.replace(self._setup.limits, max_turns=max_turns or self.max_turns)
-        setup = self._setup.with_limits(limits)
+        setup = self._setup.replaced(limits=limits)
         if seed is None:
             seed, self._num_episodes = self._num_episodes, self._num_episodes + 1
         if environment is None and self._manager is not None:
@@ -308,10 +304,7 @@ class MultiTurnChatHarness:
     ) -> None:
         chosen = inference_engine if engine is None else engine
         if chosen is None or environment is None or None not in (inference_engine, engine):
-            raise ConfigError(
-                "MultiTurnChatHarness needs one engine and one environment: "
-                "MultiTurnChatHarness(engine, environment, max_turns=5)"
-            )
+            raise ConfigError("MultiTurnChatHarness needs one engine and one environment")
         self.inference_engine = chosen
         self.environment = environment
         self.max_turns = max_turns

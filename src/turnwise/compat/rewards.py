@@ -210,8 +210,7 @@ def _response_texts(data: Any, tokenizer: Any) -> list[str]:
         return list(responses)
     if tokenizer is None:
         raise ConfigError(
-            "the responses are token ids, and there is no tokenizer to decode them. "
-            "Pass tokenizer=, or a batch whose responses are texts."
+            "the responses are token ids. Pass tokenizer=, or a batch whose responses are texts."
         )
     rows: list[list[int]] = [as_plain(row) for row in responses]
     if _has(data.batch, "attention_mask"):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from turnwise.chat import Message
 from turnwise.episode.environment_session import EnvironmentSession
@@ -26,47 +27,38 @@ from turnwise.types import EpisodeStatus, StepResult
 _OVER_LIMIT = "No tool calls are left. Answer without tools."
 
 
+@dataclass
 class Actions:
-    """Carries out the turns of one episode.
+    """Carries out the turns of one episode."""
 
-    `messages` builds the messages of tool results; None if there is no conversation to add to.
-    """
-
-    def __init__(
-        self,
-        session: EnvironmentSession,
-        messages: MessageBuilder | None = None,
-        tools: ToolRegistry | None = None,
-        parser: ParserChoice = "auto",
-    ) -> None:
-        self._messages = messages
-        self._session = session
-        self._timer = session.timer
-        self._choice = parser
-        self._tools = tools
-        self._num_calls = 0
-        self._refused_in: TurnRecord | None = None
-        """The first turn with a call over the limit."""
-        self.parser: ActionParser | None = None
-        self.definitions: Sequence[ToolDefinition] = ()
-        self.context: ToolContext | None = None
+    session: EnvironmentSession
+    messages: MessageBuilder | None
+    """Builds the messages of tool results; None if there is no conversation to add to."""
+    tools: ToolRegistry | None
+    choice: ParserChoice
+    parser: ActionParser | None = None
+    definitions: Sequence[ToolDefinition] = ()
+    context: ToolContext | None = None
+    _num_calls: int = 0
+    _refused_in: TurnRecord | None = None
+    """The first turn with a call over the limit."""
 
     def begin(self) -> None:
         """Adds the environment's own tools; called when the environment has been reset."""
-        environment = self._session.environment
-        if self._tools is None:
+        environment = self.session.environment
+        if self.tools is None:
             if environment is None or not marked_tools(environment):
                 return
-            self._tools = ToolRegistry()
+            self.tools = ToolRegistry()
         if environment is not None:
-            self._tools = self._tools.bind(environment)
-        self.definitions = self._tools.definitions
-        self.context = self._tools.open_context(environment)
-        if isinstance(self._choice, str):
-            template = None if self._messages is None else self._messages.chat.template
-            self.parser = get_parser(self._choice, template=template, definitions=self.definitions)
+            self.tools = self.tools.bind(environment)
+        self.definitions = self.tools.definitions
+        self.context = self.tools.open_context(environment)
+        if isinstance(self.choice, str):
+            template = None if self.messages is None else self.messages.chat.template
+            self.parser = get_parser(self.choice, template=template, definitions=self.definitions)
         else:
-            self.parser = self._choice
+            self.parser = self.choice
 
     async def act(self, turn: TurnRecord) -> tuple[Sequence[Message], EpisodeStatus | None]:
         """Carries out a turn and records in it what that gave; one without tool calls is an action.
@@ -77,14 +69,14 @@ class Actions:
         answer = answer_of(turn.text, in_thought=turn.in_thought)
         if self.parser is None or (turn.in_thought and not answer):
             return await self._step(turn, answer)
-        with self._timer.component("tools"):
+        with self.session.timer.component("tools"):
             parsed = self.parser.parse(turn.text)
             if not parsed.calls:
                 turn.other_format = other_format(turn.text, self.parser, self.definitions)
         if parsed.is_empty:
             return await self._step(turn, answer)
         turn.malformed = parsed.malformed
-        turn.state = await self._session.describe("get_state_description")
+        turn.state = await self.session.describe("get_state_description")
         answers: list[tuple[str, str]] = []
         status: EpisodeStatus | None = None
         for call in parsed.calls:
@@ -96,57 +88,56 @@ class Actions:
             answers.append(("", f"A call could not be read: {parsed.malformed}"))
             turn.info.setdefault("invalid_action", True)
         turn.observation = "\n\n".join(text for _, text in answers)
-        environment = self._session.environment
+        environment = self.session.environment
         if status is None and environment is not None:
-            with self._timer.component("environment"):  # it may be a property
+            with self.session.timer.component("environment"):  # it may be a property
                 turn.done = bool(environment.done)
             if turn.done:
                 status = EpisodeStatus.DONE
-        return () if self._messages is None else self._messages.tool_results(answers), status
+        return () if self.messages is None else self.messages.tool_results(answers), status
 
     async def _step(
         self, turn: TurnRecord, answer: str
     ) -> tuple[Sequence[Message], EpisodeStatus | None]:
-        environment = self._session.environment
+        environment = self.session.environment
         if environment is None:  # the turn is the final answer
             turn.done = True
             return (), EpisodeStatus.DONE
-        with self._timer.component("environment"):
+        with self.session.timer.component("environment"):
             action = turn.text if environment.sees_thoughts else answer
-        turn.state, step = await self._session.step(action)
+        turn.state, step = await self.session.step(action)
         turn.observation = step.observation
         return [{"role": "user", "content": step.observation}], _add_step(turn, step)
 
     async def _call(self, call: ToolCall, turn: TurnRecord) -> tuple[str, EpisodeStatus | None]:
         """Executes one call; returns the text for the model, and the status if it ended."""
         turn.calls = [*turn.calls, call]
-        limits = self._session.limits
+        limits = self.session.limits
         if limits.max_tool_calls is not None and self._num_calls >= limits.max_tool_calls:
             call.success, call.result = False, _OVER_LIMIT
             self._refused_in = self._refused_in or turn
             was_told = self._refused_in is not turn  # and calls again
             return _OVER_LIMIT, EpisodeStatus.TRUNCATED_BY_TOOL_CALLS if was_told else None
         self._num_calls += 1
-        with self._timer.component("tools"):
-            assert self._tools is not None
-            timeout = self._timer.within(limits.tool_timeout)
+        with self.session.timer.component("tools"):
+            assert self.tools is not None
+            timeout = self.session.timer.within(limits.tool_timeout)
             try:
                 async with asyncio.timeout(timeout):
-                    result = await self._tools.execute_async(call, self.context)
+                    result = await self.tools.execute_async(call, self.context)
             except TimeoutError:
                 raise DeadlineExceeded(
-                    f"tool {call.name} took longer than {timeout:g} s. Make it faster, or raise "
-                    "limits.tool_timeout."
+                    f"tool {call.name} took longer than {timeout:g} s (limits.tool_timeout)"
                 ) from None
         turn.tool_results = [*turn.tool_results, result]
         call.success, call.result = result.success, result.value
-        with self._timer.component("environment"):
+        with self.session.timer.component("environment"):
             if result.failure is ToolFailure.ENVIRONMENT:
                 raise EnvironmentFault(result.text)
             return result.text, None if result.step is None else _add_step(turn, result.step)
 
     async def close(self) -> None:
-        timeout = self._session.limits.close_timeout
+        timeout = self.session.limits.close_timeout
         if self.context is not None:
             await self.context.aclose(10.0 if timeout is None else timeout)
 

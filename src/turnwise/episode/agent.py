@@ -196,9 +196,7 @@ class SubAgents:
             try:
                 prompt.encode(self._tree.writer)
             except ConfigError as error:
-                raise ToolError(
-                    f"the chat template cannot write these messages: {error}"
-                ) from error
+                raise ToolError(f"the template cannot write these messages: {error}") from error
             if len(prompt.ids) >= setup.max_tokens:
                 raise ToolError(
                     f"the messages have {len(prompt.ids)} tokens, and a conversation may have "

@@ -49,12 +49,10 @@ class EpisodeSource(ABC):
     """Can play in the model's place; None if there is no expert."""
 
     @abstractmethod
-    def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
-        """Returns the episode of a task."""
-
-    @abstractmethod
-    def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
-        """Returns an episode of a task that an expert plays in the model's place."""
+    def episode(
+        self, setup: EpisodeSetup, task: EpisodeTask, attempt: int = 1, *, by_expert: bool = False
+    ) -> PlayableEpisode:
+        """Returns the episode of a task, which the model or an expert in its place plays."""
 
 
 def no_environment() -> NoReturn:
@@ -156,8 +154,7 @@ class EpisodeCollector:
     def sampling_with(self, sampling: SamplingParams) -> EpisodeCollector:
         """Returns the same collector with other sampling parameters."""
         other = copy.copy(self)
-        other.setup = copy.copy(self.setup)
-        other.setup.sampling = sampling
+        other.setup = self.setup.replaced(sampling=sampling)
         return other
 
     def part(self, name: str) -> EpisodeCollector:
@@ -202,16 +199,16 @@ class EpisodeCollector:
         shared = self.setup.in_this_loop(self.options.reward_concurrency)
         setups = {"": shared}
         for name, part in self._parts.items():
-            setup = setups[name] = part.setup.in_this_loop(self.options.reward_concurrency)
-            setup.sampling, setup.seed, setup.waits = shared.sampling, shared.seed, shared.waits
+            setups[name] = part.setup.in_this_loop(self.options.reward_concurrency).replaced(
+                sampling=shared.sampling, seed=shared.seed, waits=shared.waits
+            )
 
         async def work() -> None:
             while (next_one := await next_task()) is not None:
                 key, task = next_one
                 setup, part = setups[task.part], self.part(task.part)
                 if task.sampling_seed is not None:
-                    setup = copy.copy(setup)
-                    setup.seed = task.sampling_seed
+                    setup = setup.replaced(seed=task.sampling_seed)
                 num_abandoned, num_attempts = 0, part.options.num_attempts
                 for attempt in range(1, num_attempts + 1):
                     if isinstance(part.source, EpisodeSource):

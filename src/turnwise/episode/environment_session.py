@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from turnwise.config import LimitsConfig
@@ -41,37 +42,27 @@ class CallMode:
             self.is_inline = bool(environment.quick)
 
 
+@dataclass
 class EnvironmentSession:
-    """One episode's environment; every call of it has a timeout and a checked result.
+    """One episode's environment; every call of it has a timeout and a checked result."""
 
-    `source` is a factory, whose environment the session closes, or an environment that the caller
-    owns and closes. None: there is no environment.
-    """
-
-    def __init__(
-        self,
-        source: EnvironmentFactory | BaseEnvironment | None,
-        limits: LimitsConfig,
-        timer: EpisodeTimer,
-        mode: CallMode | None = None,
-        task: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.limits = limits
-        self.timer = timer
-        self.history: list[Mapping[str, Any]] = []
-        """The messages before the first observation."""
-        self.environment: BaseEnvironment | None = None
-        self._made: BaseEnvironment | None = None
-        self._source = source
-        self._mode = mode or CallMode()
-        self._task = task
-        self._is_closed = False
-        self._is_async = False
-        self._name = "the environment"
+    source: EnvironmentFactory | BaseEnvironment | None
+    """A factory, whose environment the session closes, or an environment of the caller's."""
+    limits: LimitsConfig
+    timer: EpisodeTimer
+    mode: CallMode = field(default_factory=CallMode)
+    task: Mapping[str, Any] | None = None
+    history: list[Mapping[str, Any]] = field(default_factory=list)
+    """The messages before the first observation."""
+    environment: BaseEnvironment | None = None
+    _made: BaseEnvironment | None = None
+    _is_closed: bool = False
+    _is_async: bool = False
+    _name: str = "the environment"
 
     async def start(self, seed: int | None) -> tuple[str, str]:
         """Creates and resets the environment; returns the first observation and system prompt."""
-        source = self._source
+        source = self.source
         if source is None:
             return "", ""
         with self.timer.component("environment"):
@@ -81,8 +72,8 @@ class EnvironmentSession:
                 make = functools.partial(self._make, source)
                 environment = await self._run(make, "making the environment", _RESET_LIMIT)
             self.attach(environment)
-            if self._task is not None:
-                environment.task = dict(self._task)  # its own: the group shares the row
+            if self.task is not None:
+                environment.task = dict(self.task)  # its own: the group shares the row
 
         async def reset() -> tuple[str, str]:
             observation = await reset_environment(environment, seed)
@@ -94,7 +85,7 @@ class EnvironmentSession:
     def attach(self, environment: BaseEnvironment) -> None:
         """Uses an environment in its present state."""
         self.environment = environment
-        self._mode.inspect(environment)
+        self.mode.inspect(environment)
         self._name = type(environment).__name__
         self._is_async = is_async(environment.reset) or is_async(environment.step)
 
@@ -132,7 +123,7 @@ class EnvironmentSession:
         if environment is None or type(environment).close is BaseEnvironment.close:
             return  # there is nothing to close, and a thread would cost time
         try:
-            if self._mode.is_inline and not is_async(environment.close):
+            if self.mode.is_inline and not is_async(environment.close):
                 environment.close()
             else:
                 await call_with_deadline(
@@ -195,7 +186,7 @@ class EnvironmentSession:
             return result
 
     async def _run(self, function: Callable[[], Any], what: str, limit: str) -> Any:
-        if self._mode.is_inline and not is_async(function):
+        if self.mode.is_inline and not is_async(function):
             return function()
         return await call_with_deadline(
             function,

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -47,7 +48,7 @@ class MessageBuilder:
     @cached_property
     def supports_tool_results(self) -> bool:
         """Whether the template renders messages of the role `tool`, also several in a row."""
-        result = tool_message("f", _PROBE_TEXT)
+        result = {"role": "tool", "name": "f", "content": _PROBE_TEXT}
         try:
             text = self.chat.render_after_answer([result, result]).text
         except ConfigError:
@@ -84,14 +85,10 @@ class MessageBuilder:
     def tool_results(self, results: Sequence[tuple[str, str]]) -> list[Message]:
         """Returns tool results, as (tool, text), in tool messages or else in one user message."""
         if self.supports_tool_results:
-            return [tool_message(name, text) for name, text in results]
+            return [{"role": "tool", "name": n or "tool", "content": text} for n, text in results]
         # One message: many templates require that user and assistant alternate.
         texts = [f"{name}: {text}" if name else text for name, text in results]
         return [{"role": "user", "content": "\n\n".join(texts)}]
-
-
-def tool_message(name: str, text: str) -> Message:
-    return {"role": "tool", "name": name or "tool", "content": text}
 
 
 def describe_tools(definitions: Sequence[ToolDefinition], parser: ActionParser) -> str:
@@ -101,31 +98,30 @@ def describe_tools(definitions: Sequence[ToolDefinition], parser: ActionParser) 
     return "\n".join(["You can call these tools:", *tools, "Write a call as:", example])
 
 
+@dataclass
 class TemplateWriter:
     """Writes an agent's messages with a chat template, and in words what it has no place for.
 
     It has the two methods of `ChatFormat` that a `ConversationTree` needs.
     """
 
-    def __init__(self, builder: MessageBuilder, parser: ActionParser) -> None:
-        self._builder = builder
-        self._chat: ChatFormat = builder.chat
-        self._parser = parser
+    builder: MessageBuilder
+    parser: ActionParser
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """The tokens of a conversation from its beginning to where the policy's turn begins."""
         definitions = [tool_definition(tool) for tool in tools or ()]
-        written = self._builder.initial(self._write(messages, messages), definitions, self._parser)
-        return self._chat.prompt_ids(written, tools if self._builder.supports_tools else None)
+        written = self.builder.initial(self._write(messages, messages), definitions, self.parser)
+        return self.builder.chat.prompt_ids(written, tools if self.builder.supports_tools else None)
 
     def increment_ids(
         self, messages: Sequence[Message], turn_ids: Sequence[int], history: Sequence[Message] = ()
     ) -> list[int]:
         """The tokens between a sampled turn and the next one."""
         written = self._write(messages, [*history, *messages])
-        return self._chat.increment_ids(written, turn_ids, history)
+        return self.builder.chat.increment_ids(written, turn_ids, history)
 
     def _write(self, messages: Sequence[Message], known: Sequence[Message]) -> list[Message]:
         names = {
@@ -140,7 +136,7 @@ class TemplateWriter:
                     (m.get("name") or names.get(m.get("tool_call_id")) or "", m.get("content"))
                     for m in group
                 ]
-                written += self._builder.tool_results([(n, str(c or "")) for n, c in results])
+                written += self.builder.tool_results([(n, str(c or "")) for n, c in results])
             else:
                 written += [self._assistant(m) if m.get("tool_calls") else m for m in group]
         return written
@@ -158,13 +154,13 @@ class TemplateWriter:
             function["arguments"] = arguments if is_object else {"arguments": arguments}
             functions.append(function)
         content = message.get("content") or ""
-        if self._builder.supports_tools:
+        if self.builder.supports_tools:
             calls = [
                 {"id": call.get("id"), "type": "function", "function": function}
                 for call, function in zip(message["tool_calls"], functions, strict=True)
             ]
             return {**message, "content": content, "tool_calls": calls}
-        texts = [self._parser.render(ToolCall(f["name"], f["arguments"])) for f in functions]
+        texts = [self.parser.render(ToolCall(f["name"], f["arguments"])) for f in functions]
         return {"role": "assistant", "content": "\n".join(filter(None, [content, *texts]))}
 
 
@@ -176,7 +172,6 @@ def tool_definition(tool: Mapping[str, Any]) -> ToolDefinition:
     is_function = tool.get("type", "function") == "function"
     if not (is_function and name and isinstance(name, str) and isinstance(parameters, Mapping)):
         raise ToolError(
-            "expected a tool of type function with a name and an object as parameters, got "
-            f"{str(tool)[:80]}"
+            f"expected a function with a name and an object as parameters, got {str(tool)[:80]}"
         )
     return ToolDefinition(name, str(given.get("description") or ""), dict(parameters))

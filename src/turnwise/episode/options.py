@@ -89,9 +89,7 @@ class EpisodeLimits(LimitsConfig):
         for name, value in vars(self).items():
             least = 0 if name == "max_tool_calls" or name.endswith(("timeout", "seconds")) else 1
             if value is not None and not (isinstance(value, int | float) and value >= least):
-                raise ConfigError(
-                    f"{name} got {value!r}, expected a number from {least} up, or None"
-                )
+                raise ConfigError(f"{name} got {value!r}, expected {least} or more, or None")
         per_turn, thinking = self.max_tokens_per_turn, self.max_thinking_tokens
         if per_turn is not None and thinking is not None and thinking >= per_turn:
             raise ConfigError(
@@ -250,22 +248,18 @@ class EpisodeSetup:
         """Returns the setup of a player, which may have an engine of its own."""
         if name not in self._players:
             return self
-        other = copy.copy(self)
-        other.engine, other.chat = self._players[name]
-        other.messages = MessageBuilder(other.chat)
-        return other
-
-    def with_limits(self, limits: EpisodeLimits) -> EpisodeSetup:
-        """Returns a copy with other limits."""
-        other = copy.copy(self)
-        other.limits = limits
-        return other
+        engine, chat = self._players[name]
+        return self.replaced(engine=engine, chat=chat, messages=MessageBuilder(chat))
 
     def in_this_loop(self, reward_concurrency: int | None = None) -> EpisodeSetup:
         """Returns a copy for this event loop; several loops may play at the same time."""
+        slots = reward_slots(self.reward, reward_concurrency)
+        return self.replaced(reward_slots=slots, waits=Waits(self.engine))
+
+    def replaced(self, **attributes: Any) -> EpisodeSetup:
+        """Returns a copy with other values of these attributes."""
         other = copy.copy(self)
-        other.reward_slots = reward_slots(self.reward, reward_concurrency)
-        other.waits = Waits(self.engine)
+        vars(other).update(attributes)
         return other
 
     async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:

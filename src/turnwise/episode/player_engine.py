@@ -1,7 +1,6 @@
 """Scripted players in the model's place: the expert, random actions, or a user's function."""
 
 import contextlib
-import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
@@ -75,10 +74,7 @@ def chat_episode(
         assert agent is not None
         assert agent.conversation is not None
         if list(request.prompt_ids) != list(agent.record.stream.path):
-            raise EngineError(
-                "a tool asks the model itself, in a conversation of its own, which a model behind "
-                "a URL does not take part in"
-            )
+            raise EngineError("a tool asks the model itself, which one behind a URL cannot do")
         return await reply(agent.conversation.history, request)
 
     episode = Episode(_with_player(setup, answer), factory, task)
@@ -86,7 +82,5 @@ def chat_episode(
 
 
 def _with_player(setup: EpisodeSetup, answer: Answer) -> EpisodeSetup:
-    setup = copy.copy(setup)
-    setup.engine = PlayerEngine(setup.chat, answer)
-    setup.reward_slots = contextlib.nullcontext()
-    return setup
+    engine = PlayerEngine(setup.chat, answer)
+    return setup.replaced(engine=engine, reward_slots=contextlib.nullcontext())

@@ -142,11 +142,11 @@ class Watchdog:
                 self._call_in_loop(has_run.set)
             now, silent = time.monotonic(), self._waits.silent_seconds
             is_blocked = blocked >= _BEAT_SECONDS
-            if silent >= limit:
-                self._stop(f"nothing arrived from the engine for {silent:.0f} s", is_blocked)
-                return
-            if blocked >= limit:
-                self._stop(f"the event loop did not run for {blocked:.0f} s", is_blocked)
+            if silent >= limit or blocked >= limit:
+                why = f"the event loop did not run for {blocked:.0f} s"
+                if silent >= limit:
+                    why = f"nothing arrived from the engine for {silent:.0f} s"
+                self._stop(why, is_blocked)
                 return
             quiet = now - self._waits.moved
             if quiet >= self._report_after and now - reported >= self._report_after:

@@ -40,7 +40,7 @@ def played_streams(
         if isinstance(source, EpisodeSource):  # an agent, whose replies are its expert's
             setup = collector.setup.in_this_loop()
             setup.reward = RewardFunction(lambda trajectory: 0.0)  # not used, as below
-            episodes = [source.expert_episode(setup, task) for task in tasks]
+            episodes = [source.episode(setup, task, by_expert=True) for task in tasks]
             async with asyncio.TaskGroup() as group:
                 playing = [group.create_task(episode.run()) for episode in episodes]
             return [task.result() for task in playing]

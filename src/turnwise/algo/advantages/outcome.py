@@ -35,14 +35,6 @@ def compute_grpo_advantage(
 
     `norm_by_std=False` leaves the division out, as in Dr. GRPO (Liu et al.,
     https://arxiv.org/abs/2503.20783): easy and hard questions then weigh the same.
-
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T].
-        index: [B], the group of each episode.
-
-    Returns:
-        advantages, returns: [B, T], the same tensor.
     """
     mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
     relative = groups.relative(scores, norm_by_std, epsilon)
@@ -243,14 +235,10 @@ def compute_optimal_token_baseline_advantage(
     the baseline of a position that only one episode reached would be that episode itself.
 
     Args:
-        token_level_rewards, response_mask, old_log_probs: [B, T].
-        index: [B], the group of each episode.
+        old_log_probs: [B, T].
         sum_pi_squared: [B, T], Σ_v π(v)² over the vocabulary.
         handle_zero_tail: At positions that only the longest episode of a group reaches, use
             baseline 0 rather than its own return.
-
-    Returns:
-        advantages, returns: [B, T].
     """
     mask = as_mask(response_mask)
     returns = discounted_suffix_sum(token_level_rewards, mask, 1.0)

@@ -31,9 +31,14 @@ class Turns:
     """[B, K] bool, whether the episode has that turn; its turns come first, without gaps."""
     numbers: torch.Tensor
     """[B, K], each turn's own number, which is larger where turns before it had no tokens."""
+    dtype: torch.dtype
+    """Of what `on_tokens` returns."""
 
     @classmethod
-    def from_mask(cls, mask: torch.Tensor, turn_ids: torch.Tensor | None = None) -> Turns:
+    def from_batch(
+        cls, rewards: torch.Tensor, response_mask: torch.Tensor, turn_ids: torch.Tensor | None
+    ) -> Turns:
+        mask = as_mask(response_mask)
         if turn_ids is None:
             starts = mask.clone()
             starts[:, 1:] &= ~mask[:, :-1]
@@ -48,7 +53,8 @@ class Turns:
         exists = present.gather(1, numbers)
         # At least one column, so that a batch without any turn has something to look up.
         num_turns = max(1, int(exists.sum(1).max())) if len(exists) else 1
-        return cls(ids, mask, exists[:, :num_turns], numbers[:, :num_turns])
+        dtype = torch.promote_types(rewards.dtype, torch.float32)
+        return cls(ids, mask, exists[:, :num_turns], numbers[:, :num_turns], dtype)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Total of each turn: [B, T] -> [B, K], in float64: turns are few."""
@@ -66,10 +72,9 @@ class Turns:
         padded = torch.nn.functional.pad(x.double(), (0, 1))
         return keep(padded.gather(1, first), self.exists)
 
-    def on_tokens(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Each turn's number on each of its tokens: [B, K] -> [B, T], of the type of `like`."""
-        x = x.to(torch.promote_types(like.dtype, torch.float32))
-        return keep(x.gather(1, self.ids), self.mask)
+    def on_tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """Each turn's number on each of its tokens: [B, K] -> [B, T]."""
+        return keep(x.to(self.dtype).gather(1, self.ids), self.mask)
 
 
 @torch.no_grad()
@@ -93,7 +98,7 @@ def compute_turn_gae_advantage_return(
 
     Args and Returns: as `compute_gae_advantage_return`.
     """
-    turns = Turns.from_mask(as_mask(response_mask), turn_ids)
+    turns = Turns.from_batch(token_level_rewards, response_mask, turn_ids)
     advantages, returns = compute_gae_advantage_return(
         turns.sum(token_level_rewards),
         turns.first(values),
@@ -103,8 +108,7 @@ def compute_turn_gae_advantage_return(
         bootstrap_values=bootstrap_values,
         whiten=False,
     )
-    on_tokens = turns.on_tokens(advantages, token_level_rewards)
-    returns = turns.on_tokens(returns, token_level_rewards)
+    on_tokens, returns = turns.on_tokens(advantages), turns.on_tokens(returns)
     if whiten:
         on_tokens = masked_whiten(on_tokens, turns.mask, minuends=returns)
     return on_tokens, returns
@@ -134,16 +138,13 @@ def compute_turn_grpo_advantage(
     alone, so its expected push is zero: an episode that ended before k stands there at its last
     turn. If only last turns pay, this is RLOO.
 
+    An episode alone in its group has advantage 0.
+
     Args:
-        token_level_rewards, response_mask: [B, T].
-        index: [B], the group of each episode.
         gamma: Discount per turn.
         norm_by_std: Divide by the group's standard deviation of G_i0; one number a group.
-
-    Returns:
-        advantages, returns: [B, T]; an episode alone in its group has advantage 0.
     """
-    turns = Turns.from_mask(as_mask(response_mask), turn_ids)
+    turns = Turns.from_batch(token_level_rewards, response_mask, turn_ids)
     to_go = discounted_suffix_sum(turns.sum(token_level_rewards), turns.exists, gamma)
     groups = Groups.from_index(index, to_go, token_level_rewards.dtype)
     last = (turns.exists.sum(1) - 1).clamp(min=0)
@@ -155,10 +156,7 @@ def compute_turn_grpo_advantage(
     advantages = torch.where(groups.is_alone[:, None], 0.0, relative)
     if norm_by_std:
         advantages /= groups.std(standing[:, 0])[:, None] + epsilon
-    return (
-        turns.on_tokens(advantages, token_level_rewards),
-        turns.on_tokens(to_go, token_level_rewards),
-    )
+    return turns.on_tokens(advantages), turns.on_tokens(to_go)
 
 
 @torch.no_grad()
@@ -183,18 +181,13 @@ def compute_gigpo_advantage(
     reward-to-go; a turn whose state no other turn shares gets 0 there.
 
     Args:
-        token_level_rewards, response_mask: [B, T].
-        index: [B], the group of each episode.
         anchor_states: For each episode the state before each of its turns; what the environment's
             `get_state_description` said (`Trajectory.states`).
         gamma: Discount per turn.
         step_weight: ω.
         norm_by_std: Divide both terms by their groups' standard deviations.
-
-    Returns:
-        advantages, returns: [B, T].
     """
-    turns = Turns.from_mask(as_mask(response_mask), turn_ids)
+    turns = Turns.from_batch(token_level_rewards, response_mask, turn_ids)
     rewards = turns.sum(token_level_rewards)
     precision = token_level_rewards.dtype
     groups = Groups.from_index(index, rewards, precision)
@@ -206,10 +199,7 @@ def compute_gigpo_advantage(
     step = torch.zeros_like(to_go)
     step[turns.exists] = anchors.relative(taken, norm_by_std, epsilon)
     combined = advantages + step_weight * step
-    return (
-        turns.on_tokens(combined, token_level_rewards),
-        turns.on_tokens(to_go, token_level_rewards),
-    )
+    return turns.on_tokens(combined), turns.on_tokens(to_go)
 
 
 def _anchor_labels(

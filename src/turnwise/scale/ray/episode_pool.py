@@ -173,9 +173,8 @@ class EpisodePool:
         while not (ready := self._ready()):
             if time.monotonic() > deadline:
                 raise TrainingStopped(
-                    f"there has been no episode worker for {SECONDS_TO_ANSWER:g} s: the cluster "
-                    "has no room for one, or it does not start. The same command resumes the run "
-                    "from its last checkpoint."
+                    f"no episode worker has started for {SECONDS_TO_ANSWER:g} s. The same command "
+                    "resumes the run from its last checkpoint when the cluster has room for one."
                 )
             await asyncio.sleep(0.05)
         share = -(-num_slots // len(ready))

@@ -96,7 +96,7 @@ class EpisodeWorker:
             playing = asyncio.create_task(collector.play_from(tasks.get, set_result, most))
             self._runs[run] = tasks, playing
         tasks, playing = self._runs[run]
-        await self._fetch(sampling.weights)
+        await self.take(sampling.weights)
         result: asyncio.Future[EpisodeResult] = asyncio.get_running_loop().create_future()
         tasks.put_nowait((result, task))
         awaited: list[asyncio.Future[Any]] = [result, playing]
@@ -104,10 +104,6 @@ class EpisodeWorker:
         if not result.done():
             await playing
         return await result, self._log.take()
-
-    async def take(self, weights: Weights) -> None:
-        """Load newer weights, also in the middle of episodes."""
-        await self._fetch(weights)
 
     async def stop(self, run: int) -> None:
         """Cancel the running episodes of a run."""
@@ -118,10 +114,11 @@ class EpisodeWorker:
                 await playing
 
     async def sample(self, request: GenerationRequest, weights: Weights) -> GenerationResult:
-        await self._fetch(weights)
+        await self.take(weights)
         return await self._engine.sample(request)
 
-    async def _fetch(self, weights: Weights) -> None:
+    async def take(self, weights: Weights) -> None:
+        """Load newer weights, also in the middle of episodes."""
         async with self._loading:
             if self._engine.in_flight is not None and weights.number < self._newest:
                 return  # the call was sent before the newest weights arrived

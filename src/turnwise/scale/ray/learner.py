@@ -205,21 +205,15 @@ class RemoteLearner(BaseLearner):
         return self._policy
 
     def score(self, batch: PPOBatch) -> Outputs:
-        shares = self._on_shares("score", batch)
-        columns = []
-        for grids in zip(*shares, strict=True):
-            present = [grid for grid in grids if grid is not None]
-            columns.append(torch.cat(present) if present else None)
-        log_probs, entropy, values, last_values = columns
-        assert log_probs is not None
-        assert entropy is not None
-        return Outputs(log_probs, entropy, values, last_values)
+        return Outputs(*self._score("score", batch))
 
     def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
-        return torch.cat(self._on_shares("reference_log_probs", batch))
+        log_probs: torch.Tensor = self._score("reference_log_probs", batch)[0]
+        return log_probs
 
     def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
-        return torch.cat(self._on_shares("sum_pi_squared", batch))
+        sums: torch.Tensor = self._score("sum_pi_squared", batch)[0]
+        return sums
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
         return self._learn("update", batch)
@@ -229,11 +223,12 @@ class RemoteLearner(BaseLearner):
 
     def restart(self) -> None:
         self._send_weights()
-        self.group.learn(lambda actor, rank: actor.restart.remote())
+        self.group.learn(lambda actor, rank: actor.call.remote("restart"))
 
     def state_layout(self) -> LearnerState:
         self._send_weights()
-        shards = ray.get(self.group.call_all(lambda actor, rank: actor.layout.remote()))
+        layouts = self.group.call_all(lambda actor, rank: actor.call.remote("state_layout"))
+        shards = ray.get(layouts)
         return LearnerState(
             join_shards([shard.weights for shard in shards]),
             join_shards([shard.rest for shard in shards]),
@@ -268,17 +263,18 @@ class RemoteLearner(BaseLearner):
         self.log_probs_before_update = torch.tensor(outputs[0][1])  # Ray's array is read-only
         return metrics
 
-    def _on_shares(self, method: str, batch: PPOBatch) -> list[Any]:
-        """Call a method of every worker with its share of the episodes."""
+    def _score(self, method: str, batch: PPOBatch) -> list[Any]:
+        """Call a method of every worker with its share of the episodes; join what they return."""
         self._send_weights()
         size = self.group.context_size
         shares = torch.arange(len(batch)).tensor_split(self.group.num_workers // size)
         batches = [ray.put(batch.select(rows)) for rows in shares]
         references = self.group.call_all(
-            lambda actor, rank: getattr(actor, method).remote(batches[rank // size])
+            lambda actor, rank: actor.score.remote(method, batches[rank // size])
         )
-        outputs: list[Any] = ray.get(references[::size])
-        return outputs
+        columns = zip(*ray.get(references[::size]), strict=True)
+        present = [[grid for grid in grids if grid is not None] for grids in columns]
+        return [torch.cat(grids) if grids else None for grids in present]
 
     def _send_weights(self) -> None:
         """Send the workers what they do not load themselves: all weights of a model that has some,

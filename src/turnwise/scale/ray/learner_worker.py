@@ -11,7 +11,7 @@ from turnwise.algo import Algorithm
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import import_extra
-from turnwise.learner import LearnerOptions, PPOBatch, make_learner
+from turnwise.learner import LearnerOptions, Outputs, PPOBatch, make_learner
 from turnwise.learner.base import LearnerState
 from turnwise.learner.sharding import local_shards
 from turnwise.models.empty import model_device
@@ -58,18 +58,14 @@ class LearnerWorker:
         model = source.load(in_parts=address is not None)
         context_size: int | None = None
         if address is not None:
-            store = (
-                self._store
-                if self._rank == 0
-                else TCPStore(*address, self._num_workers, is_master=False)
-            )
+            if self._rank:
+                self._store = TCPStore(*address, self._num_workers, is_master=False)
             device = model_device(model)
-            is_gpu = device.type == "cuda"
-            if is_gpu:
+            if device.type == "cuda":
                 torch.cuda.set_device(device)
             torch.distributed.init_process_group(
-                "nccl" if is_gpu else "gloo",
-                store=store,
+                "nccl" if device.type == "cuda" else "gloo",
+                store=self._store,
                 rank=self._rank,
                 world_size=self._num_workers,
                 timeout=_GROUP_TIMEOUT,
@@ -90,29 +86,21 @@ class LearnerWorker:
         report = (metrics, learner.log_probs_before_update.cpu().numpy(), self._log.take())
         return report, self.policy()
 
-    def restart(self) -> None:
-        self._learner.restart()
-
     def policy(self) -> Arrays:
         """Return a shard of the policy's weights, with merged adapters."""
         return to_arrays(local_shards(policy_weights(self._learner)))
 
-    def layout(self) -> LearnerState:
-        return self._learner.state_layout()
+    def call(self, method: str) -> Any:
+        return getattr(self._learner, method)()
 
     def state(self) -> ArrayState:
         return state_arrays(self._learner.state())
 
-    def score(self, batch: PPOBatch) -> tuple[torch.Tensor | None, ...]:
-        scored = self._learner.score(batch)
-        grids = (scored.log_probs, scored.entropy, scored.values, scored.last_values)
-        return tuple(None if grid is None else grid.cpu() for grid in grids)
-
-    def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
-        return self._learner.reference_log_probs(batch).cpu()
-
-    def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
-        return self._learner.sum_pi_squared(batch).cpu()
+    def score(self, method: str, batch: PPOBatch) -> list[torch.Tensor | None]:
+        """Call a method that scores a batch; return its tensor, or each field of its `Outputs`."""
+        scored = getattr(self._learner, method)(batch)
+        grids = vars(scored).values() if isinstance(scored, Outputs) else [scored]
+        return [None if grid is None else grid.cpu() for grid in grids]
 
 
 def state_arrays(state: LearnerState) -> ArrayState:

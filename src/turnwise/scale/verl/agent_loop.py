@@ -6,7 +6,6 @@ VERL imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
 worker, and `ServerEngine` asks VERL's servers for its turns, tokens in, tokens out.
 """
 
-import copy
 import logging
 from functools import lru_cache
 from typing import Any
@@ -155,13 +154,13 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 rollout.response_length,
                 self.tokenizer,
             )
-            setup = copy.copy(_setup(packed, self.tokenizer))
-            setup.engine = engine
-            setup.seed = row["sampling_seed"]
-            setup.sampling = SamplingParams(
+            sampling = SamplingParams(
                 sampling_params["temperature"],
                 max(sampling_params.get("top_k", 0), 0),  # VERL writes "all" as -1
                 sampling_params.get("top_p", 1.0),
+            )
+            setup = _setup(packed, self.tokenizer).replaced(
+                engine=engine, seed=row["sampling_seed"], sampling=sampling
             )
             result = await Episode(setup, components.factory, task, attempt=attempt).run()
             if engine.refusal is not None:
@@ -183,8 +182,7 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def _fields(self, result: EpisodeResult) -> dict[str, Any]:
         if len(result.agents) > 1:
             raise ConfigError(
-                f"the environment has {len(result.agents)} players, and VERL trains one. "
-                "Train with engine='local'."
+                f"VERL trains one player, got {len(result.agents)}. Train with engine='local'."
             )
         agent = result.agent
         stream = agent.stream
@@ -209,8 +207,8 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
             }
         if stream.branches:
             raise ConfigError(
-                "an episode has branches (limits.max_context_tokens), and VERL trains on one "
-                "sequence of tokens. Leave the limit out, or train with engine='local'."
+                "an episode has branches, and VERL trains on one sequence of tokens. Leave "
+                "limits.max_context_tokens out, or train with engine='local'."
             )
         start, end = stream.turns[0][0], stream.turns[-1][1]
         mask = [int(is_sampled) for is_sampled in stream.mask[start:end]]

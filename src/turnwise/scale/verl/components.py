@@ -13,7 +13,7 @@ from turnwise.compat.multi_turn import MultiTurnInferenceEngine
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import CollectorOptions
-from turnwise.errors import ConfigError, import_extra
+from turnwise.errors import ConfigError, describe_error, import_extra
 from turnwise.trainer.components import UserComponents
 from turnwise.user_code import is_installed
 
@@ -72,8 +72,7 @@ def pack(components: EpisodeComponents) -> str:
     except Exception as error:  # whatever a user's object raises when it is pickled
         raise ConfigError(
             "the environment, the reward or a tool cannot be sent to VERL's workers: "
-            f"{type(error).__name__}: {error}. Open files, locks and connections in reset(), or "
-            "pass a class or a factory instead of an object that holds them."
+            f"{describe_error(error)}. Open files, locks and connections in reset()."
         ) from error
     finally:
         for module in modules:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ TRAIN, HELD_OUT = "turnwise:train", "turnwise:held-out"
 """The names of the datasets, where VERL expects files."""
 
 
+@dataclass(eq=False, repr=False)
 class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
     """Row i is where episode i starts: its seed and its task, as the local trainer has them.
 
@@ -32,32 +34,26 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
     `in_order` row i is the dataset's row i, for samplers that choose among them.
     """
 
-    def __init__(
-        self,
-        environment: EnvironmentSource,
-        tokenizer: Any = None,
-        size: int = 1000,
-        *,
-        rows: Rows | None = None,
-        batch_size: int = 1,
-        seed: int = 0,
-        max_length: int = 512,
-        held_out: bool = False,
-        in_order: bool = False,
-        name: str = "environment",
-    ) -> None:
-        if size < 1 or batch_size < 1:
-            raise ConfigError(f"got size={size}, batch_size={batch_size}; expected at least 1")
-        self.environment = environment
-        self.tokenizer = tokenizer
-        self._rows: Any = rows
-        self._batch_size = batch_size
-        self._seed = seed
-        self._max_length = max_length
-        self._held_out = held_out_tasks(size, seed, rows) if held_out else None
-        self._size = size if self._held_out is None else len(self._held_out)
-        self._in_order = in_order
-        self._name = name
+    environment: EnvironmentSource
+    tokenizer: Any = None
+    size: int = 1000
+    _: KW_ONLY
+    rows: Rows | None = None
+    batch_size: int = 1
+    seed: int = 0
+    max_length: int = 512
+    held_out: bool = False
+    in_order: bool = False
+    name: str = "environment"
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.batch_size < 1:
+            raise ConfigError(
+                f"got size={self.size}, batch_size={self.batch_size}; expected at least 1"
+            )
+        self._tasks = held_out_tasks(self.size, self.seed, self.rows) if self.held_out else None
+        if self._tasks is not None:
+            self.size = len(self._tasks)
 
     def without_tokens(self) -> CustomEnvironmentDataset:
         """Return the same starts without prompt tokens, which the agent loop makes."""
@@ -66,15 +62,15 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         return other
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = range(self._size)[operator.index(index)]
+        number = range(self.size)[operator.index(index)]
         seed, sampling_seed, task = self._start(number)
         row: dict[str, Any] = {
             "raw_prompt": [{"role": "user", "content": ""}],  # the episode renders its own prompt
             "agent_name": AGENT_LOOP,
-            "data_source": self._name,
+            "data_source": self.name,
             "reward_model": {"style": "environment", "ground_truth": None},
             "extra_info": {
                 "index": number,
@@ -90,7 +86,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         prompt = InitialPrompts(self.environment, None, 1, seed)[0]["prompt"]
         encoded = self.tokenizer(
             prompt,
-            max_length=self._max_length,
+            max_length=self.max_length,
             truncation=True,
             padding="max_length",
             return_tensors="pt",
@@ -104,21 +100,22 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
 
     def _start(self, index: int) -> tuple[int, int, Any]:
         """Return the seed, the seed of the sampling and the task, as the local trainer has them."""
-        if self._held_out is not None:
-            task = self._held_out[index]
-            return task.seed, self._seed, task.task
-        step, number = divmod(index, self._batch_size)
-        seed = training_seed(self._seed, "train", step, 0, number)
-        if self._rows is None:
-            return seed, self._seed, None
-        num_rows = len(self._rows)
-        in_order = self._in_order
-        chosen = index % num_rows if in_order else rows_for_step(num_rows, index, 1, self._seed)[0]
-        row = self._rows[chosen]
-        sampling = self._seed
-        if isinstance(getattr(self._rows, "dataset", self._rows), CustomEnvDataset):
-            sampling = derive_seed(self._seed, "sampling", step, 0)
-        return episode_seed(row, self._rows, seed), sampling, row
+        rows: Any = self.rows
+        sampling = self.seed
+        if self._tasks is not None:
+            task = self._tasks[index]
+            return task.seed, sampling, task.task
+        step, number = divmod(index, self.batch_size)
+        seed = training_seed(self.seed, "train", step, 0, number)
+        if rows is None:
+            return seed, sampling, None
+        chosen = index % len(rows)
+        if not self.in_order:
+            chosen = rows_for_step(len(rows), index, 1, self.seed)[0]
+        if isinstance(getattr(rows, "dataset", rows), CustomEnvDataset):
+            sampling = derive_seed(self.seed, "sampling", step, 0)
+        row = rows[chosen]
+        return episode_seed(row, rows, seed), sampling, row
 
 
 def make_datasets(

@@ -190,14 +190,12 @@ def _start_ray(config: Any) -> None:
     is_elsewhere = bool(wanted.get("address")) or "RAY_ADDRESS" in os.environ
     if not is_elsewhere and not get_platform().is_available():
         raise ConfigError(
-            "VERL trains on GPUs, and torch sees none on this machine. Name a cluster that has "
-            "them with ray.address, or train with engine='local'."
+            "VERL needs GPUs, and torch sees none. Set ray.address, or train with engine='local'."
         )
     if ray.is_initialized():
         raise ConfigError(
-            "Ray is already running in this process, without what VERL's workers need. Call "
-            "ray.shutdown() first, or name a cluster: "
-            "verl_overrides=['+ray_kwargs.ray_init.address=auto']"
+            "Ray already runs in this process, without what VERL's workers need. Call "
+            "ray.shutdown() first, or pass verl_overrides=['+ray_kwargs.ray_init.address=auto']"
         )
     importlib.import_module(AGENT_LOOP_MODULE)  # VERL may have been imported without it
     # A platform for VERL comes first: the first import of ours asks for it.

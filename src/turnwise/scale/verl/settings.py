@@ -173,8 +173,7 @@ def refuse_mix(config: ConfigStore) -> None:
     for name in ("agent", "environments"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"{name} is given, and VERL has no such setting: it trains in one environment. "
-                "Train with engine='local' or 'ray'."
+                f"VERL trains in one environment, got {name}: train with engine='local' or 'ray'"
             )
 
 
@@ -192,10 +191,8 @@ def _refuse_unsupported(config: ConfigStore) -> None:
         given = values[name]
         for value in given if isinstance(given, list | dict) else [given]:
             if value not in known:
-                raise ConfigError(
-                    f"{name} got {value!r}, which VERL does not have. "
-                    f"VERL has: {', '.join(map(str, known))}."
-                )
+                has = ", ".join(map(str, known))
+                raise ConfigError(f"{name} got {value!r}, which VERL does not have. It has: {has}.")
     size, group = config.training.mini_batch_size, group_size(config)
     num_episodes = config.training.batch_size * group
     if size is not None and (size % group or num_episodes % size):
@@ -355,9 +352,8 @@ def check(config: Any, on_error: str = "retry", arguments: Sequence[str] = ()) -
         refused = [*arguments, *([] if on_error == "retry" else [f"training.on_error={on_error}"])]
         if refused:
             raise ConfigError(
-                "VERL's V1 trainer makes its own components, and continues without the episodes "
-                f"that failed: it does not take {', '.join(refused)}. Leave them out, or train "
-                "with trainer.use_v1=false."
+                "VERL's V1 trainer makes its own components, and leaves failed episodes out. It "
+                f"does not take {', '.join(refused)}: train with trainer.use_v1=false."
             )
     elif num_episodes % rollout.agent.num_workers:
         raise ConfigError(
