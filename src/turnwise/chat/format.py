@@ -39,6 +39,8 @@ tokenizer encodes as special tokens if it knows them."""
 ANSWER = "turnwiseAnswer7f3a"
 QUESTION: Message = {"role": "user", "content": "q"}
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
+# Ends of a turn that only a generation_config lists; templates do not write them.
+_KNOWN_ENDS = ("<|eom_id|>", "<|call|>")
 # Qwen3, GLM, SmolLM3 and Hunyuan have the first, DeepSeek-V3.1 and Granite the second.
 _THINKING = ("enable_thinking", "thinking")
 
@@ -361,7 +363,7 @@ class TurnEnd:
                 continue
             self.next_role_ids += control.among(chat.written_ids(text)[:1])
 
-        ends = end_ids(chat.tokenizer, control)
+        ends = end_ids(chat.tokenizer) | control.named(_KNOWN_ENDS)
         self.stop_ids = ends | ({*self.next_role_ids} if final_id is None else {final_id})
         is_token = final_id is not None or not closing
         self.stop_strings = () if is_token else (closing,)

@@ -92,11 +92,7 @@ class TokenStream:
         >>> stream.context(4), stream.context(2)
         ([(0, 2), (3, 4)], [(0, 2)])
         """
-        if not 0 <= after <= len(self._ids):
-            raise ConfigError(
-                f"begin_branch got {after}, expected a place in the {len(self._ids)} tokens of "
-                "the stream"
-            )
+        assert 0 <= after <= len(self._ids), "no place in the stream"
         self._branches = list(self.branches)  # one that got no tokens never was
         if after < len(self._ids):
             self._branches.append((len(self._ids), after))
@@ -168,20 +164,8 @@ class TokenStream:
     @property
     def log_probs(self) -> Sequence[float]:
         """Log-probs at the time of sampling; NaN on tokens that were not sampled."""
-        if self._inserted:
-            known = iter(self._sampled)
-            return [next(known) if is_sampled else math.nan for is_sampled in self.mask]
-        log_probs = [math.nan] * len(self._ids)
-        done = 0
-        for start, end in self._turns:
-            log_probs[start:end] = self._sampled[done : done + end - start]
-            done += end - start
-        return log_probs
-
-    @property
-    def num_sampled(self) -> int:
-        """How many tokens the policy sampled."""
-        return len(self._sampled)
+        known = iter(self._sampled)
+        return [next(known) if is_sampled else math.nan for is_sampled in self.mask]
 
     @property
     def turns(self) -> Sequence[tuple[int, int]]:

@@ -176,13 +176,8 @@ def _padded_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
     cache: Any = None
     while True:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
-        output = model(
-            input_ids=new,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        state: Any = {"past_key_values": cache, "use_cache": True}
+        output = model(input_ids=new, attention_mask=mask, position_ids=positions, **state)
         cache = output.past_key_values
         ids = yield output.logits[:, -1]
         new = ids[:, None]

@@ -67,13 +67,15 @@ def chosen_log_probs(
             f"temperature got {temperature}, expected a number above 0: a greedy policy has no "
             "log-probs to learn from"
         )
-    kernels = _kernels_for(head, hidden)
-    keeps_logits = False
-    if kernels is not None and torch.is_grad_enabled():
-        size = len(hidden) * len(head.weight) * hidden.element_size()
-        keeps_logits = size <= _KEPT_SHARE * free_memory(hidden.device)
+    kernels, keeps_logits, size = None, False, _torch_chunk(hidden)
+    if hidden.is_cuda and head.softcap is None and hidden.dtype != torch.float64:
+        kernels = load_kernels("kernels")
+    if kernels is not None:
+        size = _KERNEL_CHUNK
+        num_bytes = len(hidden) * len(head.weight) * hidden.element_size()
+        if torch.is_grad_enabled():
+            keeps_logits = num_bytes <= _KEPT_SHARE * free_memory(hidden.device)
     if chunk_tokens is None:
-        size = _KERNEL_CHUNK if kernels is not None else _torch_chunk(hidden)
         chunk_tokens = len(hidden) if keeps_logits else size // len(head.weight)
     both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden,
@@ -139,8 +141,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             log_probs = _log_probs_(logits, totals[rows])
             entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
-        ctx.settings = (head.scale, head.softcap, temperature, chunk)
-        ctx.kernels = kernels
+        ctx.settings = (head.scale, head.softcap, temperature, chunk, kernels)
         # An entropy that is only logged has no gradient, and then costs none.
         ctx.set_materialize_grads(False)
         return chosen, entropy
@@ -151,7 +152,7 @@ class _ChosenLogProbs(torch.autograd.Function):
         ctx: Any, grad_chosen: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, totals, entropy = ctx.saved_tensors
-        scale, softcap, temperature, chunk = ctx.settings
+        scale, softcap, temperature, chunk, kernels = ctx.settings
         factor = scale / temperature
         grad_chosen = torch.zeros_like(totals) if grad_chosen is None else grad_chosen
         head = Head(weight, bias, scale, softcap)
@@ -165,15 +166,14 @@ class _ChosenLogProbs(torch.autograd.Function):
             rows = slice(start, start + chunk)
             to_chosen = grad_chosen[rows]
             to_entropy = None if grad_entropy is None else grad_entropy[rows]
-            if ctx.kernels is not None:
+            if kernels is not None:
                 # The logits, which the kernel replaces by their gradients.
                 grads = kept.pop() if kept else F.linear(hidden[rows], weight, bias)
-                ctx.kernels.log_probs_backward_(
+                kernels.log_probs_backward_(
                     grads, targets[rows], totals[rows], entropy[rows], to_chosen, to_entropy, factor
                 )
             else:
                 logits = head.logits(hidden[rows], temperature)
-                slope_of_softcap: torch.Tensor | None = None
                 if softcap is not None:  # 1 − tanh², from the logits
                     bounded = logits * (temperature / (scale * softcap))
                     slope_of_softcap = bounded.square_().neg_().add_(1.0)
@@ -185,7 +185,7 @@ class _ChosenLogProbs(torch.autograd.Function):
                     slopes = torch.addcmul(slopes - share * entropy[rows, None], log_probs, -share)
                 grads = log_probs.exp_().mul_(slopes)
                 grads.scatter_add_(1, targets[rows, None], to_chosen[:, None])
-                if slope_of_softcap is not None:
+                if softcap is not None:
                     grads.mul_(slope_of_softcap)
                 grads = (grads if factor == 1.0 else grads.mul_(factor)).to(weight.dtype)
             if grad_hidden is not None:
@@ -197,13 +197,6 @@ class _ChosenLogProbs(torch.autograd.Function):
                 grad_bias += grads.sum(0)
             del grads  # before the next chunk
         return grad_hidden, grad_weight, grad_bias, *[None] * 6
-
-
-def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:
-    """Return the module of the kernels, or None where torch computes."""
-    if not hidden.is_cuda or head.softcap is not None or hidden.dtype == torch.float64:
-        return None
-    return load_kernels("kernels")
 
 
 def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:

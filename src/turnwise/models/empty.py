@@ -85,21 +85,18 @@ def placeholder_weights(model: nn.Module) -> Iterator[None]:
 
     All values of a parameter are one number in memory.
     """
-    owners = [(m, name, p) for m in model.modules() for name, p in m._parameters.items()]
-    empty = {id(p): p for _, _, p in owners if p is not None and p.is_meta}
-    filled = {
-        key: nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape))
-        for key, p in empty.items()
-    }
+    pairs = [
+        (p, nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape)))
+        for p in model.parameters()
+        if p.is_meta
+    ]
+    for parameter, value in pairs:
+        torch.utils.swap_tensors(parameter, value)
     try:
-        for module, name, parameter in owners:
-            module._parameters[name] = filled.get(id(parameter), parameter)
         yield
     finally:
-        for key, parameter in empty.items():
-            parameter.requires_grad_(filled[key].requires_grad)
-        for module, name, parameter in owners:
-            module._parameters[name] = parameter
+        for parameter, value in pairs:
+            torch.utils.swap_tensors(parameter, value.requires_grad_(parameter.requires_grad))
 
 
 @contextmanager
