@@ -387,9 +387,8 @@ def _end_of_answer(text: str) -> int:
     """Return where the synthetic answer ends in a rendering."""
     if ANSWER not in text:
         raise ConfigError(
-            "the chat template does not write the answers of the assistant, expected every "
-            "message of a conversation. It is not made for several turns; give another with "
-            "ChatFormat(tokenizer, template)."
+            "the chat template leaves out the answers of the assistant, so it is not made for "
+            "several turns. Give another one: ChatFormat(tokenizer, template)."
         )
     return text.index(ANSWER) + len(ANSWER)
 

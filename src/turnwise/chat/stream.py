@@ -67,11 +67,9 @@ class TokenStream:
         ([True, False, True], [-0.1, nan, -0.2])
         """
         first, last = inserted or (0, 0)
-        if len(ids) - (last - first) != len(log_probs):
-            raise ConfigError(
-                f"a turn got {len(ids) - (last - first)} tokens and {len(log_probs)} log-probs, "
-                "expected as many"
-            )
+        got, wanted = len(log_probs), len(ids) - (last - first)
+        if got != wanted:
+            raise ConfigError(f"a turn got {wanted} tokens and {got} log-probs, expected as many")
         start = len(self._ids)
         self._ids += ids
         self._sampled += log_probs
@@ -123,8 +121,6 @@ class TokenStream:
 
     @property
     def path_length(self) -> int:
-        if not self._branches:
-            return len(self._ids)
         return sum(end - start for start, end in self.context(len(self)))
 
     @property
@@ -166,6 +162,11 @@ class TokenStream:
         """Log-probs at the time of sampling; NaN on tokens that were not sampled."""
         known = iter(self._sampled)
         return [next(known) if is_sampled else math.nan for is_sampled in self.mask]
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self._sampled)
 
     @property
     def turns(self) -> Sequence[tuple[int, int]]:

@@ -212,11 +212,8 @@ def _can_pad(model: Any) -> bool:
     except PROBE_ERRORS as error:
         if is_out_of_memory(error):
             raise
-    _log.warning(
-        "%s cannot compute padded sequences with a cache. Each sequence is computed by itself, "
-        "and anew for every token, which is slow.",
-        type(model).__name__,
-    )
+    text = "%s cannot compute padded sequences with a cache: each is computed anew for every token"
+    _log.warning(text, type(model).__name__)
     return False
 
 

@@ -66,10 +66,8 @@ class PPOBatch:
             raise ConfigError(f"input_ids got shape {tuple(shape)}, expected [episodes, tokens]")
         for name, tensor in self._tensors():
             if tensor.shape != shape:
-                raise ConfigError(
-                    f"{name} got shape {tuple(tensor.shape)}, expected that of input_ids, "
-                    f"{tuple(shape)}"
-                )
+                got, wanted = tuple(tensor.shape), tuple(shape)
+                raise ConfigError(f"{name} got shape {got}, expected that of input_ids, {wanted}")
         if self.attention_mask is None:
             self.attention_mask = torch.ones_like(self.input_ids)
         self.attention_mask = self.attention_mask.bool()

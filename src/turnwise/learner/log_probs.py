@@ -64,29 +64,19 @@ def chosen_log_probs(
     """
     if not temperature > 0:
         raise ConfigError(
-            f"temperature got {temperature}, expected a number above 0: a greedy policy has no "
-            "log-probs to learn from"
+            f"temperature got {temperature}, expected a number above 0: greedy has no log-probs"
         )
-    kernels, keeps_logits, size = None, False, _torch_chunk(hidden)
-    if hidden.is_cuda and head.softcap is None and hidden.dtype != torch.float64:
-        kernels = load_kernels("kernels")
-    if kernels is not None:
-        size = _KERNEL_CHUNK
-        num_bytes = len(hidden) * len(head.weight) * hidden.element_size()
-        if torch.is_grad_enabled():
-            keeps_logits = num_bytes <= _KEPT_SHARE * free_memory(hidden.device)
+    kernels = _kernels_for(head, hidden)
+    keeps_logits = False
+    if kernels is not None and torch.is_grad_enabled():
+        size = len(hidden) * len(head.weight) * hidden.element_size()
+        keeps_logits = size <= _KEPT_SHARE * free_memory(hidden.device)
     if chunk_tokens is None:
+        size = _KERNEL_CHUNK if kernels is not None else _torch_chunk(hidden)
         chunk_tokens = len(hidden) if keeps_logits else size // len(head.weight)
+    settings = (head.scale, head.softcap, temperature, kernels, max(1, chunk_tokens), keeps_logits)
     both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden,
-        head.weight,
-        head.bias,
-        targets,
-        head,
-        temperature,
-        kernels,
-        max(1, chunk_tokens),
-        keeps_logits,
+        hidden, head.weight, head.bias, targets, settings
     )
     return both
 
@@ -116,13 +106,10 @@ class _ChosenLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        head: Head,
-        temperature: float,
-        kernels: Any,
-        chunk: int,
-        keeps_logits: bool,
+        settings: tuple[Any, ...],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.kept = []
+        scale, softcap, temperature, kernels, chunk, keeps_logits = settings
+        head, ctx.kept = Head(weight, bias, scale, softcap), []
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
         for start in range(0, len(hidden), chunk):
@@ -130,7 +117,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             if kernels is not None:
                 raw = F.linear(hidden[rows], weight, bias)
                 chosen[rows], totals[rows], entropy[rows] = kernels.log_probs(
-                    raw, targets[rows], head.scale / temperature
+                    raw, targets[rows], scale / temperature
                 )
                 if keeps_logits:
                     ctx.kept.append(raw)
@@ -141,7 +128,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             log_probs = _log_probs_(logits, totals[rows])
             entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
-        ctx.settings = (head.scale, head.softcap, temperature, chunk, kernels)
+        ctx.settings = settings
         # An entropy that is only logged has no gradient, and then costs none.
         ctx.set_materialize_grads(False)
         return chosen, entropy
@@ -152,7 +139,7 @@ class _ChosenLogProbs(torch.autograd.Function):
         ctx: Any, grad_chosen: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, totals, entropy = ctx.saved_tensors
-        scale, softcap, temperature, chunk, kernels = ctx.settings
+        scale, softcap, temperature, kernels, chunk, _ = ctx.settings
         factor = scale / temperature
         grad_chosen = torch.zeros_like(totals) if grad_chosen is None else grad_chosen
         head = Head(weight, bias, scale, softcap)
@@ -196,7 +183,14 @@ class _ChosenLogProbs(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grads.sum(0)
             del grads  # before the next chunk
-        return grad_hidden, grad_weight, grad_bias, *[None] * 6
+        return grad_hidden, grad_weight, grad_bias, None, None
+
+
+def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:
+    """Return the module of the kernels, or None where torch computes."""
+    if not hidden.is_cuda or head.softcap is not None or hidden.dtype == torch.float64:
+        return None
+    return load_kernels("kernels")
 
 
 def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:

@@ -164,9 +164,9 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
 def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
     """Return the merged weight of a layer; of a sharded one, made of the shards."""
     weight, parts = layer.get_base_layer().weight, adapter(layer)
-    if parts is None or not isinstance(parts[0], DTensor):
+    if parts is None or not isinstance(low := parts[0], DTensor):
         return merged_weight(layer, name)
-    low, high, scale = parts
+    _, high, scale = parts
     key, first = threshold_key(f"{name}.weight"), first_element(weight)
     shards = (local_shard(weight), low.full_tensor(), local_shard(high))
     return as_shard(round_merged(*shards, scale, key, first=first), weight)

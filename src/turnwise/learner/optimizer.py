@@ -405,8 +405,7 @@ class MasterOptimizer:
 def _kernel_adamw(
     optimizers: Sequence[Optimizer], weights: Sequence[MasterWeight]
 ) -> KernelAdamW | None:
-    """Return the kernel that makes the steps of AdamW for the weights in half precision; None
-    where torch makes them."""
+    """Return the kernel that makes the steps of AdamW for the weights in half precision, if any."""
     by_master = {weight.master: weight for weight in weights if weight.key is not None}
     steps = [
         (by_master[master], optimizer, group)
@@ -416,8 +415,12 @@ def _kernel_adamw(
         for master in group["params"]
         if master in by_master and not (group["amsgrad"] or group["maximize"])
     ]
-    shards = [weight.weight for weight, _, _ in steps]
+    kernels = _kernels_for([weight.weight for weight, _, _ in steps])
+    return None if kernels is None else kernels.KernelAdamW(steps)
+
+
+def _kernels_for(shards: Sequence[torch.Tensor]) -> Any:
+    """Return the module of the kernel, or None where torch makes the steps."""
     if not shards or not all(shard.is_cuda and shard.is_contiguous() for shard in shards):
         return None
-    kernels = load_kernels("adam_kernels")
-    return None if kernels is None else kernels.KernelAdamW(steps)
+    return load_kernels("adam_kernels")

@@ -74,7 +74,7 @@ def read_first_masters(model: PolicyValueModel) -> dict[str, Callable[[], torch.
     parameters = dict(model.named_parameters())
     readers: dict[str, Callable[[], torch.Tensor]] = {}
     for prefix, part in (("policy", model.policy), ("critic", model.critic)):
-        for part_name, read in ({} if part is None else read_wide(part)).items():
+        for part_name, read in read_wide(part).items():
             name = f"{prefix}.{part_name}"
             if name in parameters:  # a critic may be the policy itself
                 readers[name] = partial(read, *local_rows(parameters[name]))

@@ -227,9 +227,7 @@ class Learner(BaseLearner):
             self._planned_tokens = tokens
             if num_checkpointed and model.gradient_checkpointing is None:
                 model.checkpoint_layers(num_checkpointed)
-                text = (
-                    "gradient checkpointing of %d layers, whose activations do not fit into the GPU"
-                )
+                text = "gradient checkpointing of %d layers, to fit their activations into the GPU"
                 _LOG.info(text, num_checkpointed)
         if self._max_tokens is not None:
             tokens = min(tokens, self._max_tokens)

@@ -90,13 +90,14 @@ def placeholder_weights(model: nn.Module) -> Iterator[None]:
         for p in model.parameters()
         if p.is_meta
     ]
+    swap: Any = torch.utils.swap_tensors
     for parameter, value in pairs:
-        torch.utils.swap_tensors(parameter, value)
+        swap(parameter, value)
     try:
         yield
     finally:
         for parameter, value in pairs:
-            torch.utils.swap_tensors(parameter, value.requires_grad_(parameter.requires_grad))
+            swap(parameter, value.requires_grad_(parameter.requires_grad))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class WeightFiles:
         from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
         options: Any = {"_raise_exceptions_for_missing_entries": False}
-        files = [cached_file(source, "model.safetensors", **options)]
+        files: list[Any] = [cached_file(source, "model.safetensors", **options)]
         if files == [None]:
             index = cached_file(source, "model.safetensors.index.json", **options)
             if index is None:

@@ -207,13 +207,12 @@ class Runner:
                 parameter.ndim > 1 for parameter in module.parameters(recurse=False)
             ):
                 # Experts: the rows of each product depend on the routing of all tokens.
-                _log.warning(
+                text = (
                     "%s has %s layers, whose rounding depends on the other tokens of a forward: "
                     "in deterministic mode each token is computed by itself, which is slow. "
-                    "deterministic=False computes them together.",
-                    type(self.model).__name__,
-                    type(module).__name__,
+                    "deterministic=False computes them together."
                 )
+                _log.warning(text, type(self.model).__name__, type(module).__name__)
                 return [1]
         sizes = batch_invariant_sizes(layers)
         if self.device.type != "cpu":
