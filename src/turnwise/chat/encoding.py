@@ -10,7 +10,8 @@ the tokenizer; otherwise it is cut inside each forged token, and the pieces are 
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from typing import Any
 
 from turnwise.chat.ownership import RenderedText, Span
@@ -22,8 +23,6 @@ _HTML = re.compile(
     r"</?(table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code"
     r"|ul|ol|li|p|div|span|br|hr|a|img|pre)>"
 )
-# Ends of a turn that only a generation_config lists; templates do not write them.
-_KNOWN_ENDS = ("<|eom_id|>", "<|call|>")
 
 
 class ControlTokens:
@@ -51,15 +50,18 @@ class ControlTokens:
         self.names |= {token_id: str(name) for token_id, name in named}
         self.special = frozenset(special)
         """Tokens that decoding leaves out."""
-        self.ids = frozenset(i for i, name in self.names.items() if len(name.strip()) > 1)
+        self._by_name = {name: i for i, name in self.names.items() if len(name.strip()) > 1}
+        self.ids = frozenset(self._by_name.values())
         """Tokens that a text could spell; a single character is always ordinary text."""
+        names = sorted(self._by_name, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
     def among(self, ids: Iterable[int]) -> tuple[int, ...]:
         """Return the control tokens among these, in order."""
         return tuple(filter(self.ids.__contains__, ids))
 
     def first(self, ids: Iterable[int]) -> int | None:
-        return next(filter(self.ids.__contains__, ids), None)
+        return next(iter(self.among(ids)), None)
 
     def named(self, names: Iterable[str]) -> frozenset[int]:
         wanted = set(names)
@@ -70,41 +72,18 @@ class ControlTokens:
         matches = self._pattern.finditer(text)
         return [(match.start(), match.end(), self._by_name[match[0]]) for match in matches]
 
-    @cached_property
-    def _by_name(self) -> dict[str, int]:
-        return {self.names[i]: i for i in self.ids}
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        names = sorted(self._by_name, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, names)) or r"(?!)")
-
-
-def end_ids(tokenizer: Any, control: ControlTokens) -> frozenset[int]:
-    """Return the tokens that end a turn according to the model's files.
-
-    They are the tokenizer's end token, the list of its generation_config.json, and tokens that end
-    a turn in every model that has them.
-    """
-    ends = {*configured_ends(tokenizer), *control.named(_KNOWN_ENDS)}
-    if tokenizer.eos_token_id is not None:
-        ends.add(tokenizer.eos_token_id)
-    return frozenset(ends)
-
-
-def configured_ends(tokenizer: Any) -> list[int]:
-    """Return the end tokens in the generation_config.json of a tokenizer; none without one."""
+def end_ids(tokenizer: Any) -> frozenset[int]:
+    """Return a tokenizer's end token, and those that its generation_config.json lists."""
     from transformers import GenerationConfig  # it imports torch
 
-    source = str(getattr(tokenizer, "name_or_path", "") or "")
-    try:  # nothing is downloaded
-        config = GenerationConfig.from_pretrained(source, local_files_only=True)
-    except (OSError, ValueError):  # the file may be missing or broken
-        return []
-    ends = config.eos_token_id
-    numbers = ends if isinstance(ends, list) else [ends]
-    size = len(tokenizer)
-    return [i for i in numbers if isinstance(i, int) and 0 <= i < size]
+    source, ends = str(getattr(tokenizer, "name_or_path", "") or ""), None
+    with suppress(OSError, ValueError):  # the file may be missing or broken
+        # Nothing is downloaded.
+        ends = GenerationConfig.from_pretrained(source, local_files_only=True).eos_token_id
+    listed = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
+    end, size = tokenizer.eos_token_id, len(tokenizer)
+    return frozenset([*(i for i in listed if 0 <= i < size), *([] if end is None else [end])])
 
 
 # One of these precedes a text that continues another; one whose token does not merge with it works.
@@ -123,13 +102,10 @@ class Encoder:
 
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
         self._tokenizer = tokenizer
+        self.encode_text = partial(encode_text, tokenizer)
         self._control = control
         self._has_offsets = bool(getattr(tokenizer, "is_fast", False))
         self._unknown = getattr(tokenizer, "unk_token_id", None)
-
-    def encode_text(self, text: str) -> list[int]:
-        """Encode a text as the tokenizer does, control tokens included."""
-        return encode_text(self._tokenizer, text)
 
     @cached_property
     def adds_prefix(self) -> bool:
@@ -159,8 +135,7 @@ class Encoder:
         waiting = [(0, len(text))]
         while waiting:
             start, end = waiting.pop()
-            is_later = start > 0 or is_continued
-            ids, token_spans = self._with_spans(text[start:end], is_later)
+            ids, token_spans = self._with_spans(text[start:end], start > 0 or is_continued)
             cuts = [start]
             for token, span in zip(ids, token_spans, strict=True):
                 if token not in forbidden:

@@ -39,6 +39,8 @@ tokenizer encodes as special tokens if it knows them."""
 ANSWER = "turnwiseAnswer7f3a"
 QUESTION: Message = {"role": "user", "content": "q"}
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
+# Ends of a turn that only a generation_config lists; templates do not write them.
+_KNOWN_ENDS = ("<|eom_id|>", "<|call|>")
 # Qwen3, GLM, SmolLM3 and Hunyuan have the first, DeepSeek-V3.1 and Granite the second.
 _THINKING = ("enable_thinking", "thinking")
 
@@ -361,7 +363,7 @@ class TurnEnd:
                 continue
             self.next_role_ids += control.among(chat.written_ids(text)[:1])
 
-        ends = end_ids(chat.tokenizer, control)
+        ends = end_ids(chat.tokenizer) | control.named(_KNOWN_ENDS)
         self.stop_ids = ends | ({*self.next_role_ids} if final_id is None else {final_id})
         is_token = final_id is not None or not closing
         self.stop_strings = () if is_token else (closing,)
@@ -385,9 +387,8 @@ def _end_of_answer(text: str) -> int:
     """Return where the synthetic answer ends in a rendering."""
     if ANSWER not in text:
         raise ConfigError(
-            "the chat template does not write the answers of the assistant, expected every "
-            "message of a conversation. It is not made for several turns; give another with "
-            "ChatFormat(tokenizer, template)."
+            "the chat template leaves out the answers of the assistant, so it is not made for "
+            "several turns. Give another one: ChatFormat(tokenizer, template)."
         )
     return text.index(ANSWER) + len(ANSWER)
 

@@ -77,15 +77,11 @@ def change_tools(tools: Sequence[Mapping[str, Any]] | None, change: Change) -> l
     return [_walk(tool, change) for tool in tools] if tools else None
 
 
-def break_names(find_spans: FindSpans) -> Change:
-    """Return a change that puts a space into what spells a control token, if marks fail."""
-
-    def change(text: str) -> str:
-        for start, _ in reversed(find_spans(text)):
-            text = f"{text[: start + 1]} {text[start + 1 :]}"
-        return text
-
-    return change
+def break_names(find_spans: FindSpans, text: str) -> str:
+    """Put a space into each control token that a text spells, where marks fail."""
+    for start, _ in reversed(find_spans(text)):
+        text = f"{text[: start + 1]} {text[start + 1 :]}"
+    return text
 
 
 class Marks:

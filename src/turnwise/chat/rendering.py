@@ -67,7 +67,7 @@ class Renderer:
                 rendered, is_whole = marks.read(render(partial(mark, marks)))
                 if rendered.text == plain and (is_whole or mark is Marks.mark_names):
                     return rendered
-        return RenderedText(render(break_names(find)))
+        return RenderedText(render(partial(break_names, find)))
 
     def completed(
         self, messages: Sequence[Message], history: Sequence[Message] = ()
@@ -96,25 +96,21 @@ class Renderer:
     def _render(
         self, messages: Sequence[Message], tools: list[Any] | None, generation_prompt: bool
     ) -> str:
-        def apply(tools: list[Any] | None) -> str:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=tools,
-                    chat_template=self._given,
-                    add_generation_prompt=generation_prompt,
-                    tokenize=False,
-                    **self.variables,
-                )
-            )
-
+        apply = partial(
+            self._tokenizer.apply_chat_template,
+            list(messages),
+            chat_template=self._given,
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
+            **self.variables,
+        )
         try:
             try:
-                return apply(tools)
+                return str(apply(tools=tools))
             except TypeError:  # a template that iterates over tools unconditionally
                 if tools:
                     raise
-                return apply([])
+                return str(apply(tools=[]))
         except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages[:20])
             raise ConfigError(

@@ -67,11 +67,9 @@ class TokenStream:
         ([True, False, True], [-0.1, nan, -0.2])
         """
         first, last = inserted or (0, 0)
-        if len(ids) - (last - first) != len(log_probs):
-            raise ConfigError(
-                f"a turn got {len(ids) - (last - first)} tokens and {len(log_probs)} log-probs, "
-                "expected as many"
-            )
+        got, wanted = len(log_probs), len(ids) - (last - first)
+        if got != wanted:
+            raise ConfigError(f"a turn got {wanted} tokens and {got} log-probs, expected as many")
         start = len(self._ids)
         self._ids += ids
         self._sampled += log_probs
@@ -92,11 +90,7 @@ class TokenStream:
         >>> stream.context(4), stream.context(2)
         ([(0, 2), (3, 4)], [(0, 2)])
         """
-        if not 0 <= after <= len(self._ids):
-            raise ConfigError(
-                f"begin_branch got {after}, expected a place in the {len(self._ids)} tokens of "
-                "the stream"
-            )
+        assert 0 <= after <= len(self._ids), "no place in the stream"
         self._branches = list(self.branches)  # one that got no tokens never was
         if after < len(self._ids):
             self._branches.append((len(self._ids), after))
@@ -127,8 +121,6 @@ class TokenStream:
 
     @property
     def path_length(self) -> int:
-        if not self._branches:
-            return len(self._ids)
         return sum(end - start for start, end in self.context(len(self)))
 
     @property
@@ -168,15 +160,8 @@ class TokenStream:
     @property
     def log_probs(self) -> Sequence[float]:
         """Log-probs at the time of sampling; NaN on tokens that were not sampled."""
-        if self._inserted:
-            known = iter(self._sampled)
-            return [next(known) if is_sampled else math.nan for is_sampled in self.mask]
-        log_probs = [math.nan] * len(self._ids)
-        done = 0
-        for start, end in self._turns:
-            log_probs[start:end] = self._sampled[done : done + end - start]
-            done += end - start
-        return log_probs
+        known = iter(self._sampled)
+        return [next(known) if is_sampled else math.nan for is_sampled in self.mask]
 
     @property
     def num_sampled(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeAlias, overload
 import numpy as np
 import torch
 
-from turnwise.chat.encoding import configured_ends
+from turnwise.chat.encoding import end_ids
 from turnwise.config.sections import StaleCache
 from turnwise.deadlines import result_within, run_sync
 from turnwise.errors import ConfigError, did_you_mean
@@ -263,19 +263,17 @@ class BaseInferenceEngine(ABC):
         stream of its own, so the same seed gives the same answers. `max_new_tokens` is another
         name for `max_tokens`.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        params = SamplingParams(temperature, top_k, top_p, min_p)
         requests = [
             GenerationRequest(
                 self._encode(text) if isinstance(text, str) else list(text),
                 max_new_tokens if max_new_tokens is not None else max_tokens,
-                params,
+                SamplingParams(temperature, top_k, top_p, min_p),
                 stop_ids=self._end_ids,
                 stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
                 seed=seed + i,
                 timeout=timeout,
             )
-            for i, text in enumerate(texts)
+            for i, text in enumerate([prompts] if isinstance(prompts, str) else prompts)
         ]
 
         async def sample_all() -> list[GenerationResult]:
@@ -303,7 +301,6 @@ class BaseInferenceEngine(ABC):
         Prompt and response are encoded separately, so that the prompt's tokens do not depend on
         the response.
         """
-
         if len(prompts) != len(responses):
             raise ConfigError(f"got {len(prompts)} prompts and {len(responses)} responses")
 
@@ -313,9 +310,7 @@ class BaseInferenceEngine(ABC):
             return sum(await self.score([*before, *after], len(before))) if after else 0.0
 
         async def score_all() -> list[float]:
-            return await asyncio.gather(
-                *(score(before, after) for before, after in zip(prompts, responses, strict=True))
-            )
+            return await asyncio.gather(*map(score, prompts, responses))
 
         return torch.tensor(run_sync(score_all()))
 
@@ -326,9 +321,7 @@ class BaseInferenceEngine(ABC):
 
     @cached_property
     def _end_ids(self) -> frozenset[int]:
-        """The tokenizer's end token, and all that its generation_config.json lists."""
-        end = self.tokenizer.eos_token_id
-        return frozenset([*configured_ends(self.tokenizer), *([] if end is None else [end])])
+        return end_ids(self.tokenizer)
 
     def context_left(self, request: GenerationRequest) -> int:
         """Return the tokens that fit into the context after the prompt.

@@ -7,7 +7,6 @@ same bodies go to the server's routes as JSON and to the methods in this process
 import asyncio
 import base64
 import importlib
-import io
 import logging
 import math
 import os
@@ -167,6 +166,8 @@ class SGLangEngine(ServedEngine):
     def _body(self, turn: EngineTurn, rid: str) -> dict[str, Any]:
         """Return a request for tokens with their log-probs, and the top ones at each position."""
         request, params = turn.request, turn.request.sampling
+        # Never more than the vocabulary: the server would exit.
+        num_top = min(params.top_k or self._num_top_log_probs, self._vocab_size)
         sampling = {
             "max_new_tokens": min(request.max_tokens, turn.context_left) - len(turn.ids),
             "temperature": params.temperature,
@@ -179,8 +180,6 @@ class SGLangEngine(ServedEngine):
             "stop_token_ids": sorted(request.stop_ids) or None,
             "stop": list(request.stop_strings) or None,
         }
-        # Never more than the vocabulary: the server would exit.
-        num_top = min(params.top_k or self._num_top_log_probs, self._vocab_size)
         return {
             "rid": rid,
             "input_ids": [*request.prompt_ids, *turn.ids],
@@ -297,12 +296,12 @@ class SGLangEngine(ServedEngine):
             _LOG.info("weights reach SGLang by ipc: it runs on the learner's GPU")
         # Each worker gets its own handles, since torch counts those that are in use.
         named = [(name, tensor.detach()) for name, tensor in weights.items()]
-        payloads: list[Any] = []
-        for _ in range(self._num_workers):
-            buffer = io.BytesIO()
-            _HandlePickler(buffer, pickle.HIGHEST_PROTOCOL).dump(named)
-            payload = buffer.getvalue()
-            payloads.append(payload if self._is_in_process else base64.b64encode(payload).decode())
+        payloads: list[Any] = [
+            bytes(_HandlePickler.dumps(named, pickle.HIGHEST_PROTOCOL))
+            for _ in range(self._num_workers)
+        ]
+        if not self._is_in_process:
+            payloads = [base64.b64encode(payload).decode() for payload in payloads]
         await self._call(
             "update_weights_from_tensor", serialized_named_tensors=payloads, flush_cache=True
         )
@@ -450,13 +449,13 @@ def kept_log_mass(
     """
     limit = min(params.top_k or vocab_size, vocab_size)
     probs = [math.exp(log_prob) for log_prob in top[:limit]]
-    whole = sum(probs) if params.top_k and not is_joint else 1.0
+    wanted = params.top_p * (sum(probs) if params.top_k and not is_joint else 1.0)
     mass = 0.0
     for prob in probs:
-        if mass > params.top_p * whole or prob < params.min_p * probs[0]:
+        if mass > wanted or prob < params.min_p * probs[0]:
             return math.log(mass), math.log(mass)
         mass += prob
-    if len(probs) == limit or mass > params.top_p * whole:
+    if len(probs) == limit or mass > wanted:
         return math.log(mass), math.log(mass)
     high = min(params.top_p + probs[-1], 1.0)
     low = max(mass, params.top_p) if params.min_p == 0.0 else mass

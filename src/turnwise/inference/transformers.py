@@ -176,13 +176,8 @@ def _padded_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
     cache: Any = None
     while True:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
-        output = model(
-            input_ids=new,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        state: Any = {"past_key_values": cache, "use_cache": True}
+        output = model(input_ids=new, attention_mask=mask, position_ids=positions, **state)
         cache = output.past_key_values
         ids = yield output.logits[:, -1]
         new = ids[:, None]
@@ -217,11 +212,8 @@ def _can_pad(model: Any) -> bool:
     except PROBE_ERRORS as error:
         if is_out_of_memory(error):
             raise
-    _log.warning(
-        "%s cannot compute padded sequences with a cache. Each sequence is computed by itself, "
-        "and anew for every token, which is slow.",
-        type(model).__name__,
-    )
+    text = "%s cannot compute padded sequences with a cache: each is computed anew for every token"
+    _log.warning(text, type(model).__name__)
     return False
 
 

@@ -84,12 +84,11 @@ class EngineTurn:
 
     def append_tokens(self, ids: Sequence[int], log_probs: Sequence[float]) -> int:
         """Append tokens that were sampled together, up to the turn's end; return how many."""
-        request = self.request
-        left = min(request.max_tokens, self.context_left) - len(self.ids)
-        if request.stop_strings:
+        stops = self.request.stop_ids
+        left = min(self.request.max_tokens, self.context_left) - len(self.ids)
+        if self.request.stop_strings:
             left = min(left, 1)  # only the text after each token tells
-        if request.stop_ids:
-            stops = request.stop_ids
+        if stops:
             left = min(left, next((i + 1 for i, t in enumerate(ids) if t in stops), left))
         self.ids += ids[:left]
         self.log_probs += log_probs[:left]

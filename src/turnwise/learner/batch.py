@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +66,8 @@ class PPOBatch:
             raise ConfigError(f"input_ids got shape {tuple(shape)}, expected [episodes, tokens]")
         for name, tensor in self._tensors():
             if tensor.shape != shape:
-                raise ConfigError(
-                    f"{name} got shape {tuple(tensor.shape)}, expected that of input_ids, "
-                    f"{tuple(shape)}"
-                )
+                got, wanted = tuple(tensor.shape), tuple(shape)
+                raise ConfigError(f"{name} got shape {got}, expected that of input_ids, {wanted}")
         if self.attention_mask is None:
             self.attention_mask = torch.ones_like(self.input_ids)
         self.attention_mask = self.attention_mask.bool()
@@ -88,17 +86,14 @@ class PPOBatch:
         def padded(rows: Iterable[Any], dtype: torch.dtype) -> torch.Tensor:
             return pad_sequence([torch.as_tensor(row, dtype=dtype) for row in rows], True)
 
-        ids = padded((stream.ids for stream in streams), torch.long)
         response = padded((stream.mask for stream in streams), torch.bool)
-        present = padded(([True] * len(stream) for stream in streams), torch.bool)
         log_probs = padded((stream.log_probs for stream in streams), torch.float32)
-        log_probs.masked_fill_(~response, 0.0)
         branches = [tuple(stream.branches) for stream in streams]
         return cls(
-            ids,
+            padded((stream.ids for stream in streams), torch.long),
             response,
-            present,
-            sampler_log_probs=log_probs,
+            padded(([True] * len(stream) for stream in streams), torch.bool),
+            sampler_log_probs=log_probs.masked_fill_(~response, 0.0),
             branches=branches if any(branches) else None,
             **tensors,
         )
@@ -122,7 +117,7 @@ class PPOBatch:
                 "the last columns of input_ids are not the responses. Put prompt and response "
                 "together into input_ids: torch.cat([prompts, responses], 1)."
             )
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = {field.name for field in dataclasses.fields(cls)}
         fields: dict[str, Any] = {k: data[k] for k in names if data.get(k) is not None}
         for name in fields.keys() - {"branches", "sampler_is_exact"}:
             value = fields[name] = torch.as_tensor(fields[name])
@@ -134,11 +129,8 @@ class PPOBatch:
             fields["rewards"] = on_last_token(rewards, fields["response_mask"].bool())
         return cls(**fields)
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, torch.Tensor):
-                yield field.name, value
+    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, x) for name, x in vars(self).items() if isinstance(x, torch.Tensor)]
 
     def to(self, device: torch.device | str) -> PPOBatch:
         """Return the batch on another device."""

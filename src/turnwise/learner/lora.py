@@ -25,6 +25,7 @@ from turnwise.errors import ConfigError, import_extra
 from turnwise.learner.fast.modules import Replacement
 from turnwise.learner.sharding import as_shard, first_element, local_shard
 from turnwise.models.adapters import adapted_layers, adapter, is_mergeable, merged_weight
+from turnwise.models.attention import model_lock
 from turnwise.models.rounding import HALF, round_merged, threshold_key
 
 
@@ -50,10 +51,10 @@ def add_lora(
         use_rslora=use_rslora,
         task_type="CAUSAL_LM",
     )
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     try:
         model.add_adapter(config)
     except ValueError as error:  # before anything was changed
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         names = sorted({name.rpartition(".")[2] for name in linear})
         raise ConfigError(
             f"training.lora_target_modules got {targets!r}, and the model has no such layers. Its "
@@ -97,13 +98,14 @@ def default_alpha(rank: int) -> int:
 
 
 @contextmanager
-def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
-    """Enable the adapters' dropout with this seed; all other dropout stays off.
+def adapter_dropout(model: Any, seed: int) -> Iterator[None]:
+    """Enable the dropout of a learner's adapters with this seed; all other dropout stays off.
 
     The backward must be inside the block too, since gradient checkpointing computes layers again.
     """
     layers = dropout_layers(model)
-    with torch.random.fork_rng():
+    # An engine may compute with the same adapters.
+    with model_lock(model.policy), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
             for layer in layers:
@@ -162,20 +164,12 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
 def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
     """Return the merged weight of a layer; of a sharded one, made of the shards."""
     weight, parts = layer.get_base_layer().weight, adapter(layer)
-    if parts is None:
+    if parts is None or not isinstance(low := parts[0], DTensor):
         return merged_weight(layer, name)
-    low, high, scale = parts
-    if not isinstance(low, DTensor):
-        return merged_weight(layer, name)
-    rounded = round_merged(
-        local_shard(weight),
-        low.full_tensor(),
-        local_shard(high),
-        scale,
-        threshold_key(f"{name}.weight"),
-        first=first_element(weight),
-    )
-    return as_shard(rounded, weight)
+    _, high, scale = parts
+    key, first = threshold_key(f"{name}.weight"), first_element(weight)
+    shards = (local_shard(weight), low.full_tensor(), local_shard(high))
+    return as_shard(round_merged(*shards, scale, key, first=first), weight)
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:

@@ -79,15 +79,11 @@ class MasterWeight:
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of the master as the module gets them."""
-        weight = self.weight
         if self.key is None:
             return values.detach()
+        weight, first = self.weight, first_element(self.parameter)
         return round_weight(
-            values.detach(),
-            weight.dtype,
-            self.key,
-            first=first_element(self.parameter),
-            device=weight.device,
+            values.detach(), weight.dtype, self.key, first=first, device=weight.device
         )
 
     def whole(self, values: torch.Tensor) -> torch.Tensor:
@@ -378,14 +374,16 @@ class MasterOptimizer:
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore what `state_tensors` returned."""
-        shapes = {weight.name: weight.master.shape for weight in self._weights}
-        states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in shapes}
+        weights = {weight.name: weight for weight in self._weights}
+        states: dict[nn.Parameter, dict[str, torch.Tensor]] = {
+            weight.master: {} for weight in self._weights
+        }
         halves = [weight for weight in self._weights if weight.key is not None]
         wrong = {f"master.{weight.name}" for weight in halves} - set(tensors)
         for tensor_name, value in tensors.items():
             key, _, name = tensor_name.partition(".")
-            if name in shapes and value.shape in (shapes[name], ()):
-                states[name][key] = value.clone()
+            if name in weights and value.shape in (weights[name].master.shape, ()):
+                states[weights[name].master][key] = value.clone()
             else:
                 wrong.add(tensor_name)
         if wrong:
@@ -393,13 +391,11 @@ class MasterOptimizer:
                 f"this optimiser state belongs to another model: {min(wrong)} does not match"
             )
         for weight in halves:
-            weight.master.copy_(states[weight.name].pop("master"))
-        names = {weight.master: weight.name for weight in self._weights}
+            weight.master.copy_(states[weight.master].pop("master"))
         for optimizer in self._optimizers:
             # Torch knows which values belong on which device.
             masters = [master for group in optimizer.param_groups for master in group["params"]]
-            numbered = ((number, states[names[master]]) for number, master in enumerate(masters))
-            state = {number: values for number, values in numbered if values}
+            state = {i: states[master] for i, master in enumerate(masters) if states[master]}
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state, "param_groups": groups})
         if self._kernels is not None:

@@ -39,20 +39,18 @@ class LearnerOptions(TrainingConfig):
         """Return the options of a run's settings; `policy_loss` replaces the one they name."""
         training = config.training
         loss = get_policy_loss(policy_loss or training.policy_loss)
-        clip_range = {name: getattr(training, name) for name in CLIP_RANGE}
         betas = training.adam_betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(
                 f"training.adam_betas got {betas}, expected two numbers from 0 up and below 1, "
                 "such as [0.9, 0.95]"
             )
+        names = CLIP_RANGE if loss.has_clip_range else ()
+        clip_range = {name: getattr(training, name) for name in names}
         derived: dict[str, Any] = {
             "optimizer": get_optimizer(training.optimizer, training.optimizer_options),
             "policy_loss": loss,
-            "policy_loss_options": {
-                **(clip_range if loss.has_clip_range else {}),
-                **training.policy_loss_options,
-            },
+            "policy_loss_options": clip_range | training.policy_loss_options,
             "total_steps": total_steps,
         }
         return cls(**{**vars(training), **derived})

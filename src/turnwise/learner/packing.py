@@ -103,11 +103,10 @@ def assign_to_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
     free: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[index]
-        chosen = next((p for p, left in enumerate(free) if left >= length), None)
-        if chosen is None:
+        chosen = next((p for p, left in enumerate(free) if left >= length), len(packs))
+        if chosen == len(packs):
             packs.append([])
             free.append(budget)
-            chosen = len(packs) - 1
         packs[chosen].append(index)
         free[chosen] -= length
     return [sorted(pack) for pack in packs]
@@ -214,15 +213,12 @@ def _pack(
                 "an episode begins with a token that the policy sampled: nothing comes before it "
                 "that could predict it. Begin episodes with a prompt or a start token."
             )
-        for field, array in (
-            ("row_of", np.full(len(computed), name)),
-            ("columns", at[num_shared:]),
-            ("sources", previous[chosen]),
-            ("targets", indices[chosen]),
-            ("target_rows", np.full(len(chosen), name)),
-            ("target_columns", at[chosen]),
-        ):
-            parts[field].append(array)
+        parts["row_of"].append(np.full(len(computed), name))
+        parts["columns"].append(at[num_shared:])
+        parts["sources"].append(previous[chosen])
+        parts["targets"].append(indices[chosen])
+        parts["target_rows"].append(np.full(len(chosen), name))
+        parts["target_columns"].append(at[chosen])
         ends[name] = indices[end_of_own - 1]
         num_tokens += len(computed)
     tensors = {field: torch.from_numpy(np.concatenate(arrays)) for field, arrays in parts.items()}

@@ -57,13 +57,11 @@ def shard(model: PolicyValueModel) -> None:
 def _load_shards(model: Any, device: torch.device) -> None:
     """Read this process's shards of a sharded model that has no weights yet from its files."""
     model._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)
-    rank, number = torch.distributed.get_rank(), torch.distributed.get_world_size()
     for one in [model.policy] if model.critic is None else [model.policy, model.critic]:
         stored = stored_names(one)
         for name, parameter in one.named_parameters():
             if name in stored:
-                first_row, last_row = rows_of_shard(len(parameter), rank, number)
-                values = one.weight_files.read(stored[name], first_row, last_row)
+                values = one.weight_files.read(stored[name], *local_rows(parameter))
                 target, first = local_shard(parameter), first_element(parameter)
                 target.copy_(round_weight(values, target.dtype, threshold_key(name), first=first))
     model.probe(device)
@@ -76,7 +74,7 @@ def read_first_masters(model: PolicyValueModel) -> dict[str, Callable[[], torch.
     parameters = dict(model.named_parameters())
     readers: dict[str, Callable[[], torch.Tensor]] = {}
     for prefix, part in (("policy", model.policy), ("critic", model.critic)):
-        for part_name, read in ({} if part is None else read_wide(part)).items():
+        for part_name, read in read_wide(part).items():
             name = f"{prefix}.{part_name}"
             if name in parameters:  # a critic may be the policy itself
                 readers[name] = partial(read, *local_rows(parameters[name]))

@@ -123,20 +123,16 @@ class TensorFile:
         """Return some rows of a tensor; a scalar as it is."""
         # Opened for every read: what is mapped counts as memory of the process.
         with safe_open(self.path, framework="pt") as file:
-            if not self.shapes[name]:
-                scalar: torch.Tensor = file.get_tensor(name)
-                return scalar
-            rows: torch.Tensor = file.get_slice(name)[start:stop]
-            return rows.clone()
+            is_scalar = not self.shapes[name]
+            rows = file.get_tensor(name) if is_scalar else file.get_slice(name)[start:stop]
+            copied: torch.Tensor = rows.clone()
+            return copied
 
     def shard(self, rank: int = 0, num_shards: int = 1) -> LazyTensors:
         """Return one of several shards of all tensors."""
 
         def read(name: str) -> torch.Tensor:
-            shape = self.shapes[name]
-            if not shape:
-                return self.read(name)
-            first, last = rows_of_shard(shape[0], rank, num_shards)
-            return self.read(name, first, last)
+            num_rows = self.shapes[name][0] if self.shapes[name] else 0
+            return self.read(name, *rows_of_shard(num_rows, rank, num_shards))
 
         return LazyTensors(self.shapes, read)

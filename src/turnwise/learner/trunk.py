@@ -99,12 +99,8 @@ class Trunk:
                     )
             except UnsupportedAttention as reason:
                 self.layout = "padded"
-                _LOG.warning(
-                    "%s: episodes are padded to one length instead of packed, which takes more "
-                    "time and memory. Reason: %s",
-                    name,
-                    reason,
-                )
+                text = "%s: episodes are padded, not packed, which takes more time and memory: %s"
+                _LOG.warning(text, name, reason)
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
@@ -136,9 +132,8 @@ class Trunk:
         if limit is not None and pack.longest_context > limit:
             raise ConfigError(
                 f"an episode has {pack.longest_context} tokens, and {type(self.model).__name__} is "
-                f"used up to {limit}: beyond them its rotary frequencies change for all tokens "
-                "(rope_type longrope or dynamic), and with them the log-probs of other episodes. "
-                f"Set limits.max_tokens={limit}."
+                f"used up to {limit}: beyond them its rotary frequencies (rope_type longrope or "
+                f"dynamic) change for all tokens. Set limits.max_tokens={limit}."
             )
         # transformers checkpoints layers only in training mode. The modules inside them stay in
         # evaluation mode, so that dropout stays off.

@@ -9,7 +9,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -141,12 +141,10 @@ class Learner(BaseLearner):
 
     @torch.no_grad()
     def score(self, batch: PPOBatch) -> Outputs:
-        """Return the model's current log-probs, entropy and values: [B, T] on its device."""
         return self._score(self.model, batch)
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
-        """Return the log-probs of the reference [B, T]."""
         if self._reference is not None:
             return self._score(self._reference, batch).log_probs
         if not has_adapters(self.model.policy):
@@ -156,7 +154,6 @@ class Learner(BaseLearner):
 
     @torch.no_grad()
     def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
-        """Return Σ_v π(v)² where each policy token was sampled: [B, T]."""
         sums = torch.zeros(batch.input_ids.shape, device=self.model.device)
         for rows, values in self._for_each_pack(batch, self.model.sum_pi_squared):
             sums[rows] = values.to(sums.dtype)
@@ -165,15 +162,17 @@ class Learner(BaseLearner):
     def _score(
         self, model: PolicyValueModel, batch: PPOBatch, packs: Sequence[Pack] | None = None
     ) -> Outputs:
-        device, shape = model.device, batch.input_ids.shape
-        dtype = torch.promote_types(model.policy.dtype, torch.float32)
-        log_probs, entropy, values = torch.zeros((3, *shape), device=device, dtype=dtype).unbind()
-        last_values = torch.zeros(len(batch), device=device, dtype=dtype)
+        kind: Any = {
+            "device": model.device,
+            "dtype": torch.promote_types(model.policy.dtype, torch.float32),
+        }
+        log_probs, entropy, values = torch.zeros((3, *batch.input_ids.shape), **kind).unbind()
+        last_values = torch.zeros(len(batch), **kind)
         for rows, outputs in self._for_each_pack(batch, model.forward_pack, packs):
             log_probs[rows], entropy[rows] = outputs.log_probs, outputs.entropy
             if outputs.values is not None and outputs.last_values is not None:
-                values[rows] = outputs.values.to(dtype)
-                last_values[rows] = outputs.last_values.to(dtype)
+                values[rows] = outputs.values.to(values.dtype)
+                last_values[rows] = outputs.last_values.to(values.dtype)
         if not model.has_critic:
             return Outputs(log_probs, entropy, None, None)
         return Outputs(log_probs, entropy, values, last_values)
@@ -228,9 +227,7 @@ class Learner(BaseLearner):
             self._planned_tokens = tokens
             if num_checkpointed and model.gradient_checkpointing is None:
                 model.checkpoint_layers(num_checkpointed)
-                text = (
-                    "gradient checkpointing of %d layers, whose activations do not fit into the GPU"
-                )
+                text = "gradient checkpointing of %d layers, to fit their activations into the GPU"
                 _LOG.info(text, num_checkpointed)
         if self._max_tokens is not None:
             tokens = min(tokens, self._max_tokens)
@@ -371,7 +368,6 @@ class Learner(BaseLearner):
         return {name: metrics[name] for name in kept if name in metrics}
 
     def restart(self) -> None:
-        """Reset optimiser and schedule, and make the current weights the reference of a KL term."""
         self.optimizer.forget()
         self.num_updates = 0
         if self._reference is not None and not self.keeps_reference:
@@ -400,10 +396,7 @@ class Learner(BaseLearner):
             lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
             for index, pack in enumerate(lockstep):
                 seed = self._seed(epoch, number, index)
-                with ExitStack() as stack:
-                    if self._has_dropout:  # an engine may compute with the same adapters
-                        stack.enter_context(model_lock(self.model.policy))
-                        stack.enter_context(adapter_dropout(self.model, seed))
+                with adapter_dropout(self.model, seed) if self._has_dropout else nullcontext():
                     self._add_gradient(run, totals, selected, pack, metrics, measured)
             return metrics, measured
 

@@ -11,11 +11,11 @@ of their gradients is the gradient of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from turnwise.errors import ConfigError
 
@@ -133,18 +133,16 @@ class Workers:
         self._device, self._group = device, None
         if device is None:
             return
-        number, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        number = torch.distributed.get_world_size()
         if number % context_size:
             raise ConfigError(
                 f"ray.context_parallel_size got {context_size}, expected a divisor of "
                 f"ray.num_learners, which is {number}"
             )
         if context_size > 1:
-            self._group = _group_among(
-                [range(i, number, context_size) for i in range(context_size)]
-            )
-            groups = [range(n, n + context_size) for n in range(0, number, context_size)]
-            self.context = Context(context_size, rank % context_size, _group_among(groups))
+            mesh = init_device_mesh(device.type, (number // context_size, context_size))
+            self._group = mesh.get_group(0)
+            self.context = Context(context_size, mesh.get_local_rank(1), mesh.get_group(1))
         self.num_workers = torch.distributed.get_world_size(self._group)
         self.rank = torch.distributed.get_rank(self._group)
 
@@ -181,10 +179,3 @@ class Workers:
             number = number.to(self._device)
             torch.distributed.all_reduce(number)  # over all, of which each has a shard
         return number
-
-
-def _group_among(partition: Sequence[Sequence[int]]) -> Any:
-    """Create a process group of each part; return that of this process."""
-    rank = torch.distributed.get_rank()
-    groups = [(torch.distributed.new_group(list(ranks)), ranks) for ranks in partition]
-    return next(group for group, ranks in groups if rank in ranks)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -110,7 +111,7 @@ def probe_attention(model: Any, context_length: int | None = None) -> list[Atten
     if getattr(model, "_is_stateful", False):
         raise UnsupportedAttention("its layers keep a recurrent state, not only a cache")
     AttentionInterface.register(_NAME, _record)
-    AttentionMaskInterface.register(_NAME, _Mask)
+    AttentionMaskInterface.register(_NAME, _mask_function)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     length = min(context_length or longest, longest, _LONGEST)
     embedding = model.get_input_embeddings()
@@ -146,13 +147,11 @@ def probe_attention(model: Any, context_length: int | None = None) -> list[Atten
     return calls
 
 
-class _Mask:
-    """A mask as a function: which position attends to which."""
-
-    def __init__(self, *_: Any, mask_function: Callable[..., torch.Tensor], **__: Any) -> None:
-        self.attends = mask_function
-        self.windows: dict[int, int | None] = {}
-        """Its sliding window within a context, which many layers ask for."""
+def _mask_function(
+    *_: Any, mask_function: Callable[..., torch.Tensor], **__: Any
+) -> Callable[..., torch.Tensor]:
+    """Return what transformers makes a mask of: which position attends to which."""
+    return mask_function
 
 
 def _record(
@@ -175,10 +174,8 @@ def _record(
         raise UnsupportedAttention("its attention is not causal")
     given_window = None if sliding_window is None or sliding_window >= length else sliding_window
     window = given_window
-    if isinstance(attention_mask, _Mask):
-        if length not in attention_mask.windows:
-            attention_mask.windows[length] = _sliding_window(attention_mask.attends, length)
-        window = attention_mask.windows[length]
+    if callable(attention_mask):
+        window = _sliding_window(attention_mask, length)
     elif attention_mask is not None:
         raise UnsupportedAttention("its attention has a mask or bias of its own")
     width = max(key.shape[-1], value.shape[-1])
@@ -186,6 +183,7 @@ def _record(
     return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
+@lru_cache(maxsize=4)  # many layers have the same mask
 def _sliding_window(attends: Callable[..., torch.Tensor], length: int) -> int | None:
     """Return the sliding window of a mask; None: all earlier tokens within `length`.
 

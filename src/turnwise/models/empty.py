@@ -85,21 +85,19 @@ def placeholder_weights(model: nn.Module) -> Iterator[None]:
 
     All values of a parameter are one number in memory.
     """
-    owners = [(m, name, p) for m in model.modules() for name, p in m._parameters.items()]
-    empty = {id(p): p for _, _, p in owners if p is not None and p.is_meta}
-    filled = {
-        key: nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape))
-        for key, p in empty.items()
-    }
+    pairs = [
+        (p, nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape)))
+        for p in model.parameters()
+        if p.is_meta
+    ]
+    swap: Any = torch.utils.swap_tensors
+    for parameter, value in pairs:
+        swap(parameter, value)
     try:
-        for module, name, parameter in owners:
-            module._parameters[name] = filled.get(id(parameter), parameter)
         yield
     finally:
-        for key, parameter in empty.items():
-            parameter.requires_grad_(filled[key].requires_grad)
-        for module, name, parameter in owners:
-            module._parameters[name] = parameter
+        for parameter, value in pairs:
+            swap(parameter, value.requires_grad_(parameter.requires_grad))
 
 
 @contextmanager

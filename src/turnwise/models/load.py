@@ -47,8 +47,7 @@ def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     except OSError as error:
         if not folder.is_dir():
             raise ConfigError(
-                f"cannot make the folder {folder}: {error}. "
-                "XDG_CACHE_HOME names another place for caches."
+                f"cannot make {folder}: {error}. XDG_CACHE_HOME names another folder for caches."
             ) from error
     return folder
 
@@ -151,8 +150,8 @@ def check_tokenizer(tokenizer: Any) -> None:
     if set(tokenizer.encode(text, add_special_tokens=False)) <= {unknown}:
         raise ConfigError(
             f"the tokenizer {getattr(tokenizer, 'name_or_path', '')} encodes {text!r} to unknown "
-            "tokens or to none, expected tokens that stand for the text. Is its vocabulary there "
-            "(tokenizer.json, vocab.json, tokenizer.model)? tokenizer=... gives another one."
+            "tokens or to none. Is its vocabulary there (tokenizer.json, vocab.json, "
+            "tokenizer.model)? tokenizer=... gives another one."
         )
 
 

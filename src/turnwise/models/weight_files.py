@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +12,6 @@ import torch
 
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.models.rounding import HALF
-
-_ONE_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 
 class NotLoadableInParts(TurnwiseError):
@@ -36,19 +32,17 @@ class WeightFiles:
         from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
         options: Any = {"_raise_exceptions_for_missing_entries": False}
-        if (one := cached_file(source, _ONE_FILE, **options)) is not None:
-            with _opened(Path(one)) as file:
-                return cls(dict.fromkeys(file.keys(), Path(one)))
-        index = cached_file(source, _INDEX, **options)
-        if index is None:
-            raise NotLoadableInParts(f"{source} has no safetensors files")
-        weight_map: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-        files, _ = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
-        paths = {path.name: path for path in map(Path, files)}
-        for path in paths.values():
-            with _opened(path):  # a file that is missing or cut off is named at once
-                pass
-        return cls({name: paths[file] for name, file in weight_map.items()})
+        files: list[Any] = [cached_file(source, "model.safetensors", **options)]
+        if files == [None]:
+            index = cached_file(source, "model.safetensors.index.json", **options)
+            if index is None:
+                raise NotLoadableInParts(f"{source} has no safetensors files")
+            files, _ = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
+        paths: dict[str, Path] = {}
+        for path in map(Path, files):
+            with _opened(path) as file:  # one that is missing or cut off is named at once
+                paths |= dict.fromkeys(file.keys(), path)
+        return cls(paths)
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, in the precision of the file."""
@@ -87,8 +81,7 @@ def read_wide(model: Any) -> dict[str, Callable[[int, int], torch.Tensor]]:
     wide: set[str] = set()
     for path in set(files.paths.values()):
         with _opened(path) as file:
-            names: list[str] = list(file.keys())
-            wide |= {name for name in names if file.get_slice(name).get_dtype() == "F32"}
+            wide |= {k for k in list(file.keys()) if file.get_slice(k).get_dtype() == "F32"}
     return {
         name: partial(files.read, stored[name])
         for name, parameter in model.named_parameters()

@@ -79,11 +79,8 @@ class LocalEngine(ModelEngine):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {
-            **super().options,
-            "deterministic": self.deterministic,
-            "max_batch_size": self._max_batch_size,
-        }
+        sizes = {"deterministic": self.deterministic, "max_batch_size": self._max_batch_size}
+        return super().options | sizes
 
     def _on_new_weights(self) -> None:
         self._schedule.renew(keeps_cache=self.in_flight == "keep")
@@ -196,11 +193,8 @@ class LocalEngine(ModelEngine):
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            _log.warning(
-                "%s decodes without captured graphs, which is slower: %s",
-                type(self.model).__name__,
-                error,
-            )
+            name = type(self.model).__name__
+            _log.warning("%s decodes without captured graphs, which is slower: %s", name, error)
             return None
         return graphs
 

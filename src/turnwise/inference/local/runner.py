@@ -1,6 +1,7 @@
 """Forwards of a Hugging Face model over packed tokens and the KV cache."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -206,13 +207,12 @@ class Runner:
                 parameter.ndim > 1 for parameter in module.parameters(recurse=False)
             ):
                 # Experts: the rows of each product depend on the routing of all tokens.
-                _log.warning(
+                text = (
                     "%s has %s layers, whose rounding depends on the other tokens of a forward: "
                     "in deterministic mode each token is computed by itself, which is slow. "
-                    "deterministic=False computes them together.",
-                    type(self.model).__name__,
-                    type(module).__name__,
+                    "deterministic=False computes them together."
                 )
+                _log.warning(text, type(self.model).__name__, type(module).__name__)
                 return [1]
         sizes = batch_invariant_sizes(layers)
         if self.device.type != "cpu":
@@ -225,18 +225,17 @@ class Runner:
 def _make_kv_cache(
     model: nn.Module, layers: Sequence[AttentionCall], cache_tokens: int | None, max_tokens: int
 ) -> KVCache:
-    num_layers, num_heads, width = len(layers), layers[0].num_kv_heads, layers[0].width
+    shape = (len(layers), layers[0].num_kv_heads, layers[0].width)
     parameter = next(model.parameters())
     device, dtype, largest = parameter.device, parameter.dtype, None
     if cache_tokens is None:
-        per_token = 2 * num_layers * num_heads * width * dtype.itemsize
+        per_token = 2 * math.prod(shape) * dtype.itemsize
         cache_tokens = min(max_tokens, _BUDGET // per_token)
         if device.type == "cuda":  # the rest is for the learner on the same device
             budget = int(0.3 * torch.cuda.mem_get_info(device)[0])
             largest = min(max_tokens, budget // per_token)
             cache_tokens = min(largest, _FIRST_ON_GPU // per_token)
-    cache_tokens = max(cache_tokens, KVCache.UNIT * 4)
-    return KVCache(cache_tokens, num_layers, num_heads, width, dtype, device, largest)
+    return KVCache(max(cache_tokens, KVCache.UNIT * 4), *shape, dtype, device, largest)
 
 
 def _probe_layers(model: Any, context_length: int) -> list[AttentionCall]:

@@ -21,6 +21,7 @@ from array import array
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -109,14 +110,10 @@ class PromptIndex:
         The last token of a prompt is never counted: its logits are needed.
         """
         assert session.prompt_key is not None
-        owners: dict[Session, None] = {}
-        for entry in _hashes(session.prompt_key):
-            if entry not in self._owners:
-                break
-            owners = self._owners[entry]
-        if not owners:
+        known = [*takewhile(self._owners.__contains__, _hashes(session.prompt_key))]
+        if not known:
             return session, 0
-        source = max(owners, key=lambda owner: owner.num_cached)
+        source = max(self._owners[known[-1]], key=lambda owner: owner.num_cached)
         assert source.prompt_key is not None
         keys = (source.prompt_key, session.prompt_key)
         length = min(map(len, keys)) // _TOKEN_BYTES
@@ -128,9 +125,8 @@ class PromptIndex:
     def forget(self, session: Session) -> None:
         """Drop a session whose KV cache was evicted."""
         for entry in self._entries.pop(session, ()):
-            owners = self._owners[entry]
-            del owners[session]
-            if not owners:
+            del self._owners[entry][session]
+            if not self._owners[entry]:
                 del self._owners[entry]
         key = session.prompt_key
         if key in self.whole and self.whole[key][0] is session:
@@ -186,7 +182,7 @@ class Schedule:
         self._time += 1
         if self._time % _STEPS_BETWEEN_SWEEPS:
             return
-        for session in [s for s in self.preempted if s.turn is not None and s.turn.finish_reason()]:
+        for session in [s for s in self.preempted if s.turn and s.turn.finish_reason()]:
             self.end(session)
         for turn in [turn for turn in waiting if turn.finish_reason()]:
             waiting.remove(turn)

@@ -157,9 +157,8 @@ class VLLMInferenceEngine(WorkerEngine):
         shared = cast(Any, torch.distributed)
         if shared.is_available() and shared.is_initialized():
             raise ConfigError(
-                "torch.distributed is already set up in this process, perhaps by another vLLM "
-                "engine, and vLLM sets it up for itself. Close the other one, or start vLLM as a "
-                "server."
+                "vLLM sets up torch.distributed, and it is already set up in this process, perhaps "
+                "by another vLLM engine. Close that one, or start vLLM as a server."
             )
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
         from vllm.engine.arg_utils import EngineArgs

@@ -199,9 +199,8 @@ class VLLMServerEngine(ServedEngine):
 
     async def _score(self, ids: Sequence[int], start: int) -> list[float]:
         prompt, arguments = scoring_arguments(ids)
-        body = {"model": self.model, "prompt": prompt, **arguments}
-        body["return_tokens_as_token_ids"] = True
-        reply = await self._client.request("POST", "/v1/completions", body)
+        body = {"model": self.model, "prompt": prompt, "return_tokens_as_token_ids": True}
+        reply = await self._client.request("POST", "/v1/completions", body | arguments)
         (choice,) = reply["choices"]
         known = zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)
         scores = [at[str(token)]["logprob"] for at, token in known]
