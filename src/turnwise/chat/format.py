@@ -387,7 +387,7 @@ def _end_of_answer(text: str) -> int:
     """Return where the synthetic answer ends in a rendering."""
     if ANSWER not in text:
         raise ConfigError(
-            "the chat template leaves out the answers of the assistant, so it is not made for "
+            "the chat template does not write the answers of the assistant, so it is not made for "
             "several turns. Give another one: ChatFormat(tokenizer, template)."
         )
     return text.index(ANSWER) + len(ANSWER)

@@ -47,7 +47,7 @@ def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     except OSError as error:
         if not folder.is_dir():
             raise ConfigError(
-                f"cannot make {folder}: {error}. XDG_CACHE_HOME names another folder for caches."
+                f"cannot make the folder {folder}: {error}. XDG_CACHE_HOME names another place."
             ) from error
     return folder
 
