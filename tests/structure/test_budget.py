@@ -28,7 +28,7 @@ LINES = {
     "runs": 3569,
     "scale": 2933,
     "tools": 3892,
-    "trainer": 4613,
+    "trainer": 4614,
     "user_code": 603,
     "view": 2047,
 }
