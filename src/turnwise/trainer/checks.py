@@ -121,8 +121,8 @@ def check_settings(config: ConfigStore) -> None:
         ),
         (
             training.max_staleness > 0 and bool(inference.options.get("sleep")),
-            "inference.options.sleep got true with training.max_staleness > 0: episodes are played "
-            "during updates. Set sleep to false, or max_staleness to 0.",
+            f"inference.options.sleep got true with training.max_staleness "
+            f"{training.max_staleness}: episodes are played during updates. Set one to false or 0.",
         ),
         (
             training.warm_start not in (None, "expert", "random") and not is_file,
@@ -148,7 +148,7 @@ def _check_components(user: UserComponents) -> None:
             "setting model.model_name, or model.local_path for a folder",
         ),
         ("tokenizer", is_tokenizer, "a Hugging Face tokenizer, or the name or folder of one"),
-        ("limits", isinstance(user.limits, EpisodeLimits), "turnwise.EpisodeLimits(max_turns=5)"),
+        ("limits", isinstance(user.limits, EpisodeLimits), "limits=EpisodeLimits(max_turns=5)"),
     ):
         value = getattr(user, name)
         if value is not None and not is_right:

@@ -88,16 +88,13 @@ class UserComponents:
         environment = find_environment(self, config) if has_one else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
         prompt = config.system_prompt if self.system_prompt is None else self.system_prompt
-        rows = {
-            name: _rows(getattr(self, name), named, are_prompts=are_prompts, name=name)
-            for name, named in (("dataset", config.dataset), ("eval_dataset", config.eval_dataset))
-        }
         return dataclasses.replace(
             self,
-            **rows,
             environment=environment,
             agent=agent,
             expert=find_expert(self.expert, config, agent),
+            dataset=_rows(self.dataset, config.dataset, are_prompts),
+            eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
             reward_fn=reward_by_name(config.reward) if self.reward_fn is None else self.reward_fn,
             parser=parser_by_name(config.parser) if self.parser is None else self.parser,
             system_prompt=prompt,
@@ -356,7 +353,9 @@ def no_environment(name: str) -> ConfigError:
     )
 
 
-def _rows(dataset: Any, named: DatasetConfig, *, are_prompts: bool, name: str) -> Rows | None:
+def _rows(
+    dataset: Any, named: DatasetConfig, are_prompts: bool, name: str = "dataset"
+) -> Rows | None:
     """Return the rows of a dataset that was given, or that the settings name."""
     rows: Any = dataset
     if dataset is None:
@@ -450,8 +449,8 @@ def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComp
     source = given["environment"]
     if isinstance(source, BaseEnvironment) and {"max_steps", "params"} & set(given):
         raise ConfigError(
-            "an environment of a mix got max_steps or params for an instance, which has its "
-            f"settings already. Pass the class {type(source).__name__}, or only the instance."
+            f"an environment of a mix got max_steps or params, and {type(source).__name__} is "
+            "an instance, which has its settings already. Pass the class, or only the instance."
         )
     named = {key for key in _OBJECTS if _is_named(key, given.get(key))}
     objects = {key: given[key] for key in _OBJECTS if key in given and key not in named}

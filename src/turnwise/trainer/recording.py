@@ -209,10 +209,11 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         settings.reward = callable_label(given.reward_fn)
     if given.tools is not None:
         settings.tools = _tool_entries(given.tools)
-    if given.parser is not None:
+    if isinstance(given.parser, str):
+        settings.parser = given.parser
+    elif given.parser is not None:
         names = (name for name, kind in PARSERS.items() if kind is type(given.parser))
-        is_name = isinstance(given.parser, str)
-        settings.parser = given.parser if is_name else next(names, instance_label(given.parser))
+        settings.parser = next(names, None) or instance_label(given.parser)
     if given.model is not None:
         settings.model.model_name, settings.model.local_path = object_label(given.model), None
     if given.system_prompt is not None:

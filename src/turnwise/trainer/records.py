@@ -187,8 +187,9 @@ class Records:
         """Whether the last step was evaluated, and none before was better."""
         name = self._config.checkpoint.best_metric
         value, best = self._last.get(name), self.checkpoints.best
-        is_first = best is None or best.metric != name
-        return value is not None and (is_first or value >= best.value)  # the latest of equals
+        if value is None or best is None or best.metric != name:
+            return value is not None
+        return value >= best.value  # the latest of equals
 
     def mark_if_best(self, saved: Checkpoint) -> None:
         """Mark a checkpoint as the best by the last metrics, if they are of the same step."""

@@ -32,7 +32,7 @@ from turnwise.scale.verl.settings import (
 )
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.checks import check_run
-from turnwise.trainer.components import UserComponents
+from turnwise.trainer.components import UserComponents, as_registry
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 
 _DEFAULT_EVAL_EPISODES = 32
@@ -113,7 +113,7 @@ class CustomRayPPOTrainer:
             reward_fn,
             rows,
             eval_rows,
-            tools,
+            as_registry(tools),
             parser,
             system_prompt,
             tokenizer=tokenizer,
