@@ -82,7 +82,7 @@ def test_estimate_advantages_equals_the_loop(
     in_float64 = estimate_advantages(rewards.double(), values.double(), dones, gamma, lam)
     assert_close(in_float64, expected, 1e-10)
     alone = estimate_advantages(rewards[0], values[0], dones[0], gamma, lam)
-    assert_close(alone, [rows[0] for rows in expected])
+    assert_close(alone, tuple(rows[0] for rows in expected))
     with pytest.raises(ConfigError, match="expected one shape"):
         estimate_advantages(rewards, values, dones[:, 1:], gamma, lam)
 

@@ -12,7 +12,7 @@ from turnwise.trainer import Levels
 
 SMALL = (
     "training.batch_size=4",
-    "training.num_epochs=3",
+    "training.num_epochs=2",
     "training.steps_per_epoch=2",
     "training.warm_start_steps=2",
     "inference.max_tokens=2",
@@ -78,10 +78,10 @@ class TestEverySetting:
 
         whole, history, _ = fit_to_the_end(make(tmp_path / "whole"))
         parts, resumed_history, listeners = fit_to_the_end(make(tmp_path / "parts"), every_step)
-        assert len(listeners) == 6
+        assert len(listeners) == 4
         assert_same_run(whole, parts)
-        assert [m["step"] for m in history] == [1, 2, 3, 4, 5, 6]
-        assert len(resumed_history) == 6
+        assert [m["step"] for m in history] == [1, 2, 3, 4]
+        assert len(resumed_history) == 4
         for number, listener in enumerate(listeners[1:], 1):
             (told,) = [line for line in listener.said if "resuming" in line]
             assert f"resuming from step {number} (" in told
@@ -112,10 +112,10 @@ class TestEveryMoment:
 
     def test_stopped_all_the_time(self, tmp_path, whole):
         parts, _, listeners = fit_to_the_end(
-            with_levels(tmp_path), any_of(*MOMENTS, *(("step", number) for number in range(7)))
+            with_levels(tmp_path), any_of(*MOMENTS, *(("step", number) for number in range(1, 5)))
         )
         # How many stops come of them depends on how long the sampled turns are.
-        assert len(listeners) > 10
+        assert len(listeners) > 6
         assert_same_run(whole, parts)
 
     def test_an_environment_that_draws_from_the_global_generators(self, tmp_path):
