@@ -8,17 +8,12 @@ import pytest
 import torch
 
 from trainer.runs import Listener, episodes, fit_to_the_end, metrics_of
-from trainer.worlds import Echo, Several, Uneven, small_trainer
+from trainer.worlds import Echo, Several, Uneven, small_trainer, training
 from turnwise import ConfigError, EpisodeFailed, RewardBatch
 from turnwise.trainer import Levels
 
-SMALL = (
-    "training.batch_size=3",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=3",
-    "training.warm_start_steps=2",
-    "training.adv_estimator=grpo",
-    "training.group_size=2",
+SMALL = training(
+    "batch_size=3 num_epochs=2 steps_per_epoch=3 warm_start_steps=2 adv_estimator=grpo group_size=2"
 )
 AHEAD = (*SMALL, "training.max_staleness=2")
 

@@ -6,20 +6,17 @@ import shutil
 import pytest
 
 from trainer.runs import Listener, fit_to_the_end, newest_files
-from trainer.worlds import Uneven, small_model, small_trainer
+from trainer.worlds import Uneven, small_model, small_trainer, training
 from turnwise import ConfigError
 from turnwise.config import ConfigStore
 from turnwise.errors import TrainingStopped
 from turnwise.trainer.replay import replay_run
 
 AHEAD = (
-    "training.batch_size=3",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=3",
-    "training.warm_start_steps=2",
-    "training.adv_estimator=grpo",
-    "training.group_size=2",
-    "training.max_staleness=2",
+    *training(
+        "batch_size=3 num_epochs=2 steps_per_epoch=3 warm_start_steps=2 adv_estimator=grpo "
+        "group_size=2 max_staleness=2"
+    ),
     "checkpoint.run_name=run",
 )
 

@@ -6,17 +6,15 @@ import zlib
 import pytest
 
 from trainer.runs import Listener, assert_same_run, metrics_of
-from trainer.worlds import LETTERS, Echo, small_trainer
+from trainer.worlds import LETTERS, Echo, small_trainer, training
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer import records as run_records
 
 SMALL = (
-    "training.warm_start=null",
-    "training.batch_size=2",
-    "training.steps_per_epoch=null",
-    "training.eval_episodes=1",
-    "training.lr_schedule=linear",
+    *training(
+        "warm_start=null batch_size=2 steps_per_epoch=null eval_episodes=1 lr_schedule=linear"
+    ),
     "inference.max_tokens=1",
     "checkpoint.keep_last_n=99",
 )

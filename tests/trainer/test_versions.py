@@ -7,20 +7,16 @@ import pytest
 import torch
 
 from trainer.runs import Listener
-from trainer.worlds import Uneven, small_model, small_trainer
+from trainer.worlds import Uneven, small_model, small_trainer, training
 from turnwise.episode import sampling as episode_sampling
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 
 SETTINGS = (
-    "training.batch_size=4",
-    "training.group_size=2",
-    "training.adv_estimator=grpo",
-    "training.num_epochs=1",
-    "training.steps_per_epoch=4",
-    "training.learning_rate=1e-2",
-    "training.warm_start=null",
-    "training.max_staleness=2",
+    *training(
+        "batch_size=4 group_size=2 adv_estimator=grpo num_epochs=1 steps_per_epoch=4 "
+        "learning_rate=1e-2 warm_start=null max_staleness=2"
+    ),
     "inference.max_tokens=16",
 )
 ONE_STEP = ()
