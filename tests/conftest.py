@@ -3,10 +3,12 @@
 `HYPOTHESIS_PROFILE=search` looks for new ones.
 """
 
+import asyncio
 import os
 import signal
 import sys
 import tempfile
+from types import SimpleNamespace
 
 # What takes longest begins first: else one of two processes ends alone with it.
 LONG = (
@@ -24,6 +26,24 @@ else:
     settings.register_profile("same", timeless, derandomize=True, database=None)
     settings.register_profile("search", timeless, derandomize=False)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+try:
+    import uvicorn.server
+except ModuleNotFoundError:
+    pass
+else:
+    # It looks every 0.1 s whether it is to stop, and then waits for as long again.
+    quick = {"sleep": lambda seconds: asyncio.sleep(seconds / 10)}
+    uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | quick)
+
+
+def check_handle(handle):
+    """Stands in for `os.fsync`, which waits for the disk: no test cuts the power."""
+    os.fstat(handle)
+
+
+os.fsync = check_handle
 
 
 # A shell starts background jobs with interrupts ignored, and what they start inherits that.

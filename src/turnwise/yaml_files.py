@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc] # the quick one
     """Quotes the strings that `_Loader` would read as numbers."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -35,18 +35,20 @@ def served(*options, model="tiny"):
 
 @contextlib.contextmanager
 def forked(*options, model="tiny"):
-    """The LLM of the same command, which begins sooner but cannot have child processes."""
-    ours, theirs = os.pipe()
-    with open(ours) as output, open(os.devnull) as nothing:
+    """The same command, which begins sooner but cannot have child processes: its LLM, the process
+    and its standard error."""
+    (ours, theirs), (our_errors, their_errors) = os.pipe(), os.pipe()
+    with open(ours) as output, open(our_errors) as errors, open(os.devnull) as nothing:
         process = Turnwise(
             *("serve", model, "--port", "0", *options),
             stdin=nothing.fileno(),
             stdout=theirs,
-            stderr=theirs,
+            stderr=their_errors,
         )
         os.close(theirs)
+        os.close(their_errors)
         try:
-            yield _read_llm(output, output)
+            yield _read_llm(output, errors), process, errors
         finally:
             process.kill()
             process.wait(60)

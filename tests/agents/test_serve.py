@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from agents.serve_command import CHAT, check_served, forked, say, served
+from agents.serve_command import CHAT, check_served, forked, say
 from agents.serving import ask, make_session
 from agents.test_engines import TOKENIZER, make_model, sglang
 from turnwise import ConfigError
@@ -23,7 +23,7 @@ from turnwise.inference.scripted import ScriptedEngine
 
 
 def test_a_model_is_served_until_an_interrupt():
-    with served() as (llm, process):
+    with forked() as (llm, process, errors):
         _, first = say(llm, "Hello", temperature=0)
         assert (first["usage"]["completion_tokens"], llm.api_key[:3]) == (5, "sk-")
         answer = first["choices"][0]["message"]["content"]
@@ -52,14 +52,14 @@ def test_a_model_is_served_until_an_interrupt():
         body = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
         assert 1 <= ask(llm, "/messages", body)[1]["usage"]["output_tokens"] <= 5
         process.send_signal(signal.SIGINT)
-        _, logged = process.communicate(timeout=60)
-        assert process.returncode == 0
+        logged = errors.read()
+        assert process.wait(60) == 0
         assert re.search(r"POST /v1/chat/completions  200  \d+ \+ 5 tokens  \d+ ms", logged)
         assert re.search(r"POST /v1/chat/completions  401  \d+ ms", logged)
 
 
 def test_transformers_can_serve():
-    with forked("--backend", "transformers") as llm:
+    with forked("--backend", "transformers") as (llm, _, _):
         check_served(llm)
 
 
@@ -69,7 +69,7 @@ def test_a_server_of_sglang_can_be_served(tmp_path):
     model.config.save_pretrained(tmp_path)
     with sglang(model, deterministic=True) as (_, server, _):  # it only has seeds so
         options = ("--backend", "sglang", "--tokenizer", str(tmp_path), "--name", "mine")
-        with forked(*options, model=server.url) as llm:
+        with forked(*options, model=server.url) as (llm, _, _):
             assert llm.model == "mine"
             check_served(llm)
             assert len(server.asked("/generate")) == 9

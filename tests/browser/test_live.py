@@ -8,15 +8,14 @@ import pytest
 from playwright.sync_api import expect
 
 from browser.browsing import LAPTOP, Visitor
+from trainer.worlds import training
 from view.serving import serving
 
 SETTINGS = [
-    "training.batch_size=4",
-    "training.mini_batch_size=4",
-    "training.update_epochs=1",
-    "training.warm_start_steps=1",
-    "training.steps_per_epoch=2",
-    "training.eval_episodes=2",
+    *training(
+        "batch_size=4 mini_batch_size=4 update_epochs=1 warm_start_steps=1 steps_per_epoch=2 "
+        "eval_episodes=2"
+    ),
 ]
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from forked import fork_server
+from turnwise.cli import main
 from turnwise.trainer.state import load_trained_model
 
 
@@ -68,16 +68,17 @@ def test_nothing_that_exists_is_overwritten(turnwise, run, tmp_path):
     assert Path("mine/model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
 
 
+def export_and_die(folder):
+    os.chdir(folder)
+    PreTrainedTokenizerBase.save_pretrained = lambda *_, **__: os.kill(os.getpid(), 9)
+    main(["export", "runs/mine", "models/mine"])
+
+
 def test_what_a_killed_export_left_is_removed_by_the_next_one(turnwise, run):
-    code = (
-        "import os; from transformers import PreTrainedTokenizerBase as Tokenizer\n"
-        "from turnwise.cli import main\n"
-        "Tokenizer.save_pretrained = lambda *_, **__: os.kill(os.getpid(), 9)\n"
-        "main(['export', 'runs/mine', 'models/mine'])\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    killed = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
-    assert killed.returncode == -9
+    killed = fork_server().Process(target=export_and_die, args=(os.getcwd(),))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -9
     (draft,) = os.listdir("models")
     assert draft.startswith(".mine.saving-")
     Path("models/.mine-2.saving-00ab").touch()  # of another export, which may be running

@@ -1,12 +1,14 @@
 """Commands that take a run play it with the run's own environment, tools, dataset and reward."""
 
 import json
-import subprocess
+import os
+import runpy
 import sys
 
 import pytest
 
 from cli.three_runs import GREENHOUSE, ROWS
+from forked import fork_server
 
 MAIN = """
 
@@ -26,13 +28,24 @@ if __name__ == "__main__":
 """
 
 
+def run_script(folder, name):
+    """As `python NAME` does in that folder."""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    sys.argv, sys.orig_argv = [name], ["python", name]
+    runpy.run_path(str(folder / name), run_name="__main__")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder in which a script trained twice: with things in files, and with things in memory."""
     place = tmp_path_factory.mktemp("greenhouse")
     (place / "greenhouse.py").write_text(GREENHOUSE + MAIN)
     (place / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    subprocess.run([sys.executable, "greenhouse.py"], cwd=place, check=True)
+    script = fork_server().Process(target=run_script, args=(place, "greenhouse.py"))
+    script.start()
+    script.join()
+    assert script.exitcode == 0
     return place
 
 

@@ -1,11 +1,10 @@
 """Rows that are held out: by their content alone."""
 
 import random
-import subprocess
-import sys
 
 import pytest
 
+from forked import fork_server
 from turnwise import CustomEnvDataset, PromptDataset
 from turnwise.data.held_out import split_rows
 from turnwise.episode.seeds import held_out_seed, training_seed
@@ -52,15 +51,16 @@ def test_a_row_that_was_trained_on_is_never_held_out_when_rows_are_added(number)
         assert texts(before.held_out) <= texts(after.held_out)
 
 
+def held_out_indices():
+    given = [{"prompt": str(i), "at": object} for i in range(80)]
+    return list(split_rows(given, 0.1).held_out.indices)
+
+
 def test_another_process_holds_out_the_same_rows():
-    code = (
-        "from turnwise.data.held_out import split_rows;"
-        "print(list(split_rows([{'prompt': str(i), 'at': object} for i in range(80)], 0.1)"
-        ".held_out.indices))"
-    )
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = split_rows([{"prompt": str(i), "at": object} for i in range(80)], 0.1)
-    assert there.stdout == f"{list(here.held_out.indices)}\n"
+    """One with other hashes of the same texts."""
+    with fork_server().Pool(1) as pool:
+        assert pool.apply(hash, ["a"]) != hash("a")
+        assert pool.apply(held_out_indices) == held_out_indices()
 
 
 def test_some_seeds_of_an_environment_that_is_a_dataset():

@@ -111,6 +111,7 @@ def test_an_engine_that_fails(what, says):
 def test_an_engine_that_hangs_is_left(what, monkeypatch):
     monkeypatch.setattr("turnwise.episode.sampling._GRACE_SECONDS", 0.05)
     monkeypatch.setattr("turnwise.episode.sampling._CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr("turnwise.deadlines.calls.GRACE_SECONDS", 0.05)
     limits = EpisodeLimits(generation_timeout=0.05)
     result = run_episode(Broken(what), Counting, limits=limits)
     assert result.status is EpisodeStatus.ENGINE_ERROR

@@ -5,15 +5,12 @@ import copy
 import functools
 import tempfile
 
-from trainer.worlds import Echo, small_config, small_trainer
+from trainer.worlds import Echo, small_config, small_trainer, training
 from turnwise import Trainer, TrainingStopped, tool
 from turnwise.models.tiny import make_tiny_tokenizer
 
 QUICK = (
-    "training.warm_start=null",
-    "training.batch_size=8",
-    "training.num_epochs=1",
-    "training.eval_episodes=0",
+    *training("warm_start=null batch_size=8 num_epochs=1 eval_episodes=0"),
     "inference.max_tokens=3",
 )
 

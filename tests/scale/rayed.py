@@ -8,21 +8,15 @@ from pathlib import Path
 import torch
 
 from agents.serving import ask
-from trainer.worlds import Memory, small_trainer
+from trainer.worlds import Memory, small_trainer, training
 from turnwise.algo.losses.policy import compute_policy_loss
 from turnwise.learner.base import placed_weights
 
 PPO = (
-    "training.adv_estimator=gae",
-    "training.batch_size=6",
-    "training.mini_batch_size=4",
-    "training.update_epochs=2",
-    "training.num_epochs=1",
-    "training.steps_per_epoch=3",
-    "training.warm_start_steps=2",
-    # Adam turns noise in a gradient that is nearly 0 into a step of this size.
-    "training.learning_rate=1e-4",
-    "training.warm_start_learning_rate=1e-4",
+    *training(
+        "adv_estimator=gae batch_size=6 mini_batch_size=4 update_epochs=2 num_epochs=1 "
+        "steps_per_epoch=3 warm_start_steps=2 learning_rate=1e-4 warm_start_learning_rate=1e-4"
+    ),
     "inference.max_tokens=2",
 )
 ON_RAY = ("ray.use_ray=true", "ray.num_actors=2", "ray.num_learners=2")

@@ -86,10 +86,15 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 
 @functools.cache
+def nodes_of(path):
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imports_of(path):
     """Names of the modules that a file imports."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -102,7 +107,7 @@ def imports_of(path):
 @functools.cache
 def named_by(path):
     """Modules of turnwise that a file names in texts, as tables for later imports do."""
-    texts = {text for node in ast.walk(ast.parse(path.read_text())) for text in _text(node)}
+    texts = {text for node in nodes_of(path) for text in _text(node)}
     modules = {text.partition(":")[0] for text in texts if MODULE.fullmatch(text)}
     return {name for name in modules if name.split(".")[1] in set().union(*LAYERS)}
 

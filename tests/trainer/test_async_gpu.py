@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+from trainer.worlds import training
 from turnwise import BaseEnvironment, ConfigStore, Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -32,9 +33,7 @@ def history_of(folder, *overrides):
     """The metrics of twelve asynchronous steps with these settings."""
     own = [
         f"checkpoint.output_dir={folder}",
-        "training.adv_estimator=grpo",
-        "training.group_size=4",
-        "training.batch_size=16",
+        *training("adv_estimator=grpo group_size=4 batch_size=16"),
     ]
     with Trainer(ConfigStore.load(overrides=[*own, *overrides]), Uneven) as trainer:
         trainer.fit(1, 12)

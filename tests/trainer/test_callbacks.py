@@ -3,16 +3,12 @@
 import pytest
 
 from trainer.runs import Listener, metrics_of
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import Echo, small_trainer, training
 from turnwise import ConfigError
 from turnwise.runs.run_folder import RunFolder
 
 SMALL = (
-    "training.warm_start=null",
-    "training.batch_size=2",
-    "training.steps_per_epoch=2",
-    "training.num_epochs=2",
-    "training.eval_episodes=1",
+    *training("warm_start=null batch_size=2 steps_per_epoch=2 num_epochs=2 eval_episodes=1"),
     "inference.max_tokens=1",
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainer.runs import Listener, metrics_of
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import Echo, small_trainer, training
 from turnwise import Levels
 from turnwise.runs.doctor import findings
 from turnwise.runs.headline import headline
@@ -14,10 +14,7 @@ from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.rollout import held_out_tasks
 
 SMALL = (
-    "training.warm_start=null",
-    "training.batch_size=2",
-    "training.max_steps=2",
-    "training.eval_episodes=4",
+    *training("warm_start=null batch_size=2 max_steps=2 eval_episodes=4"),
     "inference.max_tokens=1",
 )
 

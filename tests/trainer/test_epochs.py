@@ -5,15 +5,12 @@ import contextlib
 import pytest
 
 from trainer.runs import Listener, assert_same_run, metrics_of
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import Echo, small_trainer, training
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.run_folder import RunFolder
 
 SMALL = (
-    "training.warm_start=null",
-    "training.batch_size=2",
-    "training.eval_episodes=1",
-    "training.lr_schedule=linear",
+    *training("warm_start=null batch_size=2 eval_episodes=1 lr_schedule=linear"),
     "inference.max_tokens=1",
     "checkpoint.save_interval=2",
     "checkpoint.keep_last_n=9",

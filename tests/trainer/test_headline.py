@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainer.runs import metrics_of
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import Echo, small_trainer, training
 from turnwise.cli import app
 from turnwise.cli.export import model_card
 from turnwise.cli.train import _closing
@@ -20,10 +20,7 @@ from view.serving import open_library
 
 ROWS = [{"letter": "abcd"[i % 4], "number": i} for i in range(64)]
 SETTINGS = (
-    "training.warm_start=null",
-    "training.batch_size=24",
-    "training.num_epochs=2",
-    "training.eval_episodes=3",
+    *training("warm_start=null batch_size=24 num_epochs=2 eval_episodes=3"),
     "inference.max_tokens=1",
 )
 

@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 import torch
 
-from trainer.worlds import Echo, Memory, small_config, small_model, small_trainer
+from trainer.worlds import Echo, Memory, small_config, small_model, small_trainer, training
 from turnwise import ConfigError, Trainer
 from turnwise.learner import PPOBatch
 
@@ -85,9 +85,7 @@ def imitated(world, seed, num_steps=50):
         "training.batch_size=16",
         "training.warm_start=expert",
         f"training.warm_start_steps={num_steps}",
-        "training.warm_start_learning_rate=5e-3",
-        "training.steps_per_epoch=1",
-        "training.learning_rate=1e-12",
+        *training("warm_start_learning_rate=5e-3 steps_per_epoch=1 learning_rate=1e-12"),
         seed=seed,
     )[1]
 
@@ -96,12 +94,10 @@ def learn(world, estimator, *settings, num_imitated=50, metric="reward"):
     """The mean reward of each step, or another metric."""
     return trained(
         world,
-        "training.warm_start=null",
-        "training.learning_rate=2e-3",
-        "training.lr_schedule=linear",
-        "training.warmup_steps=3",
-        "training.update_epochs=2",
-        "training.mini_batch_size=32",
+        *training(
+            "warm_start=null learning_rate=2e-3 lr_schedule=linear warmup_steps=3 "
+            "update_epochs=2 mini_batch_size=32"
+        ),
         f"training.adv_estimator={estimator}",
         f"training.batch_size={BATCHES.get(estimator, 8)}",
         *settings,
@@ -137,14 +133,9 @@ def test_credit_for_the_turn_learns_what_luck_hides_from_credit_for_the_episode(
 def test_without_rewards_a_policy_that_is_its_reference_stays_what_it_is(tmp_path, kl):
     model, tokenizer = small_model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    settings = (
-        "training.adv_estimator=grpo",
-        "training.batch_size=8",
-        "training.mini_batch_size=4",
-        "training.num_epochs=1",
-        "training.steps_per_epoch=2",
-        "training.warm_start=null",
-        "training.learning_rate=1e-2",
+    settings = training(
+        "adv_estimator=grpo batch_size=8 mini_batch_size=4 num_epochs=1 steps_per_epoch=2 "
+        "warm_start=null learning_rate=1e-2"
     )
     given = {"model": model, "tokenizer": tokenizer, "reward_fn": lambda trajectory: 0.0}
     with small_trainer(tmp_path, Memory, *settings, *kl, **given) as trainer:
@@ -171,13 +162,10 @@ def test_the_reference_of_a_kl_term_may_be_another_model(tmp_path):
     tokenizer.save_pretrained(tmp_path / "other")
     settings = (
         f"model.reference={tmp_path / 'other'}",
-        "training.kl_loss_coef=0.1",
-        "training.adv_estimator=grpo",
-        "training.batch_size=4",
-        "training.num_epochs=1",
-        "training.steps_per_epoch=1",
-        "training.warm_start=random",
-        "training.warm_start_steps=1",
+        *training(
+            "kl_loss_coef=0.1 adv_estimator=grpo batch_size=4 num_epochs=1 steps_per_epoch=1 "
+            "warm_start=random warm_start_steps=1"
+        ),
     )
     ids = torch.randint(4, 200, (1, 12), generator=torch.Generator().manual_seed(0))
     sampled = torch.arange(12)[None] > 3

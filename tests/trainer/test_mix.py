@@ -5,19 +5,14 @@ import json
 import pytest
 
 from trainer.runs import assert_same_run, episodes, fit_to_the_end
-from trainer.worlds import LETTERS, Echo, Memory, small_trainer
+from trainer.worlds import LETTERS, Echo, Memory, small_trainer, training
 from turnwise import ConfigError, ConfigStore, Levels
 
 SETTINGS = (
-    "training.adv_estimator=grpo",
-    "training.group_size=2",
-    "training.batch_size=4",
-    "training.resample=1",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=2",
-    "training.warm_start=expert",
-    "training.warm_start_steps=2",
-    "training.eval_episodes=2",
+    *training(
+        "adv_estimator=grpo group_size=2 batch_size=4 resample=1 num_epochs=2 steps_per_epoch=2 "
+        "warm_start=expert warm_start_steps=2 eval_episodes=2"
+    ),
     "inference.max_tokens=2",
 )
 

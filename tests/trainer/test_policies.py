@@ -3,18 +3,15 @@
 import pytest
 import torch
 
-from trainer.worlds import small_config, small_model, small_trainer
+from trainer.worlds import small_config, small_model, small_trainer, training
 from turnwise import BaseEnvironment, Trainer, load_trained_model
 from turnwise.errors import ConfigError
 
 SETTINGS = (
-    "training.warm_start=null",
-    "training.adv_estimator=grpo",
-    "training.group_size=4",
-    "training.batch_size=2",
-    "training.learning_rate=0.01",
-    "training.num_epochs=1",
-    "training.steps_per_epoch=3",
+    *training(
+        "warm_start=null adv_estimator=grpo group_size=4 batch_size=2 learning_rate=0.01 "
+        "num_epochs=1 steps_per_epoch=3"
+    ),
     "checkpoint.save_steps=1",
 )
 

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from trainer.worlds import training
 from turnwise import ConfigStore, MissingExtraError
 from turnwise.models import load_model
 
@@ -25,12 +26,10 @@ def test_a_run_with_4_bit_weights_is_trained_resumed_and_exported(tmp_path):
     from turnwise import Trainer, load_trained_model
 
     overrides = (
-        "training.lora_rank=4",
-        "training.adv_estimator=grpo",
-        "training.batch_size=2",
-        "training.group_size=4",
-        "training.learning_rate=0.01",
-        "training.steps_per_epoch=1",
+        *training(
+            "lora_rank=4 adv_estimator=grpo batch_size=2 group_size=4 learning_rate=0.01 "
+            "steps_per_epoch=1"
+        ),
         "environment.name=guess-number",
         f"checkpoint.output_dir={tmp_path}",
         "checkpoint.run_name=qlora",

@@ -7,43 +7,31 @@ import pytest
 import torch
 
 from trainer.runs import assert_same_run, episodes, fit_to_the_end, metrics_of
-from trainer.worlds import LETTERS, Memory, small_trainer
+from trainer.worlds import LETTERS, Memory, small_trainer, training
 from turnwise.trainer import Levels
 
 SMALL = (
-    "training.batch_size=4",
-    "training.num_epochs=3",
-    "training.steps_per_epoch=2",
-    "training.warm_start_steps=2",
+    *training("batch_size=4 num_epochs=2 steps_per_epoch=2 warm_start_steps=2"),
     "inference.max_tokens=2",
 )
 PPO = (
     *SMALL,
-    "training.adv_estimator=gae",
-    "training.use_kl_in_reward=true",
-    "training.kl_target=0.01",
-    "training.lr_schedule=linear",
-    "training.warmup_steps=2",
-    "training.mini_batch_size=3",
-    "training.update_epochs=2",
-    "training.eval_episodes=2",
+    *training(
+        "adv_estimator=gae use_kl_in_reward=true kl_target=0.01 lr_schedule=linear "
+        "warmup_steps=2 mini_batch_size=3 update_epochs=2 eval_episodes=2"
+    ),
 )
 GRPO = (
     *SMALL,
-    "training.adv_estimator=grpo",
-    "training.group_size=3",
-    "training.resample=1",
-    "training.kl_loss_coef=0.01",
-    "training.lr_schedule=cosine",
-    "training.weight_decay=0.01",
+    *training(
+        "adv_estimator=grpo group_size=3 resample=1 kl_loss_coef=0.01 lr_schedule=cosine "
+        "weight_decay=0.01"
+    ),
     "checkpoint.save_interval=2",
 )
 LORA = (
     *PPO,
-    "training.lora_rank=4",
-    "training.lora_dropout=0.2",
-    "training.use_rslora=true",
-    "training.eval_episodes=0",
+    *training("lora_rank=4 lora_dropout=0.2 use_rslora=true eval_episodes=0"),
 )
 
 
@@ -78,10 +66,10 @@ class TestEverySetting:
 
         whole, history, _ = fit_to_the_end(make(tmp_path / "whole"))
         parts, resumed_history, listeners = fit_to_the_end(make(tmp_path / "parts"), every_step)
-        assert len(listeners) == 6
+        assert len(listeners) == 4
         assert_same_run(whole, parts)
-        assert [m["step"] for m in history] == [1, 2, 3, 4, 5, 6]
-        assert len(resumed_history) == 6
+        assert [m["step"] for m in history] == [1, 2, 3, 4]
+        assert len(resumed_history) == 4
         for number, listener in enumerate(listeners[1:], 1):
             (told,) = [line for line in listener.said if "resuming" in line]
             assert f"resuming from step {number} (" in told
@@ -112,10 +100,10 @@ class TestEveryMoment:
 
     def test_stopped_all_the_time(self, tmp_path, whole):
         parts, _, listeners = fit_to_the_end(
-            with_levels(tmp_path), any_of(*MOMENTS, *(("step", number) for number in range(7)))
+            with_levels(tmp_path), any_of(*MOMENTS, *(("step", number) for number in range(1, 5)))
         )
         # How many stops come of them depends on how long the sampled turns are.
-        assert len(listeners) > 10
+        assert len(listeners) > 6
         assert_same_run(whole, parts)
 
     def test_an_environment_that_draws_from_the_global_generators(self, tmp_path):

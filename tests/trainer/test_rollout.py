@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainer.runs import episodes
-from trainer.worlds import LETTERS, QUICK, Echo, small_trainer
+from trainer.worlds import LETTERS, QUICK, Echo, small_trainer, training
 from turnwise import ConfigError, CustomEnvDataset
 from turnwise.trainer import Levels
 
@@ -151,10 +151,7 @@ class TestDatasets:
         openings = CustomEnvDataset(Echo, size=3, seed=100)
         settings = (
             *QUICK,
-            "training.adv_estimator=grpo",
-            "training.group_size=2",
-            "training.batch_size=6",
-            "training.resample=2",
+            *training("adv_estimator=grpo group_size=2 batch_size=6 resample=2"),
             "inference.max_tokens=1",
         )
         seeds = []

@@ -5,13 +5,11 @@ import json
 from typer.testing import CliRunner
 
 from trainer.runs import Listener
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import Echo, small_trainer, training
 from turnwise.cli import app
 
 QUICK = (
-    "training.warm_start=null",
-    "training.batch_size=2",
-    "training.num_epochs=1",
+    *training("warm_start=null batch_size=2 num_epochs=1"),
     "inference.max_tokens=1",
 )
 ROWS = [{"word": word, "size": {"x": 1, "y": 2}} for word in "ab"]

@@ -4,16 +4,13 @@ import json
 
 import pytest
 
-from trainer.worlds import Echo, small_trainer
+from trainer.worlds import Echo, small_trainer, training
 from turnwise import CheckpointError, ConfigError
 from turnwise.runs.checkpoints import save_checkpoint_to
 from turnwise.trainer.state import find_checkpoint
 
 QUICK = (
-    "training.batch_size=2",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
+    *training("batch_size=2 num_epochs=2 steps_per_epoch=1 warm_start=null"),
     "inference.max_tokens=2",
     "logging.episodes_gb=0",
 )

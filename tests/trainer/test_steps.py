@@ -6,17 +6,15 @@ import zlib
 import pytest
 
 from trainer.runs import Listener, assert_same_run, metrics_of
-from trainer.worlds import LETTERS, Echo, small_trainer
+from trainer.worlds import LETTERS, Echo, small_trainer, training
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer import records as run_records
 
 SMALL = (
-    "training.warm_start=null",
-    "training.batch_size=2",
-    "training.steps_per_epoch=null",
-    "training.eval_episodes=1",
-    "training.lr_schedule=linear",
+    *training(
+        "warm_start=null batch_size=2 steps_per_epoch=null eval_episodes=1 lr_schedule=linear"
+    ),
     "inference.max_tokens=1",
     "checkpoint.keep_last_n=99",
 )
@@ -131,9 +129,9 @@ def test_eval_steps_and_save_steps(tmp_path):
 
 class TestDefaults:
     def test_a_long_pass_is_saved_and_evaluated_within(self, tmp_path):
-        run = train(tmp_path, "training.num_epochs=1", dataset=ROWS * 6).run_folder
-        assert len(metrics_of(run)) == 60
-        assert evaluated_steps(run) == saved_steps(run) == [50, 60]
+        run = train(tmp_path, "training.num_epochs=1", dataset=(ROWS * 6)[:102]).run_folder
+        assert len(metrics_of(run)) == 51
+        assert evaluated_steps(run) == saved_steps(run) == [50, 51]
 
     def test_slow_steps_are_saved_by_the_clock(self, tmp_path, monkeypatch):
         by_steps = train(tmp_path / "steps", "training.num_epochs=1").run_folder

@@ -7,20 +7,16 @@ import pytest
 import torch
 
 from trainer.runs import Listener
-from trainer.worlds import Uneven, small_model, small_trainer
+from trainer.worlds import Uneven, small_model, small_trainer, training
 from turnwise.episode import sampling as episode_sampling
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 
 SETTINGS = (
-    "training.batch_size=4",
-    "training.group_size=2",
-    "training.adv_estimator=grpo",
-    "training.num_epochs=1",
-    "training.steps_per_epoch=4",
-    "training.learning_rate=1e-2",
-    "training.warm_start=null",
-    "training.max_staleness=2",
+    *training(
+        "batch_size=4 group_size=2 adv_estimator=grpo num_epochs=1 steps_per_epoch=4 "
+        "learning_rate=1e-2 warm_start=null max_staleness=2"
+    ),
     "inference.max_tokens=16",
 )
 ONE_STEP = ()
@@ -46,14 +42,14 @@ class KeepsWeights(Listener):
 
 
 class Slow:
-    """A learner's update after which something else is done, as after that of a large model."""
+    """A learner's updates after which something else is done, as after those of a large model."""
 
-    def __init__(self, update, seconds=0.03):
-        self.update, self.seconds = update, seconds
+    def __init__(self, update, *seconds):
+        self.update, self.seconds = update, iter(seconds)
 
     def __call__(self, batch):
         metrics = self.update(batch)
-        time.sleep(self.seconds)
+        time.sleep(next(self.seconds, 0.03))
         return metrics
 
 
@@ -91,8 +87,16 @@ def log_probs(model, ids):
     return torch.cat([torch.zeros(1), chosen[:, 0]])
 
 
-@pytest.mark.parametrize("update", [ONE_STEP, MINIBATCHES, TWO_EPOCHS], ids=["1", "3", "2x3"])
-@pytest.mark.parametrize("backend", ["local", "transformers"])
+@pytest.mark.parametrize(
+    ("backend", "update"),
+    [
+        ("local", ONE_STEP),
+        ("local", MINIBATCHES),
+        ("local", TWO_EPOCHS),
+        ("transformers", ONE_STEP),
+    ],
+    ids=["1", "3", "2x3", "transformers"],
+)
 def test_a_token_has_the_log_prob_of_the_version_in_its_label(tmp_path, backend, update):
     engine = (f"inference.backend={backend}", "inference.stale_kv=recompute")
     weights, agents = train(tmp_path, *engine, *update)
@@ -126,7 +130,7 @@ def test_time_in_which_an_update_pauses_the_engine_is_on_no_deadline(tmp_path, m
     steps = ("training.steps_per_epoch=2", "training.learning_rate=1e-4")
     with small_trainer(tmp_path, Uneven, *SETTINGS, *limits, *steps) as trainer:
         learner = trainer.components.learner
-        learner.update = Slow(learner.update, seconds=4.0)
+        learner.update = Slow(learner.update, 4.0)
         history = trainer.fit()
     assert [metrics["errors"] for metrics in history] == [0.0] * 2
     assert [metrics["truncated"] for metrics in history] == [0.0] * 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.runs import Listener
-from trainer.worlds import Echo, Memory, Several, small_trainer
+from trainer.worlds import Echo, Memory, Several, small_trainer, training
 from turnwise import ChatFormat, ScriptedEngine
 from turnwise.episode.collector import EpisodeCollector
 from turnwise.episode.types import EpisodeTask
@@ -16,10 +16,7 @@ from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.warm_start import played_streams, read_conversations
 
 QUICK = (
-    "training.batch_size=8",
-    "training.num_epochs=1",
-    "training.steps_per_epoch=1",
-    "training.warm_start_steps=3",
+    *training("batch_size=8 num_epochs=1 steps_per_epoch=1 warm_start_steps=3"),
     "inference.max_tokens=3",
     "logging.episodes_gb=0",
 )

@@ -14,18 +14,14 @@ import time
 import torch
 
 from forked import fork_server
-from trainer.worlds import Memory, Uneven, small_trainer
+from trainer.worlds import Memory, Uneven, small_trainer, training
 from turnwise import whole_files
 from turnwise.runs import checkpoints
 
 # Each of these changes what is on the disk, or makes sure of it.
 POINTS = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir")
 SMALL = (
-    "training.batch_size=4",
-    "training.num_epochs=5",
-    "training.steps_per_epoch=1",
-    "training.warm_start_steps=2",
-    "training.eval_episodes=2",
+    *training("batch_size=4 num_epochs=5 steps_per_epoch=1 warm_start_steps=2 eval_episodes=2"),
     "inference.max_tokens=2",
     "checkpoint.run_name=killed",
 )

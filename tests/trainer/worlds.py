@@ -10,11 +10,15 @@ from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.models.tiny import make_tiny_tokenizer
 
 LETTERS = "abcd"
+
+
+def training(text):
+    """Overrides of the section `training`: `training("seed=1 gamma=0.9")`."""
+    return tuple(f"training.{setting}" for setting in text.split())
+
+
 QUICK = (
-    "training.batch_size=4",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
+    *training("batch_size=4 num_epochs=2 steps_per_epoch=1 warm_start=null"),
     "inference.max_tokens=2",
 )
 """Settings of a run of two steps."""
@@ -108,12 +112,10 @@ def small_config(folder, *overrides):
         overrides=[
             f"checkpoint.output_dir={folder}",
             "inference.max_tokens=3",
-            "training.batch_size=32",
-            "training.steps_per_epoch=5",
-            "training.learning_rate=3e-3",
-            "training.warm_start=random",
-            "training.warm_start_steps=30",
-            "training.warm_start_learning_rate=1e-2",
+            *training(
+                "batch_size=32 steps_per_epoch=5 learning_rate=3e-3 warm_start=random "
+                "warm_start_steps=30 warm_start_learning_rate=1e-2"
+            ),
             *overrides,
         ]
     )

@@ -3,7 +3,7 @@
 import json
 import random
 
-from trainer.worlds import Memory, small_trainer
+from trainer.worlds import Memory, small_trainer, training
 from turnwise.chat import TokenStream
 from turnwise.episode import EpisodeResult
 from turnwise.episode.types import AgentRecord, TurnRecord
@@ -16,12 +16,10 @@ from turnwise.tools import ToolCall, ToolResult
 from turnwise.types import EpisodeStatus
 
 SMALL = (
-    "training.batch_size=4",
-    "training.num_epochs=2",
-    "training.steps_per_epoch=1",
-    "training.warm_start=null",
-    "training.eval_episodes=2",
-    "training.adv_estimator=gae",
+    *training(
+        "batch_size=4 num_epochs=2 steps_per_epoch=1 warm_start=null eval_episodes=2 "
+        "adv_estimator=gae"
+    ),
     "inference.max_tokens=3",
     "checkpoint.run_name=real",
 )

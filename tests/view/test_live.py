@@ -17,6 +17,7 @@ from turnwise.cli import main
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import RunFolder
+from turnwise.view import server
 from turnwise.view.server import PORT, listening
 from view.runs_to_view import said, write_run
 from view.serving import eventually, serving
@@ -52,7 +53,9 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def live(folder):
+def live(folder, monkeypatch):
+    monkeypatch.setattr(server, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(server, "_TICK_SECONDS", 0.01)
     with serving(folder.parent) as client:
         listener = Listening(client.port)
         yield client, listener
