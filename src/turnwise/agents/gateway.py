@@ -223,8 +223,9 @@ class Gateway:
         hosts, origins = (request.headers.getlist(name) for name in ("host", "origin"))
         if key is None and not is_same_site(hosts, origins):
             raise ApiError(
-                "Without an API key, only requests from this machine's own addresses are served, "
-                f"got {[*hosts, *origins]!r:.200}. Start the server with --api-key, and send it.",
+                "Without an API key, only requests to an address or the name of this machine are "
+                f"served, and no web pages of other sites: got {[*hosts, *origins]!r:.200}. Start "
+                "the server with --api-key, and send the key.",
                 status=403,
                 code="forbidden",
             )

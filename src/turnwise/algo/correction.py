@@ -149,5 +149,7 @@ def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
     """Return (lower, upper), where lower may be None; raise for invalid bounds."""
     pair = (None, bounds) if isinstance(bounds, int | float) else tuple(bounds)
     if len(pair) != 2 or pair[1] <= 0 or (pair[0] is not None and not 0 < pair[0] <= pair[1]):
-        raise ConfigError(f"bounds got {bounds!r}, expected upper or (lower, upper), above 0")
+        raise ConfigError(
+            f"bounds got {bounds!r}, expected a number > 0, or (lower, upper): 0 < lower ≤ upper"
+        )
     return pair

@@ -127,7 +127,7 @@ class Actions:
                     result = await self.tools.execute_async(call, self.context)
             except TimeoutError:
                 raise DeadlineExceeded(
-                    f"tool {call.name} took longer than {timeout:g} s (limits.tool_timeout)"
+                    f"tool {call.name} took longer than {timeout:g} s. Raise limits.tool_timeout."
                 ) from None
         turn.tool_results = [*turn.tool_results, result]
         call.success, call.result = result.success, result.value

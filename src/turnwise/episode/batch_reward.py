@@ -129,7 +129,7 @@ def read_batch_rewards(value: Any, agents: Sequence[AgentRecord]) -> list[Reward
     if not isinstance(rewards, Sequence) or len(rewards) != len(agents):
         got = f"{len(rewards)} rewards" if isinstance(rewards, Sequence) else type(value).__name__
         raise RewardError(
-            f"returned {got} for {len(agents)} episodes. Return a tensor with one reward for each."
+            f"returned {got} for a batch of {len(agents)} episodes. Return one reward for each."
         )
     return [_read_row(row, agent) for row, agent in zip(rewards, agents, strict=True)]
 

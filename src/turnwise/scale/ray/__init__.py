@@ -44,11 +44,12 @@ def assemble(
     if ray.num_learners % ray.context_parallel_size:
         raise ConfigError(
             f"ray.context_parallel_size got {ray.context_parallel_size}, expected a divisor of "
-            f"ray.num_learners={ray.num_learners}"
+            f"ray.num_learners, which is {ray.num_learners}"
         )
     if (ray.min_actors or 0) > ray.num_actors:
         raise ConfigError(
-            f"ray.min_actors got {ray.min_actors}, expected at most ray.num_actors={ray.num_actors}"
+            f"ray.min_actors got {ray.min_actors}, expected at most ray.num_actors, which is "
+            f"{ray.num_actors}"
         )
     if num_split > max(1, gpus):
         raise ConfigError(

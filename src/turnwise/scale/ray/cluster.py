@@ -149,8 +149,8 @@ class Cluster:
             there = ray.cluster_resources()
             raise ConfigError(
                 f"the cluster has too few free resources: {number} workers need {number} CPUs and "
-                f"{number * gpus:g} GPUs, and there are {there.get('CPU', 0):g} and "
-                f"{there.get('GPU', 0):g}, some of which may be taken. Lower ray.num_actors, "
+                f"{number * gpus:g} GPUs, and it has {there.get('CPU', 0):g} CPUs and "
+                f"{there.get('GPU', 0):g} GPUs, some of which may be taken. Lower ray.num_actors, "
                 "ray.num_learners or ray.gpus_per_worker, or set ray.min_actors."
             ) from None
         return group

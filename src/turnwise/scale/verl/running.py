@@ -190,7 +190,8 @@ def _start_ray(config: Any) -> None:
     is_elsewhere = bool(wanted.get("address")) or "RAY_ADDRESS" in os.environ
     if not is_elsewhere and not get_platform().is_available():
         raise ConfigError(
-            "VERL needs GPUs, and torch sees none. Set ray.address, or train with engine='local'."
+            "VERL trains on GPUs, and torch sees none on this machine. Name a cluster that has "
+            "them with ray.address, or train with engine='local'."
         )
     if ray.is_initialized():
         raise ConfigError(

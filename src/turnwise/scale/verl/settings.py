@@ -173,7 +173,7 @@ def refuse_mix(config: ConfigStore) -> None:
     for name in ("agent", "environments"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"VERL trains in one environment, got {name}: train with engine='local' or 'ray'"
+                f"{name} is given, and VERL has no such setting: train with engine='local' or ray"
             )
 
 
@@ -192,7 +192,7 @@ def _refuse_unsupported(config: ConfigStore) -> None:
         for value in given if isinstance(given, list | dict) else [given]:
             if value not in known:
                 has = ", ".join(map(str, known))
-                raise ConfigError(f"{name} got {value!r}, which VERL does not have. It has: {has}.")
+                raise ConfigError(f"{name} got {value!r}, which is not VERL's. VERL has: {has}.")
     size, group = config.training.mini_batch_size, group_size(config)
     num_episodes = config.training.batch_size * group
     if size is not None and (size % group or num_episodes % size):
