@@ -9,34 +9,25 @@ A misspelt name is an error when it is set, not a setting that silently does not
 and `environment.py` define the sections, `store.py` reads and writes them.
 """
 
-from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, PolicyItem, RewardItem
-from turnwise.config.sections import (
-    CheckpointConfig,
-    DatasetConfig,
-    InferenceConfig,
-    LimitsConfig,
-    LoggingConfig,
-    ModelConfig,
-    RayConfig,
-    TrainingConfig,
+from turnwise.config.environment import (
+    EnvironmentConfig as EnvironmentConfig,
+    EnvironmentItem as EnvironmentItem,
+    PolicyItem as PolicyItem,
+    RewardItem as RewardItem,
 )
-from turnwise.config.store import RUN, ConfigStore, find_config, setting_types
-
-__all__ = [
-    "RUN",
-    "CheckpointConfig",
-    "ConfigStore",
-    "DatasetConfig",
-    "EnvironmentConfig",
-    "EnvironmentItem",
-    "InferenceConfig",
-    "LimitsConfig",
-    "LoggingConfig",
-    "ModelConfig",
-    "PolicyItem",
-    "RayConfig",
-    "RewardItem",
-    "TrainingConfig",
-    "find_config",
-    "setting_types",
-]
+from turnwise.config.sections import (
+    CheckpointConfig as CheckpointConfig,
+    DatasetConfig as DatasetConfig,
+    InferenceConfig as InferenceConfig,
+    LimitsConfig as LimitsConfig,
+    LoggingConfig as LoggingConfig,
+    ModelConfig as ModelConfig,
+    RayConfig as RayConfig,
+    TrainingConfig as TrainingConfig,
+)
+from turnwise.config.store import (
+    RUN as RUN,
+    ConfigStore as ConfigStore,
+    find_config as find_config,
+    setting_types as setting_types,
+)

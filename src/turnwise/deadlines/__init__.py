@@ -11,28 +11,18 @@ caller propagate as they are (`is_interrupt`).
 """
 
 from turnwise.deadlines.calls import (
-    call_with_deadline,
-    contained,
-    episode_task,
-    is_async,
-    is_interrupt,
-    resolve_future,
-    result_within,
+    call_with_deadline as call_with_deadline,
+    contained as contained,
+    episode_task as episode_task,
+    is_async as is_async,
+    is_interrupt as is_interrupt,
+    resolve_future as resolve_future,
+    result_within as result_within,
 )
-from turnwise.deadlines.running import LoopCall, LoopThread, new_loop, run_sync
-from turnwise.deadlines.unresponsive import ended_if_unresponsive
-
-__all__ = [
-    "LoopCall",
-    "LoopThread",
-    "call_with_deadline",
-    "contained",
-    "ended_if_unresponsive",
-    "episode_task",
-    "is_async",
-    "is_interrupt",
-    "new_loop",
-    "resolve_future",
-    "result_within",
-    "run_sync",
-]
+from turnwise.deadlines.running import (
+    LoopCall as LoopCall,
+    LoopThread as LoopThread,
+    new_loop as new_loop,
+    run_sync as run_sync,
+)
+from turnwise.deadlines.unresponsive import ended_if_unresponsive as ended_if_unresponsive

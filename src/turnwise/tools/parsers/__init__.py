@@ -6,36 +6,28 @@ from collections.abc import Iterable
 from functools import cache
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.tools.parsers.base import ActionParser, FormatParser, ParseOutcome, ParseResult
+from turnwise.tools.parsers.base import (
+    ActionParser as ActionParser,
+    FormatParser,
+    ParseOutcome as ParseOutcome,
+    ParseResult as ParseResult,
+)
 from turnwise.tools.parsers.formats import (
     DeepSeekParser,
     DeepSeekV31Parser,
-    FunctionCallingParser,
+    FunctionCallingParser as FunctionCallingParser,
     GLMParser,
     HarmonyParser,
     HermesParser,
-    JSONActionParser,
+    JSONActionParser as JSONActionParser,
     KimiParser,
     LlamaParser,
     MistralArgsParser,
     MistralParser,
     QwenCoderParser,
-    ReActActionParser,
+    ReActActionParser as ReActActionParser,
 )
 from turnwise.tools.types import ToolDefinition
-
-__all__ = [
-    "PARSERS",
-    "ActionParser",
-    "FunctionCallingParser",
-    "JSONActionParser",
-    "ParseOutcome",
-    "ParseResult",
-    "ReActActionParser",
-    "get_parser",
-    "other_format",
-    "parser_for",
-]
 
 _LOG = logging.getLogger("turnwise")
 
