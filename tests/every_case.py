@@ -1,8 +1,6 @@
 """One test over many cases: collecting and reporting thousands of tests takes longer than running
 them. The cases that fail are named, all of them, as `pytest.mark.parametrize` would do."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Equality with VERL 0.9.1; `make test-verl` runs this folder, in an environment that has VERL."""
 
-from __future__ import annotations
-
 import pytest
 
 from ragged_batch import Batch, make_batch

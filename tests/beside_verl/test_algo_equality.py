@@ -3,8 +3,6 @@
 Inputs are ragged: one turn or several with holes, and one row without any token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """KL and the correction between sampler and learner beside VERL 0.9.1, to 1e-5."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Losses beside VERL 0.9.1: the same value, gradient and metrics, to 1e-5."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`turnwise train --engine` and `--dry-run`, beside a VERL that is really there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

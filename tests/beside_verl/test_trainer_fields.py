@@ -1,7 +1,5 @@
 """Every field of our config: it reaches VERL's config, is used by us, or is refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

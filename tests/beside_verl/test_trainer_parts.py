@@ -1,7 +1,5 @@
 """The small parts around VERL's trainers: what travels, what is left out, what is scored."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

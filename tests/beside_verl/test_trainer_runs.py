@@ -3,8 +3,6 @@
 VERL takes most of a minute to start, much of it waiting: the runs go two at a time.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Our settings in VERL's words: what they become, what VERL knows of it, and what it cannot do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

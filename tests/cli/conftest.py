@@ -1,7 +1,5 @@
 """A command line to call in the tests, and an environment of a user's own."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

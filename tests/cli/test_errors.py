@@ -1,7 +1,5 @@
 """What goes wrong for a user ends in one clear message and an exit code, never in a traceback."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`turnwise eval`: a run's model on held-out episodes, beside the expert and chance."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

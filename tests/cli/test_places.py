@@ -1,7 +1,5 @@
 """A run is found, resumed and played from any folder, also when its project was moved."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`turnwise train`: real runs of the tiny model, a step or two each, and how they are told."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,8 +1,6 @@
 """Three kinds of tiny runs, trained once: a script's environment, one with tools and a JSONL
 dataset, a Gymnasium one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

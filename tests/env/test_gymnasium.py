@@ -1,7 +1,5 @@
 """Registered Gymnasium environments, told in words and played in words."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

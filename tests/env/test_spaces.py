@@ -1,7 +1,5 @@
 """Gymnasium's spaces as text: every action can be written and read back, nothing else raises."""
 
-from __future__ import annotations
-
 import json
 import string
 from typing import Any

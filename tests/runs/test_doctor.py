@@ -1,7 +1,5 @@
 """The doctor: each finding is said, once, at its step, and never about a healthy run."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
