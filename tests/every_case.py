@@ -23,7 +23,7 @@ def every_case(
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def test_of_every_case(*args: Any, **fixtures: Any) -> None:
+        def test_of_every_case(*args: Any, **fixtures: Any):
             failures: list[tuple[str, BaseException]] = []
             for case in cases:
                 values = case if len(names) > 1 else (case,)

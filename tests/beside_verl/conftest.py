@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragged_batch import Batch, make_batch
+from ragged_batch import make_batch
 
 
 @pytest.fixture(
@@ -10,5 +10,5 @@ from ragged_batch import Batch, make_batch
     params=[(0, "one"), (1, "several"), (2, "one"), (3, "several")],
     ids=lambda param: f"{param[1]}-{param[0]}",
 )
-def batch(request: pytest.FixtureRequest) -> Batch:
+def batch(request):
     return make_batch(*request.param)

@@ -31,7 +31,7 @@ class Late(Faulty):
 
 
 @pytest.fixture
-def folder(my_yaml, tmp_path) -> Path:
+def folder(my_yaml, tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "unimportable.py").write_text("import no_such_package_anywhere\n")
     (tmp_path / "unparsable.py").write_text("class Half(\n")

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from cli.conftest import figures
 
 
 @pytest.fixture
-def run(runs) -> Path:
+def run(runs):
     """A run of one step, with an environment of the user's."""
     return runs.script
 

@@ -22,7 +22,7 @@ SMALL = {
 
 
 @pytest.fixture
-def small(coins, tmp_path) -> str:
+def small(coins, tmp_path):
     """The user's folder holds small.yaml too."""
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     return "small.yaml"

@@ -70,7 +70,7 @@ class ThreeRuns:
 
 
 @pytest.fixture(scope="session")
-def three_runs(tmp_path_factory: pytest.TempPathFactory) -> ThreeRuns:
+def three_runs(tmp_path_factory):
     from cli.conftest import COINS  # which imports this file
 
     folder = tmp_path_factory.mktemp("project")
