@@ -1,7 +1,5 @@
 """A sound environment that the broken ones of the checker's tests derive from."""
 
-from __future__ import annotations
-
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker import CheckReport, Finding
 

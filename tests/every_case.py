@@ -1,8 +1,6 @@
 """One test over many cases: collecting and reporting thousands of tests takes longer than running
 them. The cases that fail are named, all of them, as `pytest.mark.parametrize` would do."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +23,7 @@ def every_case(
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def test_of_every_case(*args: Any, **fixtures: Any) -> None:
+        def test_of_every_case(*args: Any, **fixtures: Any):
             failures: list[tuple[str, BaseException]] = []
             for case in cases:
                 values = case if len(names) > 1 else (case,)

@@ -1,7 +1,5 @@
 """Random batches with ragged masks, of the sizes of numbers that training meets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -27,6 +27,7 @@ from agents.serving import (
 from chat.families import make_format
 from chat.zoo import zoo_format
 from contention import peak_megabytes, wait_until
+from turnwise.agents.gateway import Gateway
 from turnwise.episode import EpisodeLimits, watchdog
 from turnwise.inference import FinishReason, GenerationResult
 from turnwise.inference.scripted import ScriptedEngine
@@ -398,3 +399,24 @@ def test_clients_that_hang_up_at_any_point_leave_nothing_behind(caplog):
         assert len(session.engine_sessions) == len(session.tree.turns) > 12
     assert len(session.engine_sessions) == 0
     assert "socket.send" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:8000"}, 200),
+        ({"host": "rebound.example:8000"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://203.0.113.5"}, 403),
+        ({"origin": "http://localhost:3000"}, 200),
+    ],
+)
+def test_pages_of_other_sites_cannot_use_a_model_without_a_key(headers, status):
+    with Gateway() as gateway:
+        llm = gateway.open_at_root(make_session(), None)
+        body = {"model": llm.model, "messages": QUESTION}
+        assert ask(llm, CHAT, body, headers=headers)[0] == status
+        with_key = gateway.open_at_root(make_session(), "secret")
+        assert ask(with_key, CHAT, body, headers=headers)[0] == 200

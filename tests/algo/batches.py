@@ -1,7 +1,5 @@
 """Random batches with ragged masks, and what the algorithm tests compare with."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Which functions are compared with their references, on which parts of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

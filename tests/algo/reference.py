@@ -4,8 +4,6 @@ They take nested lists of numbers where the functions take tensors, and compute 
 plain loops, from the formulas in the papers and docstrings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

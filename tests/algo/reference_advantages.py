@@ -1,7 +1,5 @@
 """Slow references in plain Python: advantages of tokens, episodes and turns."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@
 differences move `log_probs` and leave `held` where it is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 All take nested lists of numbers and visit the policy's tokens one by one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

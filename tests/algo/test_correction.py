@@ -1,7 +1,5 @@
 """Sampler against learner: the gap, the weights and what is rejected."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from turnwise.errors import ConfigError
 REJECTIONS = [case for case in CORRECTIONS if case.function == "compute_rejection_mask"]
 
 
-def test_rejections_leave_out_some_tokens_but_not_all() -> None:
+def test_rejections_leave_out_some_tokens_but_not_all():
     batch = make_batch()
     for case in REJECTIONS:
         accepted, metrics = case.run(batch)
@@ -25,15 +23,13 @@ def test_rejections_leave_out_some_tokens_but_not_all() -> None:
 
 @pytest.mark.parametrize("name", ["token_k1", "seq_sum_k1", "seq_mean_k1"])
 @pytest.mark.parametrize("bounds", [(0.9, 3.0), (0.4, 1.1)])
-def test_bounds_of_k1_are_on_the_ratio_of_sampler_to_learner(
-    name: str, bounds: tuple[float, float]
-) -> None:
+def test_bounds_of_k1_are_on_the_ratio_of_sampler_to_learner(name, bounds):
     batch = make_batch()
     case = Case("compute_rejection_mask", SAMPLED, {"criteria": {name: bounds}})
     assert_close(case.run(batch), case.expected(batch), 1e-5)
 
 
-def test_a_huge_ratio_stays_finite() -> None:
+def test_a_huge_ratio_stays_finite():
     sampler, learner = torch.tensor([[-900.0, -1.0]]), torch.tensor([[-1.0, -900.0]])
     mask = torch.ones(1, 2)
     weights, metrics = compute_importance_weights(sampler, learner, mask)
@@ -45,7 +41,7 @@ def test_a_huge_ratio_stays_finite() -> None:
 
 
 @pytest.mark.parametrize("bounds", [0.0, -1.0, (2.0, 1.0), (0.0, 2.0), (-1.0, 2.0)])
-def test_bounds_that_make_no_sense_are_named(bounds: Any) -> None:
+def test_bounds_that_make_no_sense_are_named(bounds):
     x = torch.zeros(1, 1)
     with pytest.raises(ConfigError, match="bounds got"):
         compute_importance_weights(x, x, x, bounds=bounds)
@@ -53,7 +49,7 @@ def test_bounds_that_make_no_sense_are_named(bounds: Any) -> None:
         compute_rejection_mask(x, x, x, {"token_k1": bounds})
 
 
-def test_names_that_do_not_exist_are_named_with_the_nearest() -> None:
+def test_names_that_do_not_exist_are_named_with_the_nearest():
     x = torch.zeros(1, 1)
     with pytest.raises(ConfigError, match="Did you mean 'seq_mean_k3'"):
         compute_rejection_mask(x, x, x, {"seq_means_k3": 1.0})

@@ -20,7 +20,7 @@ SLOPES = {
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *(f"{kind}+" for kind in KINDS)])
-def test_estimates_equal_the_reference(kind: str) -> None:
+def test_estimates_equal_the_reference(kind):
     batch = make_batch()
     ours, theirs = batch["log_probs"], batch["ref_log_probs"]
     expected = reference_of("estimate_kl")(ours.double().tolist(), theirs.double().tolist(), kind)
@@ -30,7 +30,7 @@ def test_estimates_equal_the_reference(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradient_of_an_estimate_is_its_own_and_with_a_plus_that_of_k2(kind: str) -> None:
+def test_gradient_of_an_estimate_is_its_own_and_with_a_plus_that_of_k2(kind):
     batch = make_batch(dtype=torch.float64)
     theirs = batch["ref_log_probs"]
     differences = (batch["log_probs"] - theirs).tolist()
@@ -40,13 +40,13 @@ def test_gradient_of_an_estimate_is_its_own_and_with_a_plus_that_of_k2(kind: str
         assert_close(ours.grad, [[slope(d) for d in row] for row in differences], 1e-10)
 
 
-def test_k3_is_bounded_where_the_reference_finds_a_token_impossible() -> None:
+def test_k3_is_bounded_where_the_reference_finds_a_token_impossible():
     impossible = torch.tensor([[-500.0, -math.inf]])
     assert_close(estimate_kl(torch.zeros(1, 2), impossible, "k3"), [[10.0, 10.0]])
     assert_close(estimate_kl(impossible, torch.zeros(1, 2), "k3"), [[10.0, 10.0]])
 
 
-def test_an_unknown_estimate_is_named_with_the_nearest() -> None:
+def test_an_unknown_estimate_is_named_with_the_nearest():
     x = torch.zeros(1, 1)
     with pytest.raises(ConfigError, match="there is no KL estimate 'k4'"):
         estimate_kl(x, x, "k4")
@@ -54,7 +54,7 @@ def test_an_unknown_estimate_is_named_with_the_nearest() -> None:
         estimate_kl(x, x, "abss")
 
 
-def test_an_adaptive_controller_equals_the_reference() -> None:
+def test_an_adaptive_controller_equals_the_reference():
     controller = KLController(0.2, target_kl=6.0, adaptive=True, horizon=1000)
     measured = [(6.0, 64), (6.5, 64), (60.0, 128), (0.0, 32), (5.9, 7), (7.1, 500)]
     said = [controller.update(torch.tensor(kl), n) for kl, n in measured]
@@ -62,7 +62,7 @@ def test_an_adaptive_controller_equals_the_reference() -> None:
     assert controller.value == said[-1]
 
 
-def test_a_controller_resumes_from_its_state() -> None:
+def test_a_controller_resumes_from_its_state():
     controller = KLController(0.2, 6.0, adaptive=True)
     controller.update(9.0, 100)
     resumed = KLController(0.2, 6.0, adaptive=True)
@@ -71,6 +71,6 @@ def test_a_controller_resumes_from_its_state() -> None:
 
 
 @pytest.mark.parametrize(("target", "horizon"), [(None, 100), (0.0, 100), (1.0, 0)])
-def test_a_controller_that_cannot_work_is_refused(target: float | None, horizon: int) -> None:
+def test_a_controller_that_cannot_work_is_refused(target, horizon):
     with pytest.raises(ConfigError, match="an adaptive KLController got"):
         KLController(0.1, target, adaptive=True, horizon=horizon)

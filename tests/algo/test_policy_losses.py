@@ -1,12 +1,10 @@
-"""Policy losses: values, gradients and metrics against two references, and what each promises."""
-
-from typing import Any
+"""Losses: values, gradients and metrics against two references, and what each promises."""
 
 import pytest
 import torch
 
 from algo.batches import as_lists, assert_close, assert_same, copied, make_batch
-from algo.cases import POLICY_LOSSES, WITH_OPTIONS, Case, each, every_mode
+from algo.cases import POLICY_LOSSES, VALUE_LOSSES, WITH_OPTIONS, each, every_mode
 from algo.reference_losses import clip_cov_candidates
 from turnwise.algo import (
     POLICY_LOSSES as LOSSES_BY_NAME,
@@ -15,6 +13,7 @@ from turnwise.algo import (
     compute_policy_loss,
     compute_ppo_loss,
     compute_reinforce_loss,
+    explained_variance,
     get_policy_loss,
 )
 from turnwise.config import ConfigStore
@@ -26,21 +25,21 @@ SMALL_MASK = torch.tensor(
 
 
 @each(WITH_OPTIONS)
-def test_every_aggregation_equals_the_reference(case: Case) -> None:
+def test_every_aggregation_equals_the_reference(case):
     batch = make_batch(seed=3)
     for variant in every_mode(case):
         assert_close(variant.run(batch), variant.expected(batch), 1e-5)
 
 
 @each(WITH_OPTIONS)
-def test_gradient_of_every_aggregation_equals_the_references_differences(case: Case) -> None:
+def test_gradient_of_every_aggregation_equals_the_references_differences(case):
     batch = make_batch(seed=5, mask=SMALL_MASK, dtype=torch.float64)
     for variant in every_mode(case):
         assert_close(variant.gradient(batch), variant.slopes(batch), 1e-7)
 
 
 @pytest.mark.parametrize("name", LOSSES_BY_NAME)
-def test_before_the_policy_has_moved_the_gradient_is_that_of_reinforce(name: str) -> None:
+def test_before_the_policy_has_moved_the_gradient_is_that_of_reinforce(name):
     batch = make_batch(seed=8, dtype=torch.float64)
     advantages = batch["advantages"][:, :1].expand_as(batch["advantages"])
     # Clip-Cov takes one token at least, unless the bounds leave none.
@@ -64,7 +63,7 @@ def test_before_the_policy_has_moved_the_gradient_is_that_of_reinforce(name: str
 
 
 @pytest.mark.parametrize("name", LOSSES_BY_NAME)
-def test_metrics_carry_no_gradient_and_the_loss_does(name: str) -> None:
+def test_metrics_carry_no_gradient_and_the_loss_does(name):
     batch = make_batch()
     log_probs = batch["log_probs"].clone().requires_grad_()
     arguments = (batch["old_log_probs"], log_probs, batch["advantages"], batch["response_mask"])
@@ -82,7 +81,7 @@ def test_metrics_carry_no_gradient_and_the_loss_does(name: str) -> None:
 
 
 @each(POLICY_LOSSES)
-def test_one_impossible_token_leaves_loss_and_gradient_finite(case: Case) -> None:
+def test_one_impossible_token_leaves_loss_and_gradient_finite(case):
     batch = copied(make_batch("all set"))
     batch["log_probs"][0, 0] = -1000.0
     batch["old_log_probs"][3, 3] = -60.0
@@ -91,7 +90,7 @@ def test_one_impossible_token_leaves_loss_and_gradient_finite(case: Case) -> Non
     assert torch.all(torch.isfinite(case.gradient(batch)))
 
 
-def test_ppo_loss_reads_the_clip_range_of_a_config() -> None:
+def test_ppo_loss_reads_the_clip_range_of_a_config():
     batch = make_batch()
     arguments = [batch[n] for n in ("old_log_probs", "log_probs", "advantages", "response_mask")]
     training = ConfigStore().training
@@ -105,7 +104,7 @@ def test_ppo_loss_reads_the_clip_range_of_a_config() -> None:
         compute_ppo_loss(*arguments, ConfigStore().model)
 
 
-def test_clip_cov_drops_that_many_of_its_candidates_at_random() -> None:
+def test_clip_cov_drops_that_many_of_its_candidates_at_random():
     batch = make_batch(dtype=torch.float64)
     arguments = {n: batch[n] for n in ("old_log_probs", "log_probs", "advantages", "response_mask")}
     bounds = {"clip_cov_lower": 0.05, "clip_cov_upper": 1.0}
@@ -141,15 +140,32 @@ def test_clip_cov_drops_that_many_of_its_candidates_at_random() -> None:
         ({"loss_agg_mode": "token-means"}, "Did you mean 'token-mean'"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(options: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense_are_named(options, message):
     x = torch.zeros(1, 2)
     with pytest.raises(ConfigError, match=message):
         compute_policy_loss(x, x, x, x, **options)
 
 
-def test_shares_of_nothing_are_named() -> None:
+def test_shares_of_nothing_are_named():
     x = torch.ones(1, 2)
     with pytest.raises(ConfigError, match="clip_cov_ratio got 0"):
         compute_clip_cov_loss(x, x, x, x, clip_cov_ratio=0.0)
     with pytest.raises(ConfigError, match="kl_cov_ratio got -1"):
         compute_kl_cov_loss(x, x, x, x, kl_cov_ratio=-1.0)
+
+
+VALUE_MASK = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]]).bool()
+
+
+@each(VALUE_LOSSES)
+def test_gradient_equals_the_references_differences(case):
+    batch = make_batch(seed=2, mask=VALUE_MASK, dtype=torch.float64)
+    assert_close(case.gradient(batch), case.slopes(batch), 1e-7)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 10, 33, 100])
+@pytest.mark.parametrize("constant", [0.0, 0.1, -1.0, 1e4 / 3])
+def test_returns_that_do_not_vary_have_no_variance_to_explain(num_tokens, constant):
+    returns = torch.full((1, num_tokens), constant)
+    values = torch.randn(1, num_tokens, generator=torch.Generator().manual_seed(1))
+    assert explained_variance(values, returns, torch.ones(1, num_tokens)) == 0.0

@@ -52,7 +52,7 @@ def results(case: Case, batch: dict[str, Any]) -> Any:
 
 @given(mask=masks(), seed=st.integers(0, 99), rubbish=st.sampled_from(RUBBISH))
 @settings(max_examples=5)
-def test_masked_tokens_never_change_a_result(mask: torch.Tensor, seed: int, rubbish: float) -> None:
+def test_masked_tokens_never_change_a_result(mask, seed, rubbish):
     batch = make_batch(seed=seed, mask=mask)
     dirty = with_rubbish(batch, rubbish)
     for case in DISTINCT:
@@ -62,9 +62,7 @@ def test_masked_tokens_never_change_a_result(mask: torch.Tensor, seed: int, rubb
 
 @given(mask=masks(), seed=st.integers(0, 99), rubbish=st.sampled_from(RUBBISH))
 @settings(max_examples=5)
-def test_masked_tokens_have_no_gradient_and_change_none(
-    mask: torch.Tensor, seed: int, rubbish: float
-) -> None:
+def test_masked_tokens_have_no_gradient_and_change_none(mask, seed, rubbish):
     batch = make_batch(seed=seed, mask=mask)
     dirty = with_rubbish(batch, rubbish)
     for case in WITH_GRADIENT:
@@ -76,7 +74,7 @@ def test_masked_tokens_have_no_gradient_and_change_none(
 
 @given(mask=masks(), seed=st.integers(0, 99))
 @settings(max_examples=3)
-def test_equals_the_reference_on_any_mask(mask: torch.Tensor, seed: int) -> None:
+def test_equals_the_reference_on_any_mask(mask, seed):
     batch = make_batch(seed=seed, mask=mask, dtype=torch.float64)
     for case in DISTINCT:
         # Which of two equal covariances is the higher, or a bound is met exactly, is not ours to
@@ -87,14 +85,14 @@ def test_equals_the_reference_on_any_mask(mask: torch.Tensor, seed: int) -> None
 
 
 @each(ALL)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
     for kind in MASKS:
         batch = make_batch(kind, seed=1)
         assert_close(case.run(batch), case.expected(batch), 1e-5)
 
 
 @each(SUM_OF_PARTS)
-def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
+def test_parts_with_the_totals_of_the_whole_add_up(case):
     batch = make_batch(seed=7)
     mask = batch["response_mask"]
     totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
@@ -111,7 +109,7 @@ def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
 
 
 @each(DISTINCT)
-def test_a_mask_may_be_bool_int_or_float(case: Case) -> None:
+def test_a_mask_may_be_bool_int_or_float(case):
     batch = make_batch()
     expected = case.run(batch)
     for kind in (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64):
@@ -119,7 +117,7 @@ def test_a_mask_may_be_bool_int_or_float(case: Case) -> None:
 
 
 @each(WITH_GRADIENT)
-def test_the_gradient_flows_to_one_argument_alone(case: Case) -> None:
+def test_the_gradient_flows_to_one_argument_alone(case):
     batch = {
         name: x.clone().requires_grad_()
         if isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -134,7 +132,7 @@ def test_the_gradient_flows_to_one_argument_alone(case: Case) -> None:
 
 
 @each(GROUPED)
-def test_groups_may_be_named_by_anything(case: Case) -> None:
+def test_groups_may_be_named_by_anything(case):
     batch = make_batch()
     numbers = {"a": 10, "b": 2, "c": 3}
     as_ints = [numbers[label] for label in batch["index"]]

@@ -53,9 +53,7 @@ def advantages_of(name: str, batch: dict[str, Any], **options: Any) -> torch.Ten
 @pytest.mark.parametrize("name", COMPARING)
 @given(score=SIZES, num_rows=st.integers(2, 40), turns=st.booleans())
 @settings(deadline=None, max_examples=15)
-def test_equal_scores_of_any_size_teach_nothing(
-    name: str, score: float, num_rows: int, turns: bool
-) -> None:
+def test_equal_scores_of_any_size_teach_nothing(name, score, num_rows, turns):
     # Lambda 1: else GAE tells tokens apart by how far the reward is.
     for dtype in (torch.float32, torch.float64):
         batch = make_batch(torch.full((num_rows,), score, dtype=dtype), 3, turns)
@@ -67,9 +65,7 @@ def test_equal_scores_of_any_size_teach_nothing(
     score=st.floats(2.0**-10, LARGEST, width=32), up=st.lists(st.booleans(), min_size=3, max_size=9)
 )
 @settings(deadline=None, max_examples=15)
-def test_scores_that_differ_by_rounding_alone_count_as_equal(
-    name: str, score: float, up: list[bool]
-) -> None:
+def test_scores_that_differ_by_rounding_alone_count_as_equal(name, score, up):
     """0.1 + 0.2 and 0.3 are the same reward; dividing by their spread would tell them apart."""
     scores = torch.full((len(up),), score)
     infinity = torch.full_like(scores, float("inf"))
@@ -79,14 +75,14 @@ def test_scores_that_differ_by_rounding_alone_count_as_equal(
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGE_ESTIMATORS))
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_reward_that_is_not_finite_is_not_hidden(name: str, bad: float) -> None:
+def test_a_reward_that_is_not_finite_is_not_hidden(name, bad):
     """The update skips such a batch and counts it; it must not look like one of equal rewards."""
     scores = torch.tensor([1.0, bad, 2.0, 3.0])
     advantages = advantages_of(name, make_batch(scores, 3))
     assert not bool(advantages.isfinite().all())
 
 
-def test_a_perfect_critic_leaves_nothing_to_whiten() -> None:
+def test_a_perfect_critic_leaves_nothing_to_whiten():
     """Advantages are then the rounding of returns and values, at whatever size these are."""
     random = torch.Generator().manual_seed(0)
     rewards = 1000 * torch.rand(16, 50, generator=random)
@@ -99,7 +95,7 @@ def test_a_perfect_critic_leaves_nothing_to_whiten() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
 @pytest.mark.parametrize("with_turn_ids", [False, True])
-def test_an_empty_batch_gives_an_empty_result(shape: tuple[int, int], with_turn_ids: bool) -> None:
+def test_an_empty_batch_gives_an_empty_result(shape, with_turn_ids):
     batch = make_batch(torch.zeros(shape[0]), shape[1])
     if with_turn_ids:
         batch["turn_ids"] = torch.zeros(shape, dtype=torch.long)

@@ -1,10 +1,8 @@
 """Equality with VERL 0.9.1; `make test-verl` runs this folder, in an environment that has VERL."""
 
-from __future__ import annotations
-
 import pytest
 
-from ragged_batch import Batch, make_batch
+from ragged_batch import make_batch
 
 
 @pytest.fixture(
@@ -12,5 +10,5 @@ from ragged_batch import Batch, make_batch
     params=[(0, "one"), (1, "several"), (2, "one"), (3, "several")],
     ids=lambda param: f"{param[1]}-{param[0]}",
 )
-def batch(request: pytest.FixtureRequest) -> Batch:
+def batch(request):
     return make_batch(*request.param)

@@ -4,8 +4,6 @@ VERL imports it in each of its processes, as `script_runs.process_environment` a
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """The server that samples on a CPU. It does not import VERL, which would double its start time."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from typing import Any

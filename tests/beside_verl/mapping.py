@@ -1,7 +1,5 @@
 """Settings as the tests of the mapping write them, and machines to map them for."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

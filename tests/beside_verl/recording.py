@@ -1,7 +1,5 @@
 """Keeps what VERL's trainer was given, for the tests to look at."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

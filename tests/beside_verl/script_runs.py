@@ -1,7 +1,5 @@
 """Runs the user's script in a process of its own, and reads what it left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

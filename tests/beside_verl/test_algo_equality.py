@@ -3,8 +3,6 @@
 Inputs are ragged: one turn or several with holes, and one row without any token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -126,14 +124,14 @@ ESTIMATORS: dict[str, tuple[Estimator, Estimator]] = {
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_advantages(name: str, batch: Batch) -> None:
+def test_advantages(name, batch):
     mine, verls = ESTIMATORS[name]
     for got, expected in zip(mine(batch), verls(batch), strict=True):
         assert_same(got, expected, batch.mask)
 
 
 @pytest.mark.parametrize("handle_zero_tail", [True, False], ids=["zero tail", "full tail"])
-def test_optimal_token_baseline(handle_zero_tail: bool, batch: Batch) -> None:
+def test_optimal_token_baseline(handle_zero_tail, batch):
     inputs = (batch.rewards, batch.mask, batch.index, batch.old, batch.sum_pi_squared)
     mine = ours.compute_optimal_token_baseline_advantage(*inputs, handle_zero_tail=handle_zero_tail)
     verls = [theirs.compute_multi_turn_optimal_token_baseline_advantage]

@@ -51,7 +51,7 @@ def run_script(kind: str, output: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_function_of_batches_a_sampler_and_pools_in_a_real_run(tmp_path: Path) -> None:
+def test_a_function_of_batches_a_sampler_and_pools_in_a_real_run(tmp_path):
     found = run_script("function", tmp_path)
     # The sampler's order, and once more from its beginning when the rows are over.
     states = [[5.0, 4.0], [3.0, 2.0], [1.0, 0.0], [5.0, 4.0]]
@@ -61,7 +61,7 @@ def test_a_function_of_batches_a_sampler_and_pools_in_a_real_run(tmp_path: Path)
     assert found["tokenizer"].endswith("/tokenizer")
 
 
-def test_a_reward_model_and_a_trainer_of_ones_own_in_a_real_run(tmp_path: Path) -> None:
+def test_a_reward_model_and_a_trainer_of_ones_own_in_a_real_run(tmp_path):
     found = run_script("model", tmp_path)
     # Two turns of at most six tokens, each worth one; the environment's 0.25 are replaced.
     assert all(2.0 <= reward <= 12.0 and reward % 0.5 == 0 for reward in found["rewards"])
@@ -71,7 +71,7 @@ def test_a_reward_model_and_a_trainer_of_ones_own_in_a_real_run(tmp_path: Path) 
 # ---- roles and pools ----
 
 
-def test_roles_by_themselves_and_by_name() -> None:
+def test_roles_by_themselves_and_by_name():
     names = ("ActorRollout", "Critic", "RefPolicy", "RewardModel")
     assert [find_role(name) for name in names] == [Role[name] for name in names]
     assert find_role(Role.Critic) is find_role("CriticValue") is Role.Critic
@@ -79,7 +79,7 @@ def test_roles_by_themselves_and_by_name() -> None:
         find_role("Kritic")
 
 
-def test_the_v1_trainer_takes_none_of_them(tmp_path: Path) -> None:
+def test_the_v1_trainer_takes_none_of_them(tmp_path):
     config = ConfigStore.load(overrides=[f"checkpoint.output_dir={tmp_path}"])
     trainer = CustomRayPPOTrainer(
         config,
@@ -100,7 +100,7 @@ def scores(data: DataProto) -> torch.Tensor:
     return torch.tensor([float(state) for state in data.batch["state"]])
 
 
-def test_our_trainer_calls_a_function_of_data_protos(tmp_path: Path) -> None:
+def test_our_trainer_calls_a_function_of_data_protos(tmp_path):
     assert batch_type(scores) is not None
     rows = [{"prompt": f"Say {n}.", "state": n} for n in range(4)]
     config = ConfigStore.load(
@@ -116,7 +116,7 @@ def test_our_trainer_calls_a_function_of_data_protos(tmp_path: Path) -> None:
     assert metrics["reward"] == 1.5
 
 
-def test_managers_score_the_responses_of_a_data_proto() -> None:
+def test_managers_score_the_responses_of_a_data_proto():
     tokenizer = create_inference_engine("tiny", "scripted").tokenizer
     texts = ["move north", "mumble now"]
     data = DataProto.from_dict({"responses": torch.tensor([tokenizer.encode(t) for t in texts])})
@@ -127,7 +127,7 @@ def test_managers_score_the_responses_of_a_data_proto() -> None:
     assert RewardManager(game, tokenizer=tokenizer)(data).tolist() == pytest.approx([0.5, -0.2])
 
 
-def test_a_rollout_gives_a_data_proto_for_a_data_proto() -> None:
+def test_a_rollout_gives_a_data_proto_for_a_data_proto():
     with create_inference_engine("tiny") as engine:
         texts = ["One two", "Up now!"]
         prompts = torch.tensor([engine.tokenizer.encode(text) for text in texts])
@@ -159,7 +159,7 @@ def _objects(values: list[Any]) -> Any:
     return array
 
 
-def test_rewards_sit_on_the_last_sampled_token_and_failures_are_not_shown() -> None:
+def test_rewards_sit_on_the_last_sampled_token_and_failures_are_not_shown():
     output, prompts = played(3)
     score_batch(function_scorer(scores), output, prompts, [None, "it broke", None])
     assert output.batch["rm_scores"].tolist() == [[0.0] * 5, [0.0] * 5, [0, 0, 0, 2.0, 0]]
@@ -174,7 +174,7 @@ def test_rewards_sit_on_the_last_sampled_token_and_failures_are_not_shown() -> N
     assert torch.equal(output.batch["rm_scores"], output.batch["response_mask"].float())
 
 
-def test_what_is_no_reward_is_told() -> None:
+def test_what_is_no_reward_is_told():
     def too_many(data: DataProto) -> torch.Tensor:
         return torch.ones(7)
 

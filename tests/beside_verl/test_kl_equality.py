@@ -1,7 +1,5 @@
 """KL and the correction between sampler and learner beside VERL 0.9.1, to 1e-5."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from turnwise import algo as ours
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"])
-def test_kl_estimates(kind: str, batch: Batch) -> None:
+def test_kl_estimates(kind, batch):
     new = batch.new.clone()
     new[:, ::7] = -30.0  # beyond every clamp
     new.requires_grad_()
@@ -41,7 +39,7 @@ def verl_kl_penalty(b: Batch, kind: str, coefficient: float) -> tuple[torch.Tens
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
 @pytest.mark.parametrize("turns", ["one", "several"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_kl_penalty_on_rewards(seed: int, turns: Any, kind: str) -> None:
+def test_kl_penalty_on_rewards(seed, turns, kind):
     b = make_batch(seed, turns, empty_row=False)
     rewards, kl = ours.apply_kl_penalty(b.rewards, b.new, b.old, b.mask, 0.05, kind)
     expected, expected_kl = verl_kl_penalty(b, kind, 0.05)
@@ -49,7 +47,7 @@ def test_kl_penalty_on_rewards(seed: int, turns: Any, kind: str) -> None:
     assert_same(kl, expected_kl)
 
 
-def test_kl_controllers() -> None:
+def test_kl_controllers():
     adaptive = ours.KLController(0.2, target_kl=0.1, adaptive=True, horizon=1000)
     fixed = ours.KLController(0.2)
     their_adaptive = theirs.AdaptiveKLController(0.2, target_kl=0.1, horizon=1000)
@@ -63,7 +61,7 @@ def test_kl_controllers() -> None:
 
 @pytest.mark.parametrize("bounds", [2.0, 1.1, (0.8, 1.25)])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_importance_weights(level: Any, bounds: Any, batch: Batch) -> None:
+def test_importance_weights(level, bounds, batch):
     weights, metrics = ours.compute_importance_weights(
         batch.old, batch.new, batch.mask, level=level, bounds=bounds
     )
@@ -94,7 +92,7 @@ REJECTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("criteria", REJECTIONS, ids=str)
-def test_rejection_mask(criteria: dict[str, Any], batch: Batch) -> None:
+def test_rejection_mask(criteria, batch):
     mask, metrics = ours.compute_rejection_mask(batch.old, batch.new, batch.mask, criteria)
     expected, verls = their_correction.compute_rollout_rejection_mask(
         batch.new - batch.old,

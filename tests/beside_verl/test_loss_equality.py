@@ -1,7 +1,5 @@
 """Losses beside VERL 0.9.1: the same value, gradient and metrics, to 1e-5."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,17 +9,10 @@ import torch
 from verl.trainer.ppo import core_algos as theirs
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from algo.cases import AGGREGATIONS
 from ragged_batch import Batch, assert_same
 from turnwise import algo as ours
 from turnwise.algo import BatchTotals
-
-MODES = [
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "seq-mean-token-mean",
-]
 
 
 @dataclass(frozen=True)
@@ -46,97 +37,51 @@ class LossPair:
 
 
 def _pair(
-    mine: Callable[..., Any],
-    verls: Callable[..., Any],
+    name: str,
     metrics: str = "kl clip_fraction",
-    modes: list[str] = MODES,
+    modes: list[str] = AGGREGATIONS,
     renamed: dict[str, tuple[str, float]] | None = None,
     **shared: float,
-) -> LossPair:
+) -> tuple[str, LossPair]:
+    """A loss of this name, which stands in the names of both functions."""
     names = {
         "kl": "actor/ppo_kl",
         "clip_fraction": "actor/pg_clipfrac",
         "clip_fraction_lower": "actor/pg_clipfrac_lower",
         "cov_fraction": "actor/pg_clipfrac",
     }
-    return LossPair(
-        mine, verls, shared, renamed or {}, {name: names[name] for name in metrics.split()}, modes
-    )
+    mine = getattr(ours, f"compute_{name}_loss" if name != "vanilla" else "compute_policy_loss")
+    verls = getattr(theirs, f"compute_policy_loss_{name}")
+    told = {metric: names[metric] for metric in metrics.split()}
+    return name, LossPair(mine, verls, shared, renamed or {}, told, modes)
 
 
 BY_SEQUENCE = ["seq-mean-token-mean"]
-LOSSES = {
-    "ppo": _pair(ours.compute_policy_loss, theirs.compute_policy_loss_vanilla),
-    "ppo asymmetric, tight dual clip": _pair(
-        ours.compute_policy_loss,
-        theirs.compute_policy_loss_vanilla,
-        "kl clip_fraction clip_fraction_lower",
-        clip_ratio_low=0.1,
-        clip_ratio_high=0.28,
-        clip_ratio_c=1.2,
-    ),
-    "dppo_tv": _pair(
-        ours.compute_dppo_tv_loss,
-        theirs.compute_policy_loss_dppo_tv,
-        clip_ratio_low=0.05,
-        clip_ratio_high=0.03,
-        clip_ratio_c=4.0,
-    ),
-    "dppo_kl": _pair(
-        ours.compute_dppo_kl_loss,
-        theirs.compute_policy_loss_dppo_kl,
-        clip_ratio_low=0.01,
-        clip_ratio_high=0.005,
-        clip_ratio_c=4.0,
-    ),
-    "gspo": _pair(
-        ours.compute_gspo_loss,
-        theirs.compute_policy_loss_gspo,
-        clip_ratio_low=0.003,
-        clip_ratio_high=0.004,
-    ),
-    "sapo": _pair(
-        ours.compute_sapo_loss,
-        theirs.compute_policy_loss_sapo,
-        "kl",
-        BY_SEQUENCE,
-        tau_pos=1.0,
-        tau_neg=1.3,
-    ),
-    "gpg": _pair(ours.compute_gpg_loss, theirs.compute_policy_loss_gpg, ""),
-    "clip_cov": _pair(
-        ours.compute_clip_cov_loss,
-        theirs.compute_policy_loss_clip_cov,
-        "kl cov_fraction",
-        renamed={
-            "clip_cov_ratio": ("clip_cov_ratio", 0.02),
-            "clip_cov_lower": ("clip_cov_lb", 0.3),
-            "clip_cov_upper": ("clip_cov_ub", 4.0),
-        },
-    ),
-    # VERL's KL metric is of |log r| here.
-    "kl_cov": _pair(
-        ours.compute_kl_cov_loss,
-        theirs.compute_policy_loss_kl_cov,
-        "",
-        renamed={"kl_cov_ratio": ("kl_cov_ratio", 0.02), "kl_cov_coef": ("ppo_kl_coef", 0.7)},
-    ),
-    "geo_mean": _pair(
-        ours.compute_geo_mean_loss,
-        theirs.compute_policy_loss_geo_mean,
-        "kl",
-        BY_SEQUENCE,
-        clip_ratio_low=0.1,
-        clip_ratio_high=0.2,
-    ),
-    "cispo": _pair(
-        ours.compute_cispo_loss,
-        theirs.compute_policy_loss_cispo,
-        clip_ratio_low=0.1,
-        clip_ratio_high=0.28,
-    ),
-    "reinforce": _pair(ours.compute_reinforce_loss, theirs.compute_policy_loss_reinforce, "kl"),
+CLIP_COV = {
+    "clip_cov_ratio": ("clip_cov_ratio", 0.02),
+    "clip_cov_lower": ("clip_cov_lb", 0.3),
+    "clip_cov_upper": ("clip_cov_ub", 4.0),
 }
+KL_COV = {"kl_cov_ratio": ("kl_cov_ratio", 0.02), "kl_cov_coef": ("ppo_kl_coef", 0.7)}
+TIGHT = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28, "clip_ratio_c": 1.2}
+GEO_MEAN = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2}
+PAIRS = [
+    _pair("vanilla"),
+    _pair("dppo_tv", clip_ratio_low=0.05, clip_ratio_high=0.03, clip_ratio_c=4.0),
+    _pair("dppo_kl", clip_ratio_low=0.01, clip_ratio_high=0.005, clip_ratio_c=4.0),
+    _pair("gspo", clip_ratio_low=0.003, clip_ratio_high=0.004),
+    _pair("sapo", "kl", BY_SEQUENCE, tau_pos=1.0, tau_neg=1.3),
+    _pair("gpg", ""),
+    _pair("clip_cov", "kl cov_fraction", renamed=CLIP_COV),
+    _pair("kl_cov", "", renamed=KL_COV),  # VERL's KL metric is of |log r| here
+    _pair("geo_mean", "kl", BY_SEQUENCE, **GEO_MEAN),
+    _pair("cispo", clip_ratio_low=0.1, clip_ratio_high=0.28),
+    _pair("reinforce", "kl"),
+]
+LOSSES = dict(PAIRS)
+LOSSES["asymmetric, tight dual clip"] = _pair(
+    "vanilla", "kl clip_fraction clip_fraction_lower", **TIGHT
+)[1]
 
 
 # The sizes of a whole batch of which the test's is a part, in the words of each.
@@ -186,7 +131,7 @@ def assert_same_loss(mine: torch.Tensor, verls: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("name", "mode"), [(name, mode) for name, pair in LOSSES.items() for mode in pair.modes]
 )
-def test_policy_loss(name: str, mode: str, weighted: bool, batch: Batch) -> None:
+def test_policy_loss(name, mode, weighted, batch):
     if name == "geo_mean":
         batch = without_empty_rows(batch)
     mine, verls = run_both(name, batch, mode, batch.weights if weighted else None)
@@ -203,8 +148,8 @@ def without_empty_rows(b: Batch) -> Batch:
     return replace(b, mask=mask)
 
 
-@pytest.mark.parametrize("name", ["ppo", "cispo", "dppo_tv", "dppo_kl"])
-def test_policy_loss_far_from_the_old_policy(name: str, batch: Batch) -> None:
+@pytest.mark.parametrize("name", ["vanilla", "cispo", "dppo_tv", "dppo_kl"])
+def test_policy_loss_far_from_the_old_policy(name, batch):
     # Every fifth token was all but impossible; every seventh has become so.
     old, new = batch.old.clone(), batch.new.clone()
     old[:, ::5] = -30.0
@@ -215,8 +160,8 @@ def test_policy_loss_far_from_the_old_policy(name: str, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("is_part", [False, True], ids=["whole", "part"])
-@pytest.mark.parametrize("mode", MODES)
-def test_value_loss(mode: Any, is_part: bool, batch: Batch) -> None:
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_value_loss(mode, is_part, batch):
     values = (batch.values + 0.1 * batch.advantages).requires_grad_()
     returns = batch.values + 0.2 * batch.old
     mine, metrics = ours.compute_value_loss(

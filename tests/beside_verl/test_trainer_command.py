@@ -1,10 +1,5 @@
 """`turnwise train --engine` and `--dry-run`, beside a VERL that is really there."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 
@@ -18,7 +13,7 @@ SETTINGS = {
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def run(tmp_path, monkeypatch, capsys):
     """`run("--dry-run")` is `turnwise train my.yaml --dry-run`: its exit code and two texts."""
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(SETTINGS))
     monkeypatch.chdir(tmp_path)
@@ -32,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return train
 
 
-def test_a_dry_run_prints_verls_config_and_starts_nothing(run: Any, tmp_path: Path) -> None:
+def test_a_dry_run_prints_verls_config_and_starts_nothing(run, tmp_path):
     import ray
 
     code, out, err = run(
@@ -62,14 +57,14 @@ def test_a_dry_run_prints_verls_config_and_starts_nothing(run: Any, tmp_path: Pa
         (["--estimate"], "--estimate"),
     ],
 )
-def test_what_verl_cannot_do_is_said_at_once(run: Any, words: list[str], message: str) -> None:
+def test_what_verl_cannot_do_is_said_at_once(run, words, message):
     code, _, err = run("--engine", "verl", "--dry-run", *words)
     assert code == 2
     assert message in err
     assert "Traceback" not in err
 
 
-def test_verls_settings_are_unknown_to_other_engines(run: Any) -> None:
+def test_verls_settings_are_unknown_to_other_engines(run):
     code, _, err = run("--engine", "local", "--dry-run", "trainer.nnodes=2")
     assert code == 2
     assert "trainer" in err

@@ -1,9 +1,6 @@
 """Every field of our config: it reaches VERL's config, is used by us, or is refused."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +45,7 @@ BY_US = {
 REFUSED_FIRST = {"agent", "environments"}
 
 
-def test_every_setting_has_its_way() -> None:
+def test_every_setting_has_its_way():
     known = {*COPIED, *KNOWN_VALUES, *UNSUPPORTED, *COMPUTED, *ALWAYS, *BY_MACHINE, *BY_US}
     ours = [
         name
@@ -64,12 +61,12 @@ def test_every_setting_has_its_way() -> None:
     ("name", "value"),
     [("training.resample", 2), ("model.load_in_4bit", True), ("agent", "agents.py:mine")],
 )
-def test_what_verl_does_not_have_is_refused(name: str, value: object) -> None:
+def test_what_verl_does_not_have_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"{name} is .*no such setting"):
         mapped(**{name.replace(".", "__"): value})
 
 
-def test_the_machine_brings_the_model_and_the_folder(tmp_path: Path) -> None:
+def test_the_machine_brings_the_model_and_the_folder(tmp_path):
     config = ConfigStore()
     assert find_resources(config, tmp_path / "one").model_path == model_folder("tiny")
     config.model.local_path = str(tmp_path / "copy")

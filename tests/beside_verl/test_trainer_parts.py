@@ -1,10 +1,7 @@
 """The small parts around VERL's trainers: what travels, what is left out, what is scored."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +47,7 @@ def parts_with(factory: Any, reward_fn: Any = None) -> EpisodeComponents:
 # ---- what travels to the workers ----
 
 
-def test_what_cannot_travel_is_said_with_the_cure() -> None:
+def test_what_cannot_travel_is_said_with_the_cure():
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"cannot be sent to VERL's workers.*reset\(\)"):
         pack(parts_with(lambda: (lock, Echo())[1]))
@@ -77,7 +74,7 @@ def request(length: int, max_tokens: int = 5) -> GenerationRequest:
     )
 
 
-def test_a_request_reaches_the_server_as_it_was_meant() -> None:
+def test_a_request_reaches_the_server_as_it_was_meant():
     client = FakeClient()
     engine = ServerEngine(client, "vllm", 10, 8, None)
     result = asyncio.run(engine.sample(request(4)))
@@ -90,7 +87,7 @@ def test_a_request_reaches_the_server_as_it_was_meant() -> None:
     assert (params["max_tokens"], params["stop_token_ids"], params["seed"]) == (5, [9], 6)
 
 
-def test_the_response_box_is_counted_from_the_end_of_the_opening() -> None:
+def test_the_response_box_is_counted_from_the_end_of_the_opening():
     client = FakeClient(token_ids=[3] * 8, log_probs=[-1.0] * 8)
     engine = ServerEngine(client, "vllm", 10, 8, None)
     assert engine.context_length == 18
@@ -100,7 +97,7 @@ def test_the_response_box_is_counted_from_the_end_of_the_opening() -> None:
     assert result.finish_reason is FinishReason.CONTEXT
 
 
-def test_an_opening_that_is_too_long_says_which_override_helps() -> None:
+def test_an_opening_that_is_too_long_says_which_override_helps():
     engine = ServerEngine(FakeClient(), "vllm", 10, 8, None)
     with pytest.raises(ConfigError, match=r"11 tokens.*data\.max_prompt_length=16"):
         asyncio.run(engine.sample(request(11)))
@@ -123,20 +120,20 @@ def failures(*rows: int) -> Any:
     return np.array([f"boom {i}" if i in rows else None for i in range(6)], dtype=object)
 
 
-def test_a_failed_episode_moves_nobodys_baseline() -> None:
+def test_a_failed_episode_moves_nobodys_baseline():
     batch = batch_of([1.0, 3.0, 0.0, 5.0, 6.0, 7.0])
     leave_out(batch, UIDS, failures(2), drops_groups=False)
     assert batch["rm_scores"].sum(-1).tolist() == [1.0, 3.0, 2.0, 5.0, 6.0, 7.0]
     assert batch["response_mask"].sum(-1).tolist() == [3] * 6  # the agent loop masked the row
 
 
-def test_a_group_can_go_with_its_failed_episode() -> None:
+def test_a_group_can_go_with_its_failed_episode():
     batch = batch_of([1.0, 3.0, 0.0, 5.0, 6.0, 7.0])
     leave_out(batch, UIDS, failures(2), drops_groups=True)
     assert batch["response_mask"].sum(-1).tolist() == [0, 0, 0, 3, 3, 3]
 
 
-def test_a_step_of_which_nothing_is_left_ends_the_run() -> None:
+def test_a_step_of_which_nothing_is_left_ends_the_run():
     with pytest.raises(TrainingStopped, match="boom 0"):
         leave_out(batch_of([0.0] * 6), UIDS, failures(*range(6)), drops_groups=False)
 
@@ -144,7 +141,7 @@ def test_a_step_of_which_nothing_is_left_ends_the_run() -> None:
 # ---- the dataset and the reward ----
 
 
-def test_rows_are_tasks_and_held_out_starts_are_others() -> None:
+def test_rows_are_tasks_and_held_out_starts_are_others():
     rows = [{"prompt": f"p{i}", "answer": i} for i in range(3)]
     dataset = CustomEnvironmentDataset(Echo, size=6, batch_size=3, rows=rows)
     tasks = [dataset[i]["extra_info"]["task"]["answer"] for i in range(6)]
@@ -155,7 +152,7 @@ def test_rows_are_tasks_and_held_out_starts_are_others() -> None:
     assert len(seeds) == 12
 
 
-def test_the_reward_wrapper_takes_what_was_earned_or_plays_the_response() -> None:
+def test_the_reward_wrapper_takes_what_was_earned_or_plays_the_response():
     wrapper = EnvironmentRewardWrapper(Echo, tokenizer=load_tokenizer("tiny"))
     earned = SimpleNamespace(batch={"rm_scores": torch.tensor([[0.5, 1.0], [0.0, 2.0]])})
     assert wrapper(earned).tolist() == [1.5, 2.0]
@@ -170,14 +167,14 @@ def test_the_reward_wrapper_takes_what_was_earned_or_plays_the_response() -> Non
 # ---- the trainer before it has begun ----
 
 
-def test_create_trainer_gives_verls() -> None:
+def test_create_trainer_gives_verls():
     trainer = create_trainer(ConfigStore(), GuessNumberEnvironment, engine="verl")
     assert isinstance(trainer, CustomRayPPOTrainer)
     with pytest.raises(ConfigError, match="'verl'"):
         create_trainer(ConfigStore(), GuessNumberEnvironment, engine="verk")
 
 
-def test_verl_needs_a_gpu(tmp_path: Path) -> None:
+def test_verl_needs_a_gpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     config = ConfigStore()
@@ -193,9 +190,7 @@ def test_verl_needs_a_gpu(tmp_path: Path) -> None:
         ("trainer.use_v1=true", "does not take training.on_error=drop_group"),
     ],
 )
-def test_what_our_episodes_need_of_verls_config_is_checked(
-    tmp_path: Path, override: str, message: str
-) -> None:
+def test_what_our_episodes_need_of_verls_config_is_checked(tmp_path, override, message):
     config = ConfigStore()
     config.checkpoint.output_dir = str(tmp_path)
     config.training.on_error = "drop_group"

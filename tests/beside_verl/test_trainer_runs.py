@@ -3,11 +3,8 @@
 VERL takes most of a minute to start, much of it waiting: the runs go two at a time.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,9 +19,7 @@ Started = dict[str, Future[list[Ran]]]
 
 
 @pytest.fixture(scope="module")
-def started(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Started]:
+def started(request, tmp_path_factory):
     """The runs that the chosen tests ask for, each with those that go on from it."""
 
     def grpo(folder: Path) -> list[Ran]:
@@ -63,23 +58,23 @@ def _parameters(item: pytest.Function) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def ppo(started: Started) -> Ran:
+def ppo(started):
     """PPO with a critic: two steps, and a third one by `turnwise train`, started anew."""
     return started["ppo"].result()[1]
 
 
 @pytest.fixture(scope="module")
-def grpo(started: Started) -> Ran:
+def grpo(started):
     return started["grpo"].result()[0]
 
 
 @pytest.fixture(scope="module")
-def newer(started: Started) -> Ran:
+def newer(started):
     return started["newer"].result()[0]
 
 
 @pytest.fixture(scope="module")
-def others(started: Started) -> list[Ran]:
+def others(started):
     """The same script in one process, and on Ray."""
     return started["others"].result()
 
@@ -107,9 +102,7 @@ def turns_of(batch: dict[str, torch.Tensor], row: int) -> list[tuple[str, str, f
 
 
 @pytest.mark.parametrize(("name", "num_steps"), [("grpo", 2), ("ppo", 3)])
-def test_every_token_that_verl_trains_on_was_sampled(
-    name: str, num_steps: int, request: pytest.FixtureRequest
-) -> None:
+def test_every_token_that_verl_trains_on_was_sampled(name, num_steps, request):
     run: Ran = request.getfixturevalue(name)
     assert len(run.batches) == num_steps
     for step, batch in enumerate(run.batches):
@@ -133,16 +126,14 @@ def test_every_token_that_verl_trains_on_was_sampled(
                 assert event[3] in text
 
 
-def test_tools_were_called(grpo: Ran) -> None:
+def test_tools_were_called(grpo):
     kinds = Counter(event[0] for events in grpo.episodes for event in events)
     assert kinds["tool"] > 0
     assert kinds["step"] > 0
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "newer"])
-def test_verls_scores_are_the_rewards_that_the_environments_gave(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+def test_verls_scores_are_the_rewards_that_the_environments_gave(name, request):
     run: Ran = request.getfixturevalue(name)
     assert len(run.episodes) == len(run.history) * NUM_EPISODES
     for number, entry in enumerate(run.history):
@@ -152,16 +143,14 @@ def test_verls_scores_are_the_rewards_that_the_environments_gave(
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "newer"])
-def test_the_learners_log_probs_are_those_of_the_sampling(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+def test_the_learners_log_probs_are_those_of_the_sampling(name, request):
     run: Ran = request.getfixturevalue(name)
     for entry in run.history:
         assert entry["training/rollout_probs_diff_max"] < 1e-4
 
 
 @pytest.mark.parametrize("name", ["grpo", "newer"])
-def test_the_weights_move_and_reach_the_server(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_weights_move_and_reach_the_server(name, request):
     first, second = request.getfixturevalue(name).history
     assert (first["step"], second["step"]) == (1, 2)
     assert first["actor/grad_norm"] > 0
@@ -171,18 +160,18 @@ def test_the_weights_move_and_reach_the_server(name: str, request: pytest.Fixtur
     assert second["actor/kl_loss"] > 0
 
 
-def test_both_of_verls_trainers_play_the_same_episodes(grpo: Ran, newer: Ran) -> None:
+def test_both_of_verls_trainers_play_the_same_episodes(grpo, newer):
     first, other = (Counter(map(json.dumps, run.episodes[:NUM_EPISODES])) for run in (grpo, newer))
     assert first == other
 
 
-def test_ppo_has_a_critic_that_learns(ppo: Ran) -> None:
+def test_ppo_has_a_critic_that_learns(ppo):
     for entry in ppo.history:
         assert entry["critic/grad_norm"] > 0
         assert entry["critic/vf_loss"] >= 0
 
 
-def test_a_run_goes_on_from_its_checkpoint(started: Started, ppo: Ran) -> None:
+def test_a_run_goes_on_from_its_checkpoint(started, ppo):
     before, after = started["ppo"].result()[0], ppo
     assert [entry["step"] for entry in after.history] == [1, 2, 3]
     assert after.history[:2] == before.history
@@ -191,18 +180,14 @@ def test_a_run_goes_on_from_its_checkpoint(started: Started, ppo: Ran) -> None:
     assert (after.run_folder / "verl/global_step_3").is_dir()
 
 
-def test_the_same_script_plays_the_same_episodes_on_every_engine(
-    grpo: Ran, others: list[Ran]
-) -> None:
+def test_the_same_script_plays_the_same_episodes_on_every_engine(grpo, others):
     first = Counter(map(json.dumps, grpo.episodes[:NUM_EPISODES]))
     for run in others:
         assert Counter(map(json.dumps, run.episodes)) == first
         assert run.history[0]["reward"] == pytest.approx(grpo.history[0]["reward"], abs=1e-4)
 
 
-def test_verl_has_the_very_tokens_of_one_process_and_the_same_mask(
-    grpo: Ran, others: list[Ran]
-) -> None:
+def test_verl_has_the_very_tokens_of_one_process_and_the_same_mask(grpo, others):
     batch = grpo.batches[0]
     verls = []
     for row in range(NUM_EPISODES):

@@ -1,9 +1,5 @@
 """Our settings in VERL's words: what they become, what VERL knows of it, and what it cannot do."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from beside_verl.mapping import ACTOR, GPU, HERE, MODEL, ROLLOUT, mapped
@@ -33,11 +29,11 @@ from turnwise.scale.verl.settings import ESTIMATORS, OWN_SECTION, POLICY_LOSSES,
         ("logging__sinks", ["wandb"], "trainer.logger", ["console", "file", "wandb"]),
     ],
 )
-def test_what_a_setting_becomes(setting: str, value: Any, target: str, expected: Any) -> None:
+def test_what_a_setting_becomes(setting, value, target, expected):
     assert mapped(GPU, **{setting: value})[target] == expected
 
 
-def test_the_machine_decides_the_workers_and_the_folder() -> None:
+def test_the_machine_decides_the_workers_and_the_folder():
     settings = mapped()
     assert settings["trainer.n_gpus_per_node"] == 4
     assert settings[f"{ROLLOUT}.name"] == "vllm"
@@ -46,7 +42,7 @@ def test_the_machine_decides_the_workers_and_the_folder() -> None:
     assert settings["trainer.default_local_dir"] == "/runs/one/verl"
 
 
-def test_a_mini_batch_is_whole_groups() -> None:
+def test_a_mini_batch_is_whole_groups():
     settings = {"training__adv_estimator": "grpo", "training__group_size": 4}
     assert mapped(**settings, training__mini_batch_size=64)[f"{ACTOR}.ppo_mini_batch_size"] == 16
     with pytest.raises(ConfigError, match="whole groups of 4"):
@@ -64,7 +60,7 @@ def test_a_mini_batch_is_whole_groups() -> None:
         ({"logging__sinks": ["smoke"]}, "VERL has: tensorboard"),
     ],
 )
-def test_what_verl_cannot_do_is_said(settings: dict[str, Any], message: str) -> None:
+def test_what_verl_cannot_do_is_said(settings, message):
     with pytest.raises(ConfigError, match=message):
         mapped(**settings)
 
@@ -73,7 +69,7 @@ def test_what_verl_cannot_do_is_said(settings: dict[str, Any], message: str) -> 
 ADDED = (".mixed_precision.", "agent.agent_loop_manager_class", "ray_init.address")
 
 
-def test_every_target_is_in_verls_own_config() -> None:
+def test_every_target_is_in_verls_own_config():
     from omegaconf import OmegaConf
 
     plain = compose({}, ["actor_rollout_ref.rollout.name=vllm"])
@@ -84,7 +80,7 @@ def test_every_target_is_in_verls_own_config() -> None:
         assert last in OmegaConf.select(plain, parent), f"VERL's config has no {name}"
 
 
-def test_every_name_is_one_that_verl_has_registered() -> None:
+def test_every_name_is_one_that_verl_has_registered():
     from verl.trainer.ppo import core_algos
 
     for name in POLICY_LOSSES.values():
@@ -93,7 +89,7 @@ def test_every_name_is_one_that_verl_has_registered() -> None:
         assert core_algos.get_adv_estimator_fn(name) is not None
 
 
-def test_overrides_stand_above_our_settings() -> None:
+def test_overrides_stand_above_our_settings():
     settings = {**mapped(HERE), f"{OWN_SECTION}.drops_groups": False}
     config = compose(settings, ["trainer.total_epochs=5", "algorithm.gamma=0.5"])
     assert config.trainer.total_epochs == 5
@@ -102,12 +98,12 @@ def test_overrides_stand_above_our_settings() -> None:
     check(config)
 
 
-def test_an_override_that_verl_does_not_know_is_a_plain_error() -> None:
+def test_an_override_that_verl_does_not_know_is_a_plain_error():
     with pytest.raises(ConfigError, match="total_epoks"):
         compose(mapped(), ["trainer.total_epoks=5"])
 
 
-def test_what_verl_finds_wrong_is_said_as_ours() -> None:
+def test_what_verl_finds_wrong_is_said_as_ours():
     config = compose(mapped(HERE), [f"{ACTOR}.loss_agg_mode=nonsense"])
     with pytest.raises(ConfigError, match=r"(?s)VERL cannot run with these settings.*nonsense"):
         check(config)

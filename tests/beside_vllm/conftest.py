@@ -1,7 +1,5 @@
 """Real vLLM, CPU build; `make test-vllm` runs this folder, in an environment that has it."""
 
-from __future__ import annotations
-
 import pytest
 
 from beside_vllm.cases import save_model, tokenizer

@@ -4,8 +4,6 @@ The tokenizers are those of the zoo; the templates are as small as they can be, 
 the message fields and the rules about earlier thoughts of the templates that the models ship with.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

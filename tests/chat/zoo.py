@@ -6,8 +6,6 @@ which tokens are marked special and which are only added, which of them are name
 generation_config.json, the prefix space of SentencePiece, byte-level BPE, normalisers.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import dataclass

@@ -1,14 +1,11 @@
 """A command line to call in the tests, and an environment of a user's own."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import typer.main
@@ -78,9 +75,7 @@ class Ran:
 
 
 @pytest.fixture
-def turnwise(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Ran]:
+def turnwise(monkeypatch, capsys):
     """Run a command in this process, as a shell would: arguments, piped input, exit code."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(typer.main, "get_command", get_command)
@@ -103,14 +98,14 @@ def figures(turnwise: Callable[..., Ran], *arguments: str) -> dict:
 
 
 @pytest.fixture
-def runs(three_runs, monkeypatch: pytest.MonkeyPatch):
+def runs(three_runs, monkeypatch):
     """The user is in the folder where the three runs were trained."""
     monkeypatch.chdir(three_runs.folder)
     return three_runs
 
 
 @pytest.fixture
-def my_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def my_yaml(tmp_path, monkeypatch):
     """The user's folder, which holds the settings of a run of one step, and the user is in it."""
     monkeypatch.chdir(tmp_path)
     settings = {
@@ -124,7 +119,7 @@ def my_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(turnwise: Callable[..., Ran], my_yaml: Path) -> str:
+def run(turnwise, my_yaml):
     """That run, trained."""
     ran = turnwise("train", "my.yaml")
     assert ran.code == 0, ran.err
@@ -132,7 +127,7 @@ def run(turnwise: Callable[..., Ran], my_yaml: Path) -> str:
 
 
 @pytest.fixture
-def coins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def coins(tmp_path, monkeypatch):
     """The user's folder holds coins.py, and the user is in it."""
     (tmp_path / "coins.py").write_text(COINS)
     monkeypatch.chdir(tmp_path)

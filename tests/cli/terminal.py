@@ -1,7 +1,5 @@
 """Terminals: one that remembers its screen, and one in which a command runs."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """`turnwise chat`: what is said and read, piped and in a terminal; the tokens stay as sampled."""
 
-from __future__ import annotations
-
 import re
 import signal
 from itertools import pairwise

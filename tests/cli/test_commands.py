@@ -1,7 +1,5 @@
 """`turnwise check-env`, `envs`, `config`, `--version` and the help texts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`turnwise doctor`: what it says of the machine and of a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """What goes wrong for a user ends in one clear message and an exit code, never in a traceback."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -33,7 +31,7 @@ class Late(Faulty):
 
 
 @pytest.fixture
-def folder(my_yaml, tmp_path) -> Path:
+def folder(my_yaml, tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "unimportable.py").write_text("import no_such_package_anywhere\n")
     (tmp_path / "unparsable.py").write_text("class Half(\n")

@@ -1,10 +1,7 @@
 """`turnwise eval`: a run's model on held-out episodes, beside the expert and chance."""
 
-from __future__ import annotations
-
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from cli.conftest import figures
 
 
 @pytest.fixture
-def run(runs) -> Path:
+def run(runs):
     """A run of one step, with an environment of the user's."""
     return runs.script
 

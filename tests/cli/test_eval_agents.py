@@ -1,8 +1,6 @@
 """`turnwise eval` with an agent in the model's place, with several attempts at a task, with
 options for what a run cannot restore; on which rows, and how sure the means are."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

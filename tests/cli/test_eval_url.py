@@ -1,7 +1,5 @@
 """`turnwise eval --url`: a model behind any OpenAI-compatible server plays, as a baseline."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

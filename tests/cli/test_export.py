@@ -1,7 +1,5 @@
 """`turnwise export`: a folder that transformers loads, with the very weights of the run."""
 
-from __future__ import annotations
-
 import os
 import re
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`turnwise init`: what it makes plays, passes its checks and its test, and trains."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

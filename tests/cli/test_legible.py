@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 import yaml
@@ -62,7 +61,7 @@ SETTINGS = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "loud.py").write_text(HOSTILE)
     (tmp_path / "loud.yaml").write_text(yaml.safe_dump(SETTINGS))
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,5 @@
 """How a run is shown: the picture at any size, a live terminal, plain lines, JSON."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """A run is found, resumed and played from any folder, also when its project was moved."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -56,7 +54,7 @@ def forget_modules() -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A project with spaces and umlauts in which a run was trained; each test copies it."""
     folder = tmp_path_factory.mktemp("places") / "mein Gärtchen"
     write_project(folder)

@@ -1,7 +1,5 @@
 """`turnwise play`: what a person sees and types, scripted players, and polite failures."""
 
-from __future__ import annotations
-
 import re
 import signal
 

@@ -1,8 +1,6 @@
 """`turnwise play` with runs: a person or a scripted player in a run's environment, and watching a
 trained agent with the run's own tools, dataset, system prompt and reward."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`turnwise plot`: seeds become a mean and a band, experiments become curves, slips are told."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every command says what was named instead of a run; a checkpoint stands for its run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`turnwise train`: real runs of the tiny model, a step or two each, and how they are told."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -24,7 +22,7 @@ SMALL = {
 
 
 @pytest.fixture
-def small(coins, tmp_path) -> str:
+def small(coins, tmp_path):
     """The user's folder holds small.yaml too."""
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     return "small.yaml"

@@ -40,7 +40,7 @@ class EvilModel(LlamaForCausalLM):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "my.yaml").write_text(yaml.safe_dump(SETTINGS))
     with pytest.raises(SystemExit) as left:
@@ -50,13 +50,13 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def a_user_who_has_run_nothing(tmp_path, monkeypatch) -> None:
+def a_user_who_has_run_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(user_code, "_remembered", set())
 
 
 @pytest.fixture
-def received(trained, tmp_path, monkeypatch) -> Path:
+def received(trained, tmp_path, monkeypatch):
     """The folder as it came, and the user in the folder that holds it."""
     shutil.copytree(trained, tmp_path / "got/theirs")
     monkeypatch.chdir(tmp_path / "got")

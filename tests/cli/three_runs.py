@@ -1,8 +1,6 @@
 """Three kinds of tiny runs, trained once: a script's environment, one with tools and a JSONL
 dataset, a Gymnasium one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +70,7 @@ class ThreeRuns:
 
 
 @pytest.fixture(scope="session")
-def three_runs(tmp_path_factory: pytest.TempPathFactory) -> ThreeRuns:
+def three_runs(tmp_path_factory):
     from cli.conftest import COINS  # which imports this file
 
     folder = tmp_path_factory.mktemp("project")

@@ -1,7 +1,5 @@
 """`check_env`: silence about good environments, and the report itself."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

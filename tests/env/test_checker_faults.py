@@ -1,7 +1,5 @@
 """`check_env` on environments with one fault each: one finding, and its fix."""
 
-from __future__ import annotations
-
 import random
 import re
 import sys

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise import (
-    BaseEnvironment,
     ConfigError,
     ConfigStore,
     CustomGameEnvironment,
@@ -45,13 +44,13 @@ any_text = st.one_of(st.text(max_size=60), some_words)
 
 
 @every_game
-def test_the_checker_finds_nothing(name: str) -> None:
+def test_the_checker_finds_nothing(name):
     assert type(make_environment(name)) is GAMES[name]
     assert check_env(name).findings == []
 
 
 @every_game
-def test_the_expert_succeeds_and_the_random_player_plays_validly(name: str) -> None:
+def test_the_expert_succeeds_and_the_random_player_plays_validly(name):
     env = GAMES[name]()
     player = random_player(0)
     wins = {"expert": 0, "random": 0}
@@ -68,7 +67,7 @@ def test_the_expert_succeeds_and_the_random_player_plays_validly(name: str) -> N
 
 
 @pytest.mark.parametrize("name", [name for name in GAMES if name != "custom-game"])
-def test_unseeded_copies_do_not_play_the_same_episode(name: str) -> None:
+def test_unseeded_copies_do_not_play_the_same_episode(name):
     copies = [GAMES[name]().spawn() for _ in range(20)]
     assert len({tuple(play_episode(each, expert_player).observations) for each in copies}) > 1
 
@@ -76,7 +75,7 @@ def test_unseeded_copies_do_not_play_the_same_episode(name: str) -> None:
 @every_game
 @settings(deadline=None, max_examples=25)
 @given(texts=st.lists(any_text, max_size=12), seed=st.integers(0, 99))
-def test_no_text_breaks_a_game(name: str, texts: list[str], seed: int) -> None:
+def test_no_text_breaks_a_game(name, texts, seed):
     env = GAMES[name]()
     env.seed(seed)
     env.reset()
@@ -103,9 +102,7 @@ def test_no_text_breaks_a_game(name: str, texts: list[str], seed: int) -> None:
         (GridWorldEnvironment, {"pits": 1}, "below 1"),
     ],
 )
-def test_a_bad_parameter_is_named(
-    game: type[BaseEnvironment], params: dict[str, object], words: str
-) -> None:
+def test_a_bad_parameter_is_named(game, params, words):
     with pytest.raises(ConfigError, match=words):
         game(params)
 
@@ -118,7 +115,7 @@ def with_secret(secret: int, **params: object) -> GuessNumberEnvironment:
     return env
 
 
-def test_the_hints_lead_to_the_number_and_the_state_tells_only_what_they_told() -> None:
+def test_the_hints_lead_to_the_number_and_the_state_tells_only_what_they_told():
     env = with_secret(600)
     assert env.step("700") == ("lower", 0.0, False, {})
     assert env.step("500") == ("higher", 0.0, False, {})
@@ -131,7 +128,7 @@ def test_the_hints_lead_to_the_number_and_the_state_tells_only_what_they_told() 
     "text",
     ["  512\n", "Above 100, so I try 512!", "...512", "**512**", "guess=512", "500-512", "0512"],
 )
-def test_the_last_whole_number_is_the_guess(text: str) -> None:
+def test_the_last_whole_number_is_the_guess(text):
     assert with_secret(512).step(text)[0] == "correct"
 
 
@@ -139,7 +136,7 @@ def test_the_last_whole_number_is_the_guess(text: str) -> None:
     "text",
     ["", "higher", "3.5", "1,000", "12th", "x512", "-512", "1024", "0x10", "5e2", "9" * 5000, "五"],
 )
-def test_what_is_no_number_of_the_range_is_invalid(text: str) -> None:
+def test_what_is_no_number_of_the_range_is_invalid(text):
     observation, reward, done, info = with_secret(512).step(text)
     assert observation == "Write one number from 0 to 1023."
     assert (reward, done, info) == (0.0, False, {"invalid_action": True})
@@ -171,16 +168,14 @@ def on_map(*pits: tuple[int, int]) -> GridWorldEnvironment:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0, 0.99))
-def test_every_map_can_be_solved_and_the_expert_takes_a_shortest_path(
-    seed: int, size: int, pits: float
-) -> None:
+def test_every_map_can_be_solved_and_the_expert_takes_a_shortest_path(seed, size, pits):
     env = GridWorldEnvironment({"size": size, "pits": pits})
     episode = play_episode(env, expert_player, seed)
     assert episode.success
     assert episode.num_turns == shortest_path(episode.prompts[1]) <= env.max_steps
 
 
-def test_moves_walls_and_drawing() -> None:
+def test_moves_walls_and_drawing():
     env = on_map((1, 1))
     assert env.get_state_description() == "A..\n.O.\n..G"
     assert env.step("right") == (".A.\n.O.\n..G", 0.0, False, {})
@@ -199,7 +194,7 @@ def room_with(monster: str) -> SimpleGameEnvironment:
     return env
 
 
-def test_the_right_weapon_wins_the_room() -> None:
+def test_the_right_weapon_wins_the_room():
     env = room_with("troll")
     assert env.step("take sword") == ("You take the sword.", 1.0, False, {})
     assert env.inventory == ["sword"]
@@ -218,16 +213,14 @@ def test_the_right_weapon_wins_the_room() -> None:
         (["take bow", "take lamp"], "attack", "Name the weapon to attack with."),
     ],
 )
-def test_what_cannot_be_done_in_the_room_is_explained(
-    before: list[str], action: str, observation: str
-) -> None:
+def test_what_cannot_be_done_in_the_room_is_explained(before, action, observation):
     env = room_with("troll")
     for earlier in before:
         env.step(earlier)
     assert env.step(action) == (observation, -0.1, False, {"invalid_action": True})
 
 
-def test_the_adventure_as_documented() -> None:
+def test_the_adventure_as_documented():
     env = CustomGameEnvironment({"max_steps": 5})
     assert env.reset() == (
         "Position: (0, 0). Score: 0. Inventory: empty. Enemy: near. Steps remaining: 5."

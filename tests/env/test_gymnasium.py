@@ -1,7 +1,5 @@
 """Registered Gymnasium environments, told in words and played in words."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any
@@ -75,7 +73,7 @@ def sway(env: Any, observation: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMED + OTHERS)
-def test_a_random_episode_runs_to_its_end_and_its_seed_repeats_it(name: str) -> None:
+def test_a_random_episode_runs_to_its_end_and_its_seed_repeats_it(name):
     env = GymnasiumEnvironment(name, {"max_steps": 60})
     first = play_episode(env, random_player(1), seed=7)
     assert first.error is None
@@ -85,7 +83,7 @@ def test_a_random_episode_runs_to_its_end_and_its_seed_repeats_it(name: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_the_prompt_names_every_valid_action_and_its_example_is_one(name: str) -> None:
+def test_the_prompt_names_every_valid_action_and_its_example_is_one(name):
     env = GymnasiumEnvironment(name)
     prompt = env.get_prompt_prefix()
     for action in ACTIONS[name]:
@@ -104,7 +102,7 @@ def test_the_prompt_names_every_valid_action_and_its_example_is_one(name: str) -
         ("CliffWalking-v1", {}, -13),
     ],
 )
-def test_the_expert_succeeds(name: str, arguments: dict[str, Any], reward: float) -> None:
+def test_the_expert_succeeds(name, arguments, reward):
     env = GymnasiumEnvironment(name, **arguments)
     for seed in range(3):
         trajectory = play_episode(env, expert_player, seed=seed)
@@ -112,7 +110,7 @@ def test_the_expert_succeeds(name: str, arguments: dict[str, Any], reward: float
         assert trajectory.total_reward >= reward
 
 
-def test_terminated_and_truncated_are_kept_apart() -> None:
+def test_terminated_and_truncated_are_kept_apart():
     cut = play_episode(GymnasiumEnvironment("CartPole-v1", max_episode_steps=20), sway, 0)
     assert (cut.status, cut.num_turns) == (EpisodeStatus.TRUNCATED_BY_ENVIRONMENT, 20)
     assert (cut.infos[-1]["truncated"], cut.infos[-1]["terminated"]) == (True, False)
@@ -129,7 +127,7 @@ def test_terminated_and_truncated_are_kept_apart() -> None:
     assert "in a hole" in drowned.observations[-1]
 
 
-def test_the_limit_is_the_configured_one_or_the_environments_own() -> None:
+def test_the_limit_is_the_configured_one_or_the_environments_own():
     assert GymnasiumEnvironment("CartPole-v1").max_steps == 500
     short = GymnasiumEnvironment("CartPole-v1", {"max_steps": 7})
     assert play_episode(short, sway, seed=0).num_turns == short.max_steps == 7
@@ -139,7 +137,7 @@ def test_the_limit_is_the_configured_one_or_the_environments_own() -> None:
     assert GymnasiumEnvironment(made, {"max_steps": 30}).max_steps == 9
 
 
-def test_an_invalid_action_takes_a_turn_but_no_step() -> None:
+def test_an_invalid_action_takes_a_turn_but_no_step():
     ship = Ship()
     env = GymnasiumEnvironment(ship, invalid_reward=-0.25)
     seen = env.reset(seed=0)
@@ -151,13 +149,13 @@ def test_an_invalid_action_takes_a_turn_but_no_step() -> None:
     assert env.get_state_description() == seen
 
 
-def test_where_steps_cost_an_invalid_action_is_not_cheaper() -> None:
+def test_where_steps_cost_an_invalid_action_is_not_cheaper():
     idle = play_episode(GymnasiumEnvironment("Taxi-v4"), lambda env, seen: "hm", seed=0)
     assert idle.status is EpisodeStatus.TRUNCATED_BY_TURNS
     assert idle.total_reward == -200
 
 
-def test_only_actions_in_the_mask_are_offered_drawn_and_taken() -> None:
+def test_only_actions_in_the_mask_are_offered_drawn_and_taken():
     ship = Ship(mask=[1, 0, 1])
     env = GymnasiumEnvironment(ship, action_names=["port", "ahead", "starboard"])
     assert env.reset(seed=0).endswith("Possible now: port, starboard.")
@@ -170,14 +168,14 @@ def test_only_actions_in_the_mask_are_offered_drawn_and_taken() -> None:
     assert ship.taken == [2]
 
 
-def test_an_unknown_environment_is_told_by_its_docstring_and_spaces() -> None:
+def test_an_unknown_environment_is_told_by_its_docstring_and_spaces():
     prompt = GymnasiumEnvironment(Ship()).get_prompt_prefix()
     assert prompt.startswith("Steer the ship between the rocks.\n\n")
     assert "You see a list of 2 numbers, each from -1 to 1." in prompt
     assert "Answer with a whole number from 0 to 2." in prompt
 
 
-def test_the_user_can_say_it_better() -> None:
+def test_the_user_can_say_it_better():
     settings = {
         "task": "Reach the harbour.",
         "action_names": {"port": "to the left", "ahead": "", "starboard": "to the right"},
@@ -196,7 +194,7 @@ def test_the_user_can_say_it_better() -> None:
     assert described.reset(seed=0) == described.get_state_description() == "2 gulls"
 
 
-def test_words_are_left_out_where_a_wrapper_makes_them_untrue() -> None:
+def test_words_are_left_out_where_a_wrapper_makes_them_untrue():
     flat = GymnasiumEnvironment(wrappers.FlattenObservation(gymnasium.make("FrozenLake-v1")))
     assert flat.reset(seed=0).startswith("[1, 0, 0,")
     assert flat.expert_action() is None
@@ -207,20 +205,20 @@ def test_words_are_left_out_where_a_wrapper_makes_them_untrue() -> None:
     assert env.expert_action() is None
 
 
-def test_a_rendering_in_text_is_shown_with_its_colours_as_brackets() -> None:
+def test_a_rendering_in_text_is_shown_with_its_colours_as_brackets():
     cells = [f"cell {i}" for i in range(16)]
     env = GymnasiumEnvironment("FrozenLake-v1", observation_names=cells, render_mode="ansi")
     assert env.reset(seed=0) == "cell 0\n[S]FFF\nFHFH\nFFFH\nHFFG"
 
 
-def test_images_are_summarised_with_a_warning() -> None:
+def test_images_are_summarised_with_a_warning():
     image = spaces.Box(0, 255, (10, 10, 3), np.uint8)
     with pytest.warns(UserWarning, match="describe="):
         env = GymnasiumEnvironment(Ship(observation_space=image))
     assert "shape 10 x 10 x 3" in env.reset(seed=0)
 
 
-def test_spawned_environments_are_apart() -> None:
+def test_spawned_environments_are_apart():
     for source in (Ship, Ship(), "CartPole-v1"):
         env = GymnasiumEnvironment(source)
         first = env.reset(seed=1)
@@ -231,7 +229,7 @@ def test_spawned_environments_are_apart() -> None:
         assert (env.step_count, env.get_state_description()) == (0, first)
 
 
-def test_episodes_without_a_seed_differ_between_copies_and_follow_seed() -> None:
+def test_episodes_without_a_seed_differ_between_copies_and_follow_seed():
     env = GymnasiumEnvironment(Ship())
     assert len({twin.reset() for twin in (env, env.spawn(), env.spawn())}) == 3
     env.seed(5)
@@ -260,6 +258,6 @@ def test_episodes_without_a_seed_differ_between_copies_and_follow_seed() -> None
         ({"source": Ship, "describe": "short"}, "describe got 'short'"),
     ],
 )
-def test_a_mistake_is_named_with_its_cure(arguments: dict[str, Any], problem: str) -> None:
+def test_a_mistake_is_named_with_its_cure(arguments, problem):
     with pytest.raises(ConfigError, match=problem):
         GymnasiumEnvironment(**arguments)

@@ -1,7 +1,5 @@
 """Gymnasium's spaces as text: every action can be written and read back, nothing else raises."""
 
-from __future__ import annotations
-
 import json
 import string
 from typing import Any
@@ -56,7 +54,7 @@ leaves = st.one_of(
 
 @settings(deadline=None, max_examples=80)
 @given(leaves, st.integers(0, 2**31))
-def test_every_action_is_read_back_exactly(space: Any, seed: int) -> None:
+def test_every_action_is_read_back_exactly(space, seed):
     space.seed(seed)
     assert describe_answers(space, {}).startswith("Answer with ")
     assert isinstance(describe_observation(space, space.sample(), {}), str)
@@ -79,7 +77,7 @@ any_json = st.recursive(
 @example(spaces.Box(-1, 1, (1,)), "9" * 5000)
 @example(spaces.Box(-np.inf, np.inf, (1,)), "1e300")
 @example(spaces.Discrete(3), "1" + "0" * 400)
-def test_no_text_raises_anything_but_invalid_action(space: Any, text: str) -> None:
+def test_no_text_raises_anything_but_invalid_action(space, text):
     try:
         value = parse_action(space, text, {})
     except InvalidActionError:
@@ -98,12 +96,12 @@ def test_no_text_raises_anything_but_invalid_action(space: Any, text: str) -> No
         ('{"action": "pick up"}', 2),
     ],
 )
-def test_discrete_answers_may_be_a_name_or_a_number_in_prose(text: str, expected: int) -> None:
+def test_discrete_answers_may_be_a_name_or_a_number_in_prose(text, expected):
     assert parse_action(spaces.Discrete(3), text, MOVES) == expected
 
 
 @pytest.mark.parametrize("text", ["0.5", "force: 0.5.", "[0.5]", "not -1 but 0.5", "[[0.5]]", ".5"])
-def test_one_number_is_enough_for_a_box_of_one(text: str) -> None:
+def test_one_number_is_enough_for_a_box_of_one(text):
     value = parse_action(spaces.Box(-1, 1, (1,)), text, {})  # the last one in the prose
     assert value.tolist() == [0.5]
     assert value.dtype == np.float32
@@ -121,13 +119,13 @@ def test_one_number_is_enough_for_a_box_of_one(text: str) -> None:
         (spaces.Discrete(3), "1.5", "left (0), right (1), pick up (2)"),
     ],
 )
-def test_an_invalid_answer_is_told_what_was_expected(space: Any, text: str, problem: str) -> None:
+def test_an_invalid_answer_is_told_what_was_expected(space, text, problem):
     with pytest.raises(InvalidActionError) as caught:
         parse_action(space, text, MOVES if isinstance(space, spaces.Discrete) else {})
     assert problem in str(caught.value)
 
 
-def test_observations_are_short_and_named() -> None:
+def test_observations_are_short_and_named():
     box = spaces.Box(-9, 9, (2,))
     value = np.array([0.123456, -0.0], dtype=np.float32)
     assert describe_observation(box, value, {}) == "[0.1235, 0]"

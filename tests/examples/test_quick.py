@@ -1,7 +1,5 @@
 """Every example trains in its quick mode and is listed in examples/README.md."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

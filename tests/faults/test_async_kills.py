@@ -7,11 +7,10 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 
 import pytest
 
-from trainer.runs import episodes, metrics_of, newest_files
+from trainer.runs import metrics_of, newest_files, trained
 from trainer.training_child import SMALL, Child, Uneven, finish
 from trainer.worlds import small_model, small_trainer
 from turnwise.config import ConfigStore
@@ -20,14 +19,6 @@ from turnwise.trainer.replay import replay_run
 KILLED = 128 + signal.SIGKILL
 AHEAD = ("training.max_staleness=2", "training.adv_estimator=grpo", "training.group_size=2")
 NUM_KILLS = 8 if os.environ.get("TURNWISE_THOROUGH") else 4
-
-
-def trained(folder):
-    """How often each episode was trained on, by its seed and its place in the group."""
-    found = episodes(folder)
-    return Counter(
-        (e["seed"], e["member"]) for key in found if key[0] == "train" for e in found[key]
-    )
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from algo.cases import AGGREGATIONS
 from inference.tiny_models import make_model
 from learner.episodes import (
     ALL_TERMS,
@@ -21,14 +22,6 @@ from turnwise import ConfigError
 from turnwise.algo import POLICY_LOSSES
 from turnwise.learner import Learner, LearnerOptions
 
-MODES = [
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "seq-mean-token-mean",
-]
-
 
 def updated(options, *, family="gpt2", num_updates=2, change=lambda batch: batch, **model_options):
     """Weights and metrics after some updates on the same episodes."""
@@ -38,7 +31,7 @@ def updated(options, *, family="gpt2", num_updates=2, change=lambda batch: batch
     return weights(learner.model), metrics
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_how_a_batch_is_cut_into_packs_does_not_change_the_update(mode):
     options = dataclasses.replace(ALL_TERMS, loss_agg_mode=mode, update_epochs=2)
     whole, metrics = updated(options)

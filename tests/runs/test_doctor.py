@@ -1,7 +1,5 @@
 """The doctor: each finding is said, once, at its step, and never about a healthy run."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -84,23 +82,28 @@ FLAT = {"success": 0.4, "reward": lambda step: 0.4 + 0.05 * math.sin(2.1 * step)
 FLAT |= {"reward_std": 0.5, "truncated__turns": 0.2, "cut_turns": 0.1, "malformed_calls": 0.1}
 FLAT |= {"invalid_actions": 0.1, "entropy": 1.0}
 
+HARD = {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9}
+SOLVED = {"success": 1.0, "reward": 1.0, "reward_std": 0.0}
+UNSOLVED = {"success": 0.0, "reward": 0.0, "reward_std": 0.0}
+LAG = {"weights_behind": 4, "is_ess": after(20, 0.4, 0.95), "gap_kl": 0.05, "gap_max": 3.0}
+IDLE = {"idle__learner": 0.8, "idle__engine": 0.7, "idle__episodes": 0.5, "weights_behind": 1}
+UNREAD = {"unread_calls": 0.6, "unread_calls__kimi": 0.6, "tool_calls": 0.0}
+IN_KIMI = "60% of the turns hold a tool call in the format 'kimi'"
+SHOWN = {"success": 1.0, "answers_shown": 1.0, "zero_variance": 1.0}
+AT_FIRST = "100% of the episodes succeed with their first action"
+TOO_FAST = {"grad_norm": lambda step: {1: 2.0, 2: 40.0}.get(step, 12860.0)}
+GREW = "norm of the gradient went from 2 to 1.29e+04 (step 3)"
+IN_TOOLS = {"errors": after(20, 0.2, 0.0), "errors__tool": after(20, 0.2, 0.0)}
+MOST = "13% of the episodes failed, most in the tool"
+LATER = {"eval__greedy__errors": lambda step: 0.25 if step == 20 else math.nan}
+
 # What goes wrong, the finding, the step at which it is said, and a piece of its words.
 SICK = [
-    ({"success": 0.0, "reward": 0.0, "reward_std": 0.0}, "constant-reward", 5, "exactly 0, "),
-    (
-        {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9},
-        "too-hard",
-        20,
-        "90% of the groups",
-    ),
-    ({"success": 1.0, "reward": 1.0, "reward_std": 0.0}, "too-easy", 5, "success 100%"),
-    ({"success": 0.3, "reward": 2.0, "reward_std": 0.0}, "constant-reward", 5, "exactly 2, "),
-    (
-        {"success": 0.0, "reward": 1.0, "reward_std": 0.0},
-        "constant-reward",
-        5,
-        "none of them succeeded",
-    ),
+    (UNSOLVED, "constant-reward", 5, "exactly 0, "),
+    (HARD, "too-hard", 20, "90% of the groups"),
+    (SOLVED, "too-easy", 5, "success 100%"),
+    (SOLVED | {"success": 0.3, "reward": 2.0}, "constant-reward", 5, "exactly 2, "),
+    (SOLVED | {"success": 0.0}, "constant-reward", 5, "none of them succeeded"),
     ({"success": 0.4, "zero_variance": 0.85}, "alike-groups", 5, "85% of the groups"),
     ({"entropy": after(20, 0.02, 1.0)}, "entropy-collapse", 24, "from 1 to 0.02 at a success of"),
     ({"entropy": after(20, 3.0, 1.0)}, "entropy-explosion", 22, "from 1 to 2.2"),
@@ -116,50 +119,15 @@ SICK = [
     ({"gap_kl": after(20, 0.05, 1e-9)}, "sampler-gap", 21, "divergence 0.05"),
     ({"gap_max": 7.0}, "sampler-gap", 3, "worst log-prob 7 apart"),
     ({"gap_max": after(20, 0.7, 1e-6)}, "stale-engine", 21, "up to 0.7 apart"),
-    (
-        {"weights_behind": 4, "is_ess": after(20, 0.4, 0.95), "gap_kl": 0.05, "gap_max": 3.0},
-        "policy-lag",
-        22,
-        "up to 4 updates old",
-    ),
-    (
-        {"idle__learner": 0.8, "idle__engine": 0.7, "idle__episodes": 0.5, "weights_behind": 1},
-        "slow-episodes",
-        10,
-        "80% of the time",
-    ),
-    (
-        {"unread_calls": 0.6, "unread_calls__kimi": 0.6, "tool_calls": 0.0},
-        "unread-calls",
-        3,
-        "60% of the turns hold a tool call in the format 'kimi'",
-    ),
+    (LAG, "policy-lag", 22, "up to 4 updates old"),
+    (IDLE, "slow-episodes", 10, "80% of the time"),
+    (UNREAD, "unread-calls", 3, IN_KIMI),
     ({"reward_if_success": 0.1, "reward_if_failure": 0.3}, "success-unpaid", 5, "earn 0.1"),
     ({"misplaced_reward": 1.0}, "misplaced-reward", 5, "In 100% of the successful episodes"),
-    (
-        {"success": 1.0, "answers_shown": 1.0, "zero_variance": 1.0},
-        "answer-shown",
-        3,
-        "100% of the episodes succeed with their first action",
-    ),
-    (
-        {"grad_norm": lambda step: {1: 2.0, 2: 40.0}.get(step, 12860.0)},
-        "learning-rate-too-high",
-        3,
-        "norm of the gradient went from 2 to 1.29e+04 (step 3)",
-    ),
-    (
-        {"errors": after(20, 0.2, 0.0), "errors__tool": after(20, 0.2, 0.0)},
-        "errors",
-        21,
-        "13% of the episodes failed, most in the tool",
-    ),
-    (
-        {"eval__greedy__errors": lambda step: 0.25 if step == 20 else math.nan},
-        "failed-evaluation",
-        20,
-        "25% of its episodes failed",
-    ),
+    (SHOWN, "answer-shown", 3, AT_FIRST),
+    (TOO_FAST, "learning-rate-too-high", 3, GREW),
+    (IN_TOOLS, "errors", 21, MOST),
+    (LATER, "failed-evaluation", 20, "25% of its episodes failed"),
     ({"num_skipped_steps": after(20, 2, 0)}, "skipped-steps", 20, "2 steps were skipped"),
     ({"grad_norm": lambda s: 80.0 if s == 20 else 1.0}, "gradient-jump", 20, "to 80, where 1 is"),
     ({"kl": after(15, 0.3, 0.01)}, "steps-too-large", 20, "KL 0.3"),
@@ -246,8 +214,7 @@ def test_what_another_finding_explains_stands_under_it():
 
 
 def test_what_was_so_before_the_first_update_is_not_explained_by_updates():
-    from_the_start = {"success": 0.0, "reward": 0.0, "reward_std": 0.0}
-    run = healthy_run(12, **FLAT | from_the_start | EXPLODES)
+    run = healthy_run(12, **FLAT | UNSOLVED | EXPLODES)
     assert explained(run) == {"learning-rate-too-high": [], "constant-reward": []}
 
 
@@ -298,9 +265,6 @@ def fixes(config, **ways):
     return " ".join(finding.fix for _, finding in diagnose(healthy_run(45, **FLAT | ways), config))
 
 
-HARD = {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9}
-
-
 def test_nothing_is_advised_that_the_settings_have():
     config, skipped = ConfigStore(), {"num_skipped_steps": after(20, 2, 0)}
     assert "set training.warm_start=expert" in fixes(config, **HARD)
@@ -331,7 +295,7 @@ def test_a_consequence_is_not_reported_while_its_cause_is_there():
 
 
 def test_a_lasting_finding_is_said_again_every_fifty_steps():
-    run = healthy_run(120, **FLAT | {"success": 0.0, "reward": 0.0, "reward_std": 0.0})
+    run = healthy_run(120, **FLAT | UNSOLVED)
     assert codes(run) == [(step, "constant-reward") for step in (5, 55, 105)]
 
 

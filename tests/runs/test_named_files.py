@@ -1,7 +1,5 @@
 """Every setting that can name a file is known as one, so that it is found from any folder."""
 
-from __future__ import annotations
-
 from turnwise import ConfigStore
 from turnwise.config import DatasetConfig, EnvironmentItem, RewardItem, setting_types
 from turnwise.runs.places import NAMES, names_in

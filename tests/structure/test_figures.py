@@ -1,4 +1,5 @@
-"""Every measured figure in README.md and docs/ comes from bench/results.jsonl, and is marked so."""
+"""Every measured figure in README.md and docs/ comes from bench/results.jsonl, and is marked so;
+architecture.md names files that exist, and in each of its two walks at most a dozen."""
 
 import datetime
 import importlib
@@ -6,6 +7,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+import turnwise
 from every_case import every_case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,3 +115,24 @@ def test_the_simulation_finds_the_figures_that_it_starts_from(monkeypatch):
     simulate = importlib.import_module("simulate")
     for name in simulate.MODELS:
         assert simulate.recorded_model(name).sampling > 0
+
+
+SOURCE = Path(turnwise.__file__).parent
+ARCHITECTURE = (Path(__file__).resolve().parents[2] / "docs" / "architecture.md").read_text()
+PLACES = {f"/{path.relative_to(SOURCE)}" for path in SOURCE.rglob("*")}
+NAMED = re.findall(r"`((?:[a-z_0-9./]+/)?[a-z_0-9]+(?:\.py|/))`", ARCHITECTURE)
+
+
+@every_case("name", sorted(set(NAMED)))
+def test_what_the_page_names_exists(name):
+    """Names may be relative to the folder that the text is about."""
+    end = f"/{name.removeprefix('../').rstrip('/')}"
+    assert any(place.endswith(end) for place in PLACES)
+
+
+@every_case("heading", ["What happens to a token", "What happens in a step"])
+def test_a_walk_names_at_most_a_dozen_files_in_full(heading):
+    walk = ARCHITECTURE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    files = re.findall(r"`([a-z_0-9/]+\.py)`", walk)
+    assert 8 <= len(set(files)) <= 12
+    assert all((SOURCE / file).is_file() for file in files)

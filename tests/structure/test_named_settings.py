@@ -41,7 +41,7 @@ def texts(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def named() -> dict[str, set[str]]:
+def named():
     """The dotted settings and the limits that texts name, each with its modules."""
     modules: dict[str, set[str]] = {}
     for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.yaml")]:

@@ -4,7 +4,7 @@ import os
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,14 +48,14 @@ in_both_ways = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture(params=["root", "user namespace"])
-def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way_in(request, monkeypatch):
     if request.param == "user namespace":
         monkeypatch.setattr(runner, "_BOOT", WITHOUT_RIGHTS + runner._BOOT)
     return str(request.param)
 
 
 @pytest.fixture
-def nothing_is_left(way_in: str) -> Iterator[None]:
+def nothing_is_left(way_in):
     mounts, num_files, num_threads = _mounts(), _open_files(), threading.active_count()
     yield
     wait_until(lambda: not separate_processes())  # killed ones take a moment

@@ -40,18 +40,18 @@ def order(items: list[str], notes: dict[str, int] | None = None, rush: bool = Fa
         ({"items": [1], "notes": "null"}, {"items": ["1"], "notes": None, "rush": False}),
     ],
 )
-def test_texts_are_read_where_something_else_is_asked_for(given: Any, taken: Any) -> None:
+def test_texts_are_read_where_something_else_is_asked_for(given, taken):
     assert ToolRegistry([order]).execute_tool("order", **given) == (True, taken)
 
 
-def test_a_text_stays_a_text_where_text_is_asked_for() -> None:
+def test_a_text_stays_a_text_where_text_is_asked_for():
     def echo(text: str) -> str:
         return text
 
     assert ToolRegistry([echo]).execute_tool("echo", text="[1, 2]") == (True, "[1, 2]")
 
 
-def test_each_bad_argument_is_told_once_with_what_it_got() -> None:
+def test_each_bad_argument_is_told_once_with_what_it_got():
     success, told = ToolRegistry([order]).execute_tool("order", items="tea", notes=[1], rush="x")
     assert not success
     assert told.startswith("items got 'tea'. Input should be a valid list.")
@@ -59,7 +59,7 @@ def test_each_bad_argument_is_told_once_with_what_it_got() -> None:
     assert "Call it as order(items: array of string, notes: object|null = null" in told
 
 
-def test_arguments_are_checked_against_a_given_schema() -> None:
+def test_arguments_are_checked_against_a_given_schema():
     registry = ToolRegistry([Draw()])
     good = {"points": '[{"x": 1}]', "scale": "2", "mode": "fast"}
     assert registry.execute_tool("draw", **good) == (
@@ -76,7 +76,7 @@ def test_arguments_are_checked_against_a_given_schema() -> None:
         assert not registry.execute_tool("draw", **bad)[0], bad
 
 
-def test_a_given_schema_may_refer_to_definitions_and_take_anything() -> None:
+def test_a_given_schema_may_refer_to_definitions_and_take_anything():
     """As the schemas of MCP servers do."""
 
     class Place(Tool):
@@ -115,7 +115,7 @@ def test_a_given_schema_may_refer_to_definitions_and_take_anything() -> None:
     assert parser.parse(text).calls[0].arguments == {"mode": "5", "note": 5}
 
 
-def test_numbers_keep_their_kind() -> None:
+def test_numbers_keep_their_kind():
     registry = ToolRegistry([Draw()])
     for given, kind in ((3, int), (3.5, float), ("4", int), ("4.5", float)):
         success, taken = registry.execute_tool("draw", points=[], scale=given)
@@ -124,7 +124,7 @@ def test_numbers_keep_their_kind() -> None:
 
 
 @pytest.mark.parametrize("more", [True, {}, {"type": "string"}])
-def test_a_schema_may_take_more_than_it_names(more: Any) -> None:
+def test_a_schema_may_take_more_than_it_names(more):
     class Open(Tool):
         parameters = {"type": "object", "properties": {}, "additionalProperties": more}  # noqa: RUF012
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -39,7 +38,7 @@ from turnwise.tools.types import ToolCall
         ("2 ** -2", 0.25),
     ],
 )
-def test_arithmetic(expression: str, value: Any) -> None:
+def test_arithmetic(expression, value):
     found = calculate(expression)
     assert found == value
     assert type(found) is type(value)
@@ -64,7 +63,7 @@ def test_arithmetic(expression: str, value: Any) -> None:
         ("9" * 2000, "more than 1000 characters"),
     ],
 )
-def test_mistakes_are_told_clearly(expression: str, told: str) -> None:
+def test_mistakes_are_told_clearly(expression, told):
     with pytest.raises(ToolError, match=told) as caught:
         calculate(expression)
     assert len(str(caught.value)) < 400
@@ -92,7 +91,7 @@ def test_mistakes_are_told_clearly(expression: str, told: str) -> None:
         "\ud800",
     ],
 )
-def test_nothing_but_arithmetic_is_computed(expression: str) -> None:
+def test_nothing_but_arithmetic_is_computed(expression):
     with pytest.raises(ToolError):
         calculate(expression)
 
@@ -113,14 +112,14 @@ def test_nothing_but_arithmetic_is_computed(expression: str) -> None:
         "not " * 200 + "1",
     ],
 )
-def test_what_would_take_long_is_refused_at_once(expression: str) -> None:
+def test_what_would_take_long_is_refused_at_once(expression):
     start = time.process_time()
     with pytest.raises(ToolError):
         calculate(expression)
     assert time.process_time() - start < 1.0  # each would take minutes, or all memory
 
 
-def test_it_is_a_tool() -> None:
+def test_it_is_a_tool():
     registry = ToolRegistry([CalculatorTool()])
     assert registry.execute_tool("calculator", expression="6 * 7") == (True, 42)
     failed = registry.execute(ToolCall("calculator", {"expression": "6 *"}))
@@ -132,6 +131,6 @@ def test_it_is_a_tool() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="0123456789.+-*/()%^ esqrtpilog,'[]{}_=<>!~", max_size=80))
-def test_any_text_gives_a_number_or_a_tool_error(expression: str) -> None:
+def test_any_text_gives_a_number_or_a_tool_error(expression):
     with contextlib.suppress(ToolError):
         assert isinstance(calculate(expression), int | float)

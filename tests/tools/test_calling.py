@@ -26,7 +26,7 @@ def both_ways(function: Any, **arguments: Any) -> list[ToolResult]:
     return [registry.execute(call), asyncio.run(registry.execute_async(call))]
 
 
-def test_a_result_says_what_came_of_the_call() -> None:
+def test_a_result_says_what_came_of_the_call():
     for result in both_ways(add, a="2"):
         assert (result.name, result.success, result.text, result.value) == ("add", True, "3", 3)
         assert result.failure is None
@@ -34,7 +34,7 @@ def test_a_result_says_what_came_of_the_call() -> None:
         assert (result.reward, result.done) == (0.0, False)
 
 
-def test_unknown_tools_and_bad_arguments_are_told_apart() -> None:
+def test_unknown_tools_and_bad_arguments_are_told_apart():
     registry = ToolRegistry([add])
     unknown = registry.execute(ToolCall("ad", {"a": 1}))
     assert unknown.failure is ToolFailure.UNKNOWN_TOOL
@@ -48,7 +48,7 @@ def test_unknown_tools_and_bad_arguments_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("arguments", [None, [1, 2], "a=1", 3])
-def test_arguments_that_are_no_object_are_bad_arguments(arguments: Any) -> None:
+def test_arguments_that_are_no_object_are_bad_arguments(arguments):
     result = ToolRegistry([add]).execute(ToolCall("add", arguments))
     assert result.failure is ToolFailure.BAD_ARGUMENTS
     assert "must be an object" in result.text
@@ -70,9 +70,7 @@ def test_arguments_that_are_no_object_are_bad_arguments(arguments: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("inline", [True, False])
-def test_what_a_tool_raises_is_a_result(
-    error: BaseException, failure: ToolFailure, inline: bool
-) -> None:
+def test_what_a_tool_raises_is_a_result(error, failure, inline):
     @tool(inline=inline)
     def fail() -> None:
         raise error
@@ -92,7 +90,7 @@ def test_what_a_tool_raises_is_a_result(
             assert "\n" not in result.text
 
 
-def test_a_tool_that_hangs_is_cut() -> None:
+def test_a_tool_that_hangs_is_cut():
     release = threading.Event()
 
     @tool(timeout=0.05)
@@ -110,7 +108,7 @@ def test_a_tool_that_hangs_is_cut() -> None:
     release.set()
 
 
-def test_one_that_hangs_holds_nobody_up() -> None:
+def test_one_that_hangs_holds_nobody_up():
     release = threading.Event()
 
     @tool(timeout=60)
@@ -127,7 +125,7 @@ def test_one_that_hangs_holds_nobody_up() -> None:
     assert asyncio.run(main()) == ["1", "2", "3", "Done."]
 
 
-def test_cancelling_an_episode_is_no_failure_of_the_tool() -> None:
+def test_cancelling_an_episode_is_no_failure_of_the_tool():
     @tool
     async def wait() -> None:
         await asyncio.Event().wait()
@@ -143,7 +141,7 @@ def test_cancelling_an_episode_is_no_failure_of_the_tool() -> None:
         asyncio.run(main())
 
 
-def test_an_inline_tool_runs_where_it_is_called_and_others_do_not() -> None:
+def test_an_inline_tool_runs_where_it_is_called_and_others_do_not():
     @tool(inline=True)
     def here() -> bool:
         return threading.current_thread() is threading.main_thread()
@@ -157,7 +155,7 @@ def test_an_inline_tool_runs_where_it_is_called_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("how", ["timeout=None", "timeout=120.0"])
-def test_the_users_interrupt_gets_through(how: str) -> None:
+def test_the_users_interrupt_gets_through(how):
     script = (
         "import os, time\n"
         "from turnwise.tools import ToolRegistry, tool\n"

@@ -4,7 +4,6 @@ import asyncio
 import copy
 import pickle
 import threading
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ class AsyncClosable(Closable):
         super().close()
 
 
-def test_the_model_does_not_see_the_context() -> None:
+def test_the_model_does_not_see_the_context():
     (definition,) = ToolRegistry([note]).definitions
     assert definition.signature == "note(text: string)"
     success, told = ToolRegistry([note]).execute_tool("note", text="a", context="mine")
@@ -51,7 +50,7 @@ def test_the_model_does_not_see_the_context() -> None:
     assert "no argument 'context'" in told
 
 
-def test_without_a_context_the_registrys_own_is_kept_until_it_is_closed() -> None:
+def test_without_a_context_the_registrys_own_is_kept_until_it_is_closed():
     registry = ToolRegistry([note])
     assert registry.execute_tool("note", text="a") == (True, "a")
     assert registry.execute_tool("note", text="b") == (True, "a b")
@@ -60,7 +59,7 @@ def test_without_a_context_the_registrys_own_is_kept_until_it_is_closed() -> Non
     assert registry.execute_tool("note", text="c") == (True, "c")
 
 
-def test_a_tool_reaches_the_environment() -> None:
+def test_a_tool_reaches_the_environment():
     def describe(context: ToolContext) -> str:
         assert context.environment is not None
         return context.environment.get_state_description()
@@ -71,7 +70,7 @@ def test_a_tool_reaches_the_environment() -> None:
     assert result.text == environment.get_state_description()
 
 
-def test_closing_closes_the_store_newest_first_and_once() -> None:
+def test_closing_closes_the_store_newest_first_and_once():
     log: list[str] = []
     context = ToolContext()
     context.store |= {
@@ -87,7 +86,7 @@ def test_closing_closes_the_store_newest_first_and_once() -> None:
     assert context.store == {}
 
 
-def test_what_hangs_while_closing_is_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_hangs_while_closing_is_left(caplog):
     log: list[str] = []
     clock, release = Clock(), threading.Event()
 
@@ -105,7 +104,7 @@ def test_what_hangs_while_closing_is_left(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_starts_empty(duplicate: Any) -> None:
+def test_a_copy_starts_empty(duplicate):
     registry = ToolRegistry([note, lock])
     registry.execute_tool("note", text="a")
     registry.execute_tool("lock")

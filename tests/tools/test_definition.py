@@ -43,7 +43,7 @@ def paint(
     return f"{colour} {at} {size} {tags}"
 
 
-def test_schema_comes_from_type_hints_and_docstring() -> None:
+def test_schema_comes_from_type_hints_and_docstring():
     definition = FunctionTool(paint).definition
     properties = definition.parameters["properties"]
     assert definition.name == "paint"
@@ -60,7 +60,7 @@ def test_schema_comes_from_type_hints_and_docstring() -> None:
     )
 
 
-def test_arguments_need_no_indentation() -> None:
+def test_arguments_need_no_indentation():
     def add(a: int, b: int) -> int:
         """Add.
 
@@ -77,7 +77,7 @@ def test_arguments_need_no_indentation() -> None:
     assert [argument["description"] for argument in arguments] == ["first", "second"]
 
 
-def test_a_tool_may_be_described_in_words_of_its_own() -> None:
+def test_a_tool_may_be_described_in_words_of_its_own():
     @tool(name="other", description="Said otherwise.")
     def function() -> None:
         """Not this."""
@@ -119,7 +119,7 @@ def test_a_tool_may_be_described_in_words_of_its_own() -> None:
         *("name", "timeout", "function"),  # our own
     ],
 )
-def test_arguments_may_have_names_that_are_used_elsewhere(name: str) -> None:
+def test_arguments_may_have_names_that_are_used_elsewhere(name):
     scope: dict[str, Any] = {}
     exec(f"def double({name}: int): return 2 * {name}", scope)
     registry = ToolRegistry([scope["double"]])
@@ -128,7 +128,7 @@ def test_arguments_may_have_names_that_are_used_elsewhere(name: str) -> None:
     assert not registry.execute_tool("double", self="x")[0]
 
 
-def test_mistakes_in_a_tool_say_the_cure() -> None:
+def test_mistakes_in_a_tool_say_the_cure():
     def unknown_type(a: "Nowhere") -> None: ...  # noqa: F821
 
     class Strange: ...
@@ -156,7 +156,7 @@ def test_mistakes_in_a_tool_say_the_cure() -> None:
         _ = FunctionTool(Tool.check).definition
 
 
-def test_import_is_light() -> None:
+def test_import_is_light():
     code = (
         "import sys, turnwise.tools\n"
         "from turnwise.tools import tool\n"

@@ -58,7 +58,7 @@ def step(registry: ToolRegistry, action: Any, context: ToolContext) -> ToolResul
 
 
 @pytest.mark.parametrize("make", [Counter, AsyncCounter])
-def test_a_step_gives_the_observation_and_the_episode_sees_reward_and_end(make: Any) -> None:
+def test_a_step_gives_the_observation_and_the_episode_sees_reward_and_end(make):
     registry = ToolRegistry([EnvironmentStepTool()])
     environment = make()
     context = registry.open_context(environment)
@@ -74,8 +74,13 @@ def test_a_step_gives_the_observation_and_the_episode_sees_reward_and_end(make: 
     assert environment.step_count == 2
 
 
+<<<<<<< HEAD
 def test_it_works_on_the_loop_and_with_an_environment_of_its_own() -> None:
     registry = ToolRegistry([EnvironmentStepTool(Counter())])
+=======
+def test_it_works_on_the_loop_and_with_an_environment_of_its_own():
+    registry = ToolRegistry([EnvironmentStepTool(Counter(), name="count", description="Count.")])
+>>>>>>> lean-F
 
     async def main() -> tuple[bool, Any]:
         return await registry.execute_tool_async("environment_step", action="2")
@@ -83,21 +88,21 @@ def test_it_works_on_the_loop_and_with_an_environment_of_its_own() -> None:
     assert asyncio.run(main()) == (True, "Now 2.")
 
 
-def test_an_environment_that_breaks_is_not_the_models_mistake() -> None:
+def test_an_environment_that_breaks_is_not_the_models_mistake():
     registry = ToolRegistry([EnvironmentStepTool()])
     result = step(registry, "many", registry.open_context(Counter()))
     assert result.failure is ToolFailure.ENVIRONMENT
     assert result.text.startswith("Counter.step() failed: ValueError")
 
 
-def test_without_an_environment_it_says_where_one_comes_from() -> None:
+def test_without_an_environment_it_says_where_one_comes_from():
     registry = ToolRegistry([EnvironmentStepTool()])
     result = step(registry, "1", registry.open_context())
     assert result.failure is ToolFailure.ENVIRONMENT
     assert "registry.open_context(environment)" in result.text
 
 
-def test_an_environments_own_methods_are_tools_of_its_episode() -> None:
+def test_an_environments_own_methods_are_tools_of_its_episode():
     shared = ToolRegistry([EnvironmentStepTool()])
     first, second = shared.bind(Counter()), shared.bind(Counter())
     assert first.names == ["environment_step", "look", "jump"]

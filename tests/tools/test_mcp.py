@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def stdio(*options: str, **settings: Any) -> MCPTools:
 
 
 @pytest.fixture(scope="module")
-def http_url() -> Iterator[str]:
+def http_url():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, SERVER, "http", str(port)]
@@ -42,7 +42,7 @@ def http_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["stdio", "http"])
-def source(request: pytest.FixtureRequest) -> Iterator[MCPTools]:
+def source(request):
     if request.param == "stdio":
         made = stdio(max_output=1000)
     else:
@@ -55,7 +55,7 @@ def call(source: MCPTools, name: str, **arguments: Any) -> ToolResult:
     return ToolRegistry(source.tools).execute(ToolCall(name, arguments))
 
 
-def test_the_servers_tools_come_with_their_schemas(source: MCPTools) -> None:
+def test_the_servers_tools_come_with_their_schemas(source):
     definitions = {d.name: d for d in ToolRegistry(source.tools).definitions}
     assert definitions["add"].signature == "add(a: integer, b: integer = 1)"
     assert definitions["add"].description == "Add two numbers."
@@ -64,7 +64,7 @@ def test_the_servers_tools_come_with_their_schemas(source: MCPTools) -> None:
     assert source.status == "open"
 
 
-def test_calls_are_checked_coerced_and_answered(source: MCPTools) -> None:
+def test_calls_are_checked_coerced_and_answered(source):
     assert call(source, "add", a="2", b=3).text == "5"
     assert "Did you mean 'a'?" in call(source, "add", aa=1).text
     drawn = call(source, "draw", points=[{"x": 4}, {"x": 2, "y": 1}])
@@ -75,24 +75,24 @@ def test_calls_are_checked_coerced_and_answered(source: MCPTools) -> None:
     assert call(source, "odd_name_").text == "odd"
 
 
-def test_what_is_no_text_is_named(source: MCPTools) -> None:
+def test_what_is_no_text_is_named(source):
     assert call(source, "show").text == "A picture:\n[image image/png, not shown]"
 
 
-def test_a_servers_refusal_is_told(source: MCPTools) -> None:
+def test_a_servers_refusal_is_told(source):
     result = call(source, "refuse")
     assert result.failure is ToolFailure.REFUSED
     assert "Ask for something else." in result.text
     assert source.status == "open"
 
 
-def test_a_long_answer_is_cut(source: MCPTools) -> None:
+def test_a_long_answer_is_cut(source):
     result = call(source, "long")
     assert result.was_cut
     assert len(result.text) < 1100
 
 
-def test_a_call_that_hangs_is_cut_and_the_server_lives_on(source: MCPTools) -> None:
+def test_a_call_that_hangs_is_cut_and_the_server_lives_on(source):
     tools = source.tools
     for tool in tools:
         tool.timeout = 0.2
@@ -103,7 +103,7 @@ def test_a_call_that_hangs_is_cut_and_the_server_lives_on(source: MCPTools) -> N
     assert call(source, "add", a=1).text == "2"
 
 
-def test_calls_run_at_the_same_time_and_from_any_loop(source: MCPTools) -> None:
+def test_calls_run_at_the_same_time_and_from_any_loop(source):
     registry = ToolRegistry(source.tools)
 
     async def main() -> list[str]:
@@ -114,9 +114,7 @@ def test_calls_run_at_the_same_time_and_from_any_loop(source: MCPTools) -> None:
     assert asyncio.run(main()) == [str(n + 1) for n in range(20)]
 
 
-def test_async_with_works_and_a_server_sees_little_of_our_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_async_with_works_and_a_server_sees_little_of_our_environment(monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_TEST", "secret")
 
     async def main() -> str:
@@ -128,7 +126,7 @@ def test_async_with_works_and_a_server_sees_little_of_our_environment(
     assert not children()
 
 
-def test_a_server_that_dies_is_a_failed_call_with_a_reason() -> None:
+def test_a_server_that_dies_is_a_failed_call_with_a_reason():
     with stdio() as source:
         registry = ToolRegistry(source.tools)
         result = registry.execute(ToolCall("die"))
@@ -142,7 +140,7 @@ def test_a_server_that_dies_is_a_failed_call_with_a_reason() -> None:
         assert registry.execute(ToolCall("add", {"a": 1})).text == "2"
 
 
-def test_nothing_is_left_when_it_is_closed() -> None:
+def test_nothing_is_left_when_it_is_closed():
     threads = set(threading.enumerate())
     descriptors = len(os.listdir("/proc/self/fd"))
     source = stdio()
@@ -166,7 +164,7 @@ def spawn(source: MCPTools) -> list[int]:
 
 
 @pytest.mark.parametrize("end", ["polite", "stubborn", "dead"])
-def test_a_servers_own_children_end_with_it(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_servers_own_children_end_with_it(end, monkeypatch):
     wait_less(monkeypatch.setattr)
     bystander = subprocess.Popen(["sleep", "1000"])
     with stdio(*(["stubborn"] if end == "stubborn" else [])) as source:
@@ -183,7 +181,7 @@ def test_a_servers_own_children_end_with_it(end: str, monkeypatch: pytest.Monkey
         kill_all(pids)
 
 
-def test_a_program_that_exits_without_closing_leaves_no_server() -> None:
+def test_a_program_that_exits_without_closing_leaves_no_server():
     code = (
         "from tools.test_mcp import *\n"
         "wait_less(setattr)\n"
@@ -214,7 +212,7 @@ def test_a_program_that_exits_without_closing_leaves_no_server() -> None:
         ([sys.executable, "-c", "raise SystemExit('out of order')"], "It wrote: out of order"),
     ],
 )
-def test_a_server_that_does_not_start_says_why(command: list[str], told: str) -> None:
+def test_a_server_that_does_not_start_says_why(command, told):
     source = MCPTools.stdio(command[0], command[1:])
     with pytest.raises(ToolError, match=told):
         source.open()
@@ -222,14 +220,15 @@ def test_a_server_that_does_not_start_says_why(command: list[str], told: str) ->
     assert not children()
 
 
-def test_an_address_where_nobody_listens_says_so() -> None:
+def test_an_address_where_nobody_listens_says_so():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(ToolError, match="could not be reached"):
         MCPTools.http(f"http://127.0.0.1:{port}/mcp").open()
 
 
-def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_says_nothing_is_given_up(monkeypatch):
+    wait_less(monkeypatch.setattr)
     monkeypatch.setattr(mcp_source, "_START_SECONDS", 0.3)
     silent = MCPTools.stdio(sys.executable, ["-c", "import time; time.sleep(1000)"])
     with pytest.raises(ToolError, match=r"did not answer within 0\.3 s"):
@@ -237,12 +236,12 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert not children()
 
 
-def test_copies_share_the_connection(source: MCPTools) -> None:
+def test_copies_share_the_connection(source):
     registry = copy.deepcopy(ToolRegistry(source.tools))
     assert registry.execute_tool("add", a=1) == (True, "2")
 
 
-def test_without_the_package_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'turnwise\[mcp\]'"):
         MCPTools.stdio("anything")

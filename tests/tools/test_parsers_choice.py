@@ -34,18 +34,18 @@ argument name and its value}.' }}"""
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_auto_goes_by_the_template(name: str) -> None:
+def test_auto_goes_by_the_template(name):
     assert type(parser_for(TEMPLATES[name])) is PARSERS[name]
     assert type(get_parser("auto", template=TEMPLATES[name])) is PARSERS[name]
 
 
-def test_auto_for_templates_without_marks() -> None:
+def test_auto_for_templates_without_marks():
     assert type(parser_for(LLAMA_3_2)) is PARSERS["llama"]
     assert type(parser_for(None)) is PARSERS["json"]
     assert type(get_parser()) is PARSERS["json"]
 
 
-def test_auto_reports_a_template_whose_calls_it_does_not_know(caplog) -> None:
+def test_auto_reports_a_template_whose_calls_it_does_not_know(caplog):
     unknown = "{% for tool in tools %}{{ tool }}{% endfor %}<<call>>{{ tool_calls[0].name }}"
     with caplog.at_level(logging.WARNING, "turnwise"):
         parser_for(TEMPLATES["json"])  # takes no tools: they are described in words, with JSON
@@ -59,7 +59,7 @@ def test_auto_reports_a_template_whose_calls_it_does_not_know(caplog) -> None:
     assert "harmony" in line
 
 
-def test_definitions_reach_the_parser_that_auto_picks() -> None:
+def test_definitions_reach_the_parser_that_auto_picks():
     def note(text: str) -> None: ...
 
     parser = get_parser(template=TEMPLATES["glm"], definitions=ToolRegistry([note]).definitions)
@@ -71,13 +71,13 @@ def test_definitions_reach_the_parser_that_auto_picks() -> None:
     ("name", "hint"),
     [("hermess", "'hermes'"), ("Json", "'json'"), ("autos", "'auto'"), ("xml", "Known: auto, ")],
 )
-def test_an_unknown_name_says_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_name_says_the_nearest(name, hint):
     with pytest.raises(ConfigError, match=f"no parser '{name}'.*{hint}"):
         get_parser(name)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_without_its_special_tokens_a_call_is_lost(name: str) -> None:
+def test_without_its_special_tokens_a_call_is_lost(name):
     parser = get_parser(name)
     text = parser.render(ToolCall("f", {"x": 1}))
     for token in parser.special_tokens:

@@ -141,7 +141,7 @@ SEVERAL = {
 
 
 @every_case("name, text", [(name, text) for name, texts in REAL.items() for text in texts])
-def test_real_output(name: str, text: str) -> None:
+def test_real_output(name, text):
     for around in (text, f"I need tea, two cups.\n\n{text}\n", f"\n\n{text}"):
         result = get_parser(name).parse(around)
         assert result.calls == [BUY]
@@ -151,7 +151,7 @@ def test_real_output(name: str, text: str) -> None:
 
 
 @every_case("name", SEVERAL)
-def test_several_calls_in_one_turn(name: str) -> None:
+def test_several_calls_in_one_turn(name):
     result = get_parser(name).parse(f"Both.\n{SEVERAL[name]}")
     assert result.calls == [LOOK, BUY]
     assert result.malformed is None
@@ -162,7 +162,7 @@ WITH_TAGS = [name for name in REAL if name not in ("mistral", "harmony")]
 
 
 @every_case("name", WITH_TAGS)
-def test_thoughts_are_no_calls(name: str) -> None:
+def test_thoughts_are_no_calls(name):
     text = REAL[name][0]
     thought = f"I could write {text[:30]} or\n{text}\nbut"
     result = get_parser(name).parse(f"{thought}</think>\n{text}")
@@ -174,14 +174,14 @@ def test_thoughts_are_no_calls(name: str) -> None:
     assert get_parser(name).parse(several).calls == [BUY, BUY]
 
 
-def test_thoughts_of_mistral() -> None:
+def test_thoughts_of_mistral():
     text = REAL["mistral"][0]
     result = get_parser("mistral").parse(f"[THINK]{text}[/THINK]{text}")
     assert result.calls == [BUY]
     assert get_parser("mistral").parse(f"[THINK]{text}").is_empty
 
 
-def test_channels_of_harmony() -> None:
+def test_channels_of_harmony():
     """A recipient stands in a header; what stands in a message is what it says."""
     parser, text = get_parser("harmony"), REAL["harmony"][0]
     analysis = "<|channel|>analysis<|message|>I send it to=functions.buy: {}"
@@ -216,7 +216,7 @@ def test_channels_of_harmony() -> None:
         ("mistral", "[TOOL_RESULTS] 5[/TOOL_RESULTS]"),
     ],
 )
-def test_no_call(name: str, text: str) -> None:
+def test_no_call(name, text):
     result = get_parser(name).parse(text)
     assert result.outcome is ParseOutcome.NO_CALL
     assert result.text == text.strip()
@@ -248,7 +248,7 @@ def test_no_call(name: str, text: str) -> None:
         ("glm", "<tool_call>buy<arg_key>item</tool_call>", "no </arg_key> before '</tool_call>'"),
     ],
 )
-def test_malformed_says_why_and_how_to_write_it(name: str, text: str, reason: str) -> None:
+def test_malformed_says_why_and_how_to_write_it(name, text, reason):
     parser = get_parser(name)
     result = parser.parse(text)
     assert result.outcome is ParseOutcome.MALFORMED
@@ -267,11 +267,11 @@ def test_malformed_says_why_and_how_to_write_it(name: str, text: str, reason: st
         ("deepseek", '<｜tool▁call▁begin｜>write<｜tool▁sep｜>{"text": "two\nlines\t."}'),
     ],
 )
-def test_plain_line_breaks_in_strings_are_read(name: str, text: str) -> None:
+def test_plain_line_breaks_in_strings_are_read(name, text):
     assert get_parser(name).parse(text).calls == [ToolCall("write", {"text": "two\nlines\t."})]
 
 
-def test_a_made_up_observation_ends_the_turn() -> None:
+def test_a_made_up_observation_ends_the_turn():
     first = 'Action: look_up\nAction Input: {"item": "tea"}'
     second = 'Observation: 3 in stock.\nAction: buy\nAction Input: {"item": "tea"}'
     result = get_parser("react").parse(f"{first}\n{second}")
@@ -280,14 +280,14 @@ def test_a_made_up_observation_ends_the_turn() -> None:
     assert result.text == second
 
 
-def test_content_beside_tool_calls_is_what_was_said() -> None:
+def test_content_beside_tool_calls_is_what_was_said():
     text = '{"content": "Fine.", "tool_calls": [{"function": {"name": "stop", "arguments": ""}}]}'
     result = get_parser("openai").parse(text)
     assert result.calls == [ToolCall("stop")]
     assert result.text == "Fine."
 
 
-def test_several_calls_in_one_pair_of_tags() -> None:
+def test_several_calls_in_one_pair_of_tags():
     calls = '{"name": "look_up", "arguments": {"item": "tea"}}\n{"name": "look_up", "arg'
     parser = get_parser("hermes")
     whole = parser.parse(f'<tool_call>\n{calls}uments": {{"item": "tea"}}}}\n</tool_call>Both.')
@@ -297,7 +297,7 @@ def test_several_calls_in_one_pair_of_tags() -> None:
     assert "ends before it is complete" in str(cut.malformed)
 
 
-def test_good_calls_before_a_broken_one_are_kept_and_none_after_it() -> None:
+def test_good_calls_before_a_broken_one_are_kept_and_none_after_it():
     good = REAL["json"][0]
     result = get_parser("json").parse(f'{good}\n{{"tool": "plan", oops}}\n{good}')
     assert result.calls == [BUY]
@@ -307,7 +307,7 @@ def test_good_calls_before_a_broken_one_are_kept_and_none_after_it() -> None:
     assert result.text.endswith(good)
 
 
-def test_pieces_of_a_broken_call_are_not_calls() -> None:
+def test_pieces_of_a_broken_call_are_not_calls():
     inner = '{"tool": "delete", "arguments": {}}'
     for text in (
         f'{{"tool": "plan", oops, "arguments": {inner}}}',

@@ -56,9 +56,7 @@ HARD = [
 @every_parser
 @settings(deadline=None, max_examples=25)
 @given(call=calls, before=prose, after=prose)
-def test_what_is_rendered_is_read_back_exactly(
-    name: str, call: ToolCall, before: str, after: str
-) -> None:
+def test_what_is_rendered_is_read_back_exactly(name, call, before, after):
     parser = get_parser(name)
     result = parser.parse(f"{before}\n{parser.render(call)}\n{after}")
     assert result.calls == [call]
@@ -70,14 +68,14 @@ def test_what_is_rendered_is_read_back_exactly(
 @every_parser
 @settings(deadline=None, max_examples=10)
 @given(several=st.lists(calls, max_size=4), between=prose)
-def test_several_calls_keep_their_order(name: str, several: list[ToolCall], between: str) -> None:
+def test_several_calls_keep_their_order(name, several, between):
     parser = get_parser(name)
     text = "\n".join(f"{between}\n{parser.render(call)}" for call in several)
     assert parser.parse(text).calls == several
 
 
 @every_parser
-def test_a_cut_never_makes_another_call(name: str) -> None:
+def test_a_cut_never_makes_another_call(name):
     parser = get_parser(name)
     text = "Well.\n" + "\n".join(map(parser.render, HARD))
     assert parser.parse(text).calls == HARD
@@ -90,7 +88,7 @@ def test_a_cut_never_makes_another_call(name: str) -> None:
 
 
 @every_parser
-def test_fuzz_texts(name: str) -> None:
+def test_fuzz_texts(name):
     """`bench/parsers.py` does it with a million."""
     rng = random.Random(name)
     parser = get_parser(name)
@@ -123,7 +121,7 @@ def check_result(parser: ActionParser, text: str) -> None:
 
 
 @every_parser
-def test_what_json_cannot_hold_is_not_rendered(name: str) -> None:
+def test_what_json_cannot_hold_is_not_rendered(name):
     for value in (object(), float("nan"), float("inf"), {1, 2}, 10**5000, b"tea", {(1, 2): 3}):
         with pytest.raises(ToolError, match="cannot be written as JSON"):
             get_parser(name).render(ToolCall("buy", {"item": value}))

@@ -24,14 +24,14 @@ PIECES = [
 
 
 @every_parser
-def test_repetition_is_answered(name: str) -> None:
+def test_repetition_is_answered(name):
     for piece in PIECES:
         result = get_parser(name).parse(piece * (LENGTH // len(piece)))
         assert result.calls == [], piece
 
 
 @every_parser
-def test_the_number_of_calls_in_a_turn_is_bounded(name: str) -> None:
+def test_the_number_of_calls_in_a_turn_is_bounded(name):
     parser = get_parser(name)
     text = parser.render(ToolCall("f", {"x": 1}))
     result = parser.parse("\n".join([text] * 100))
@@ -43,7 +43,7 @@ def test_the_number_of_calls_in_a_turn_is_bounded(name: str) -> None:
 
 
 @every_parser
-def test_a_long_turn_is_read(name: str) -> None:
+def test_a_long_turn_is_read(name):
     parser = get_parser(name)
     call = ToolCall("write", {"text": "word " * 20_000})
     assert parser.parse("thinking " * 50_000 + "\n" + parser.render(call)).calls == [call]

@@ -64,7 +64,7 @@ def write(name: str, argument: str, value: str) -> str:
         ("unknown", "{}", {}, {}),
     ],
 )
-def test_values(name: str, argument: str, text: str, without: Any, with_definitions: Any) -> None:
+def test_values(name, argument, text, without, with_definitions):
     for definitions, expected in (((), without), (DEFINITIONS, with_definitions)):
         parser = get_parser(name, definitions=definitions)
         (call,) = parser.parse(write(name, argument, text)).calls
@@ -92,7 +92,7 @@ fitting = {
 @tagged
 @settings(deadline=None, max_examples=150)
 @given(arguments=st.fixed_dictionaries({}, optional=fitting))
-def test_round_trip_with_definitions(name: str, arguments: dict[str, Any]) -> None:
+def test_round_trip_with_definitions(name, arguments):
     parser = get_parser(name, definitions=DEFINITIONS)
     call = ToolCall("note", arguments)
     (found,) = parser.parse(parser.render(call)).calls
@@ -101,7 +101,7 @@ def test_round_trip_with_definitions(name: str, arguments: dict[str, Any]) -> No
 
 
 @tagged
-def test_a_value_that_the_definition_turns_into_a_text_is_refused(name: str) -> None:
+def test_a_value_that_the_definition_turns_into_a_text_is_refused(name):
     parser = get_parser(name, definitions=DEFINITIONS)
     with pytest.raises(ToolError, match="'text' of 'note' is defined as string, so null cannot"):
         parser.render(ToolCall("note", {"text": None}))

@@ -43,7 +43,7 @@ def execute(code: str, **limits: Any) -> ToolResult:
         ("import sys\nprint([m for m in sys.modules if 'jail' in m])", "[]\n"),
     ],
 )
-def test_what_a_program_prints_is_the_answer(code: str, printed: str | None) -> None:
+def test_what_a_program_prints_is_the_answer(code, printed):
     result = execute(code)
     assert result.text == execute(code).text, "the same program prints the same"
     if printed is not None:
@@ -51,7 +51,7 @@ def test_what_a_program_prints_is_the_answer(code: str, printed: str | None) -> 
 
 
 @needs_isolation
-def test_the_standard_library_works() -> None:
+def test_the_standard_library_works():
     code = """
 import asyncio, concurrent.futures, csv, ctypes, dataclasses, decimal, hashlib, json, lzma, math
 import random, re, sqlite3, ssl, statistics, tempfile, threading, uuid, zlib, zoneinfo
@@ -82,7 +82,7 @@ print(sorted(name for name in os.listdir() if "." in name), data.x)
 
 
 @needs_isolation
-def test_a_program_that_fails_is_told_with_its_traceback() -> None:
+def test_a_program_that_fails_is_told_with_its_traceback():
     result = execute("print('before')\ndef f():\n    return 1 / 0\nf()")
     assert result.failure is ToolFailure.REFUSED
     lines = result.text.splitlines()
@@ -110,21 +110,21 @@ def test_a_program_that_fails_is_told_with_its_traceback() -> None:
         ("x\x00y", "null bytes"),
     ],
 )
-def test_other_ends_are_told_too(code: str, told: str) -> None:
+def test_other_ends_are_told_too(code, told):
     result = execute(code)
     assert not result.success
     assert told in result.text
 
 
 @needs_isolation
-def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed() -> None:
+def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed():
     result = execute("print('started', flush=True)\nwhile True: pass", seconds=3.0)
     assert result.failure is ToolFailure.REFUSED
     assert result.text == "started\nThe program was stopped after 3 seconds."
 
 
 @needs_isolation
-def test_a_long_output_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_output_keeps_its_beginning_and_its_end():
     code = "for n in range(100_000): print(n)\n1 / 0"
     text = execute(code, output_characters=2000).text
     assert len(text) < 2200
@@ -134,7 +134,7 @@ def test_a_long_output_keeps_its_beginning_and_its_end() -> None:
 
 
 @needs_isolation
-def test_packages_can_be_shown() -> None:
+def test_packages_can_be_shown():
     tool = PythonCodeTool(CodeLimits(seconds=60.0, memory_mb=2048), packages=True)
     registry = ToolRegistry([tool])
     code = "import numpy\nprint(numpy.arange(4) @ numpy.ones(4))"
@@ -142,7 +142,7 @@ def test_packages_can_be_shown() -> None:
 
 
 @needs_isolation
-def test_a_folder_of_ones_own_can_be_shown_and_only_read(tmp_path: Path) -> None:
+def test_a_folder_of_ones_own_can_be_shown_and_only_read(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "helper.py").write_text("def twice(x):\n    return 2 * x\n")
     tool = PythonCodeTool(packages=[str(tmp_path)])
@@ -157,7 +157,7 @@ def test_a_folder_of_ones_own_can_be_shown_and_only_read(tmp_path: Path) -> None
 
 
 @needs_isolation
-def test_cancelling_the_episode_ends_the_program() -> None:
+def test_cancelling_the_episode_ends_the_program():
     async def main() -> None:
         tool = PythonCodeTool(CodeLimits(seconds=3600.0))
         call = ToolCall("python", {"code": "while True: pass"})
@@ -174,7 +174,7 @@ def test_cancelling_the_episode_ends_the_program() -> None:
 
 
 @needs_isolation
-def test_many_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_at_once_take_turns(monkeypatch):
     running = most = 0
     lock = threading.Lock()
     meeting = threading.Barrier(2, timeout=60)
@@ -202,13 +202,13 @@ def test_many_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert most == 2
 
 
-def test_where_it_cannot_be_isolated_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_isolated_it_refuses(monkeypatch):
     monkeypatch.setattr(tool_module, "why_not_isolated", lambda: "the kernel is too old.")
     with pytest.raises(ToolError, match=r"cannot be run safely.*too old.*allow_unsafe=True"):
         PythonCodeTool()
 
 
-def test_the_risk_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_risk_can_be_taken(monkeypatch):
     monkeypatch.setattr(tool_module, "why_not_isolated", lambda: "the kernel is too old.")
     tool = PythonCodeTool(CodeLimits(seconds=60.0, memory_mb=256), allow_unsafe=True)
     assert not tool.isolated
@@ -219,7 +219,7 @@ def test_the_risk_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(Path(tempfile.gettempdir()).glob(f"turnwise-code-{os.getpid()}-*"))
 
 
-def test_without_isolation_time_still_ends_it() -> None:
+def test_without_isolation_time_still_ends_it():
     code = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\ntime.sleep(60)"
     run = run_code(code, CodeLimits(seconds=0.5), isolated=False)
     assert run.exceeded == "time"
@@ -239,9 +239,7 @@ def test_without_isolation_time_still_ends_it() -> None:
         ("system.install_filter", "the kernel refused (system calls: no such thing)"),
     ],
 )
-def test_a_layer_that_fails_is_named(
-    broken: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_fails_is_named(broken, told, monkeypatch):
     if REASON is not None and REASON.startswith("the kernel refused (namespaces"):
         pytest.skip(f"the first layer is missing here: {REASON}")
     module = broken.split(".")[0]
@@ -259,9 +257,7 @@ def test_a_layer_that_fails_is_named(
     ["system.install_filter = lambda program: None", "namespaces.build_root = lambda *args: None"],
 )
 @needs_isolation
-def test_the_probe_notices_a_layer_that_does_nothing(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_notices_a_layer_that_does_nothing(missing, monkeypatch):
     breaks = (
         "import sys; sys.path.insert(0, sys.argv[1]); import jail.namespaces, jail.system\n"
         f"jail.{missing}\n"
@@ -280,12 +276,12 @@ def test_the_probe_notices_a_layer_that_does_nothing(
         ({"open_files": 3}, "open_files must be at least 16"),
     ],
 )
-def test_wrong_limits_are_named(limits: Any, told: str) -> None:
+def test_wrong_limits_are_named(limits, told):
     with pytest.raises(ConfigError, match=told):
         CodeLimits(**limits)
 
 
-def test_wrong_packages_are_named() -> None:
+def test_wrong_packages_are_named():
     with pytest.raises(ConfigError, match="a list of folders"):
         PythonCodeTool(packages="numpy", allow_unsafe=True)
     with pytest.raises(ConfigError, match="not a folder"):

@@ -80,7 +80,7 @@ def answer(machine: str, architecture: int, number: int, arguments: tuple[int, .
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_filter_answers_as_the_table_says(machine: str) -> None:
+def test_the_filter_answers_as_the_table_says(machine):
     own = seccomp.AUDIT_ARCH[machine]
     allowed = set(known(seccomp.ALLOWED)[machine].values())
     conditional = set(known(seccomp.CONDITIONAL)[machine].values())
@@ -97,7 +97,7 @@ def test_the_filter_answers_as_the_table_says(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_calls_of_another_architecture_end_the_program(machine: str) -> None:
+def test_calls_of_another_architecture_end_the_program(machine):
     others = {ARM_32, I386, RISCV_64, *seccomp.AUDIT_ARCH.values()} - {seccomp.AUDIT_ARCH[machine]}
     for other in others:
         for number in range(600):
@@ -107,7 +107,7 @@ def test_calls_of_another_architecture_end_the_program(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_arguments_decide_where_the_table_says_so(machine: str) -> None:
+def test_arguments_decide_where_the_table_says_so(machine):
     thread, process = 0x003D0F00, 0x01200011  # as libc starts a thread, and forks
     expected = {
         "clone": {(thread,): "allow", (process,): "refuse", (thread | 1 << 28,): "refuse"},
@@ -143,7 +143,7 @@ def test_arguments_decide_where_the_table_says_so(machine: str) -> None:
 
 @needs_isolation
 @in_both_ways
-def test_every_call_that_is_not_in_the_table_is_refused_by_the_kernel() -> None:
+def test_every_call_that_is_not_in_the_table_is_refused_by_the_kernel():
     machine = platform.machine()
     possible = {
         *known(seccomp.ALLOWED)[machine].values(),
@@ -168,7 +168,7 @@ def test_every_call_that_is_not_in_the_table_is_refused_by_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("table", [seccomp.ALLOWED, seccomp.CONDITIONAL, FORBIDDEN])
-def test_the_tables_agree_with_libseccomp(table: str) -> None:
+def test_the_tables_agree_with_libseccomp(table):
     libseccomp = _of_libseccomp(table)
     if libseccomp is None:
         pytest.skip("libseccomp is not installed")
@@ -192,7 +192,7 @@ def _of_libseccomp(table: str) -> dict[str, dict[str, int]] | None:
 
 @needs_isolation
 @in_both_ways
-def test_on_a_processor_without_a_table_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_processor_without_a_table_nothing_runs(monkeypatch):
     pretends = (
         "import os; _is = os.uname(); "
         "os.uname = lambda: os.uname_result((*tuple(_is)[:4], 'riscv64'))\n"

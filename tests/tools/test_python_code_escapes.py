@@ -37,13 +37,13 @@ SECRET = "the-secret-of-this-test"
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> Path:
+def secret(tmp_path):
     path = tmp_path / "secret.txt"
     path.write_text(SECRET)
     return path
 
 
-def test_the_same_attempts_work_where_nothing_is_isolated(secret: Path) -> None:
+def test_the_same_attempts_work_where_nothing_is_isolated(secret):
     """Else these tests could not fail."""
     code = f"""
         import socket, subprocess
@@ -75,7 +75,7 @@ def test_the_same_attempts_work_where_nothing_is_isolated(secret: Path) -> None:
     ]
 
 
-def test_files_of_the_machine_are_not_there(secret: Path) -> None:
+def test_files_of_the_machine_are_not_there(secret):
     home = Path.home()
     contained(f"""
         secret = {str(secret)!r}
@@ -95,9 +95,7 @@ def test_files_of_the_machine_are_not_there(secret: Path) -> None:
     """)
 
 
-def test_the_environment_and_memory_of_others_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, way_in: str
-) -> None:
+def test_the_environment_and_memory_of_others_is_not_there(monkeypatch, way_in):
     monkeypatch.setenv("API_TOKEN", SECRET)
     contained(f"""
         if {SECRET!r} in repr(os.environ):
@@ -118,7 +116,7 @@ def test_the_environment_and_memory_of_others_is_not_there(
     """)
 
 
-def test_there_is_no_network(tmp_path: Path) -> None:
+def test_there_is_no_network(tmp_path):
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as unix,
@@ -153,7 +151,7 @@ def test_there_is_no_network(tmp_path: Path) -> None:
                 server.accept()
 
 
-def test_no_process_can_be_started() -> None:
+def test_no_process_can_be_started():
     contained("""
         import multiprocessing, subprocess
         attempt("fork", os.fork)
@@ -170,7 +168,7 @@ def test_no_process_can_be_started() -> None:
     """)
 
 
-def test_threads_are_limited() -> None:
+def test_threads_are_limited():
     result = run(
         """
         import threading, time
@@ -207,14 +205,14 @@ def test_threads_are_limited() -> None:
         "list(range(1 << 32))",
     ],
 )
-def test_ten_gigabytes_are_refused(allocate: str) -> None:
+def test_ten_gigabytes_are_refused(allocate):
     result = run(f"import mmap\nx = {allocate}\nprint('ESCAPED')")
     assert "ESCAPED" not in result.output
     assert not result.ok
     assert "MemoryError" in result.output or "Cannot allocate memory" in result.output
 
 
-def test_memory_cannot_be_had_by_the_back_door() -> None:
+def test_memory_cannot_be_had_by_the_back_door():
     contained("""
         attempt("memfd", lambda: os.memfd_create("x"))
         check("shmget", libc.shmget(0, 1 << 26, 0o1600))
@@ -234,7 +232,7 @@ def test_memory_cannot_be_had_by_the_back_door() -> None:
         ("files.append(open('/dev/null'))", "EMFILE", 32),
     ],
 )
-def test_files_are_limited_in_number_and_size(code: str, refused: str, most: int) -> None:
+def test_files_are_limited_in_number_and_size(code, refused, most):
     result = run(
         f"""
         import errno, signal
@@ -254,7 +252,7 @@ def test_files_are_limited_in_number_and_size(code: str, refused: str, most: int
     assert int(made) <= most
 
 
-def test_endless_output_is_stopped() -> None:
+def test_endless_output_is_stopped():
     result = run("while True: sys.stdout.write('x' * 65536)")
     assert result.exceeded == "output"
     assert len(result.output) < 10_000
@@ -278,13 +276,13 @@ ENDLESS = [
 ]
 
 
-def test_time_ends_everything() -> None:
+def test_time_ends_everything():
     with ThreadPoolExecutor(4) as pool:
         ran = list(pool.map(lambda code: run(code, seconds=0.5), ENDLESS))
     assert not [code for code, run in zip(ENDLESS, ran, strict=True) if run.exceeded != "time"]
 
 
-def test_nobody_outside_can_be_killed() -> None:
+def test_nobody_outside_can_be_killed():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         contained(f"""
             if os.getppid() != 0:
@@ -301,13 +299,13 @@ def test_nobody_outside_can_be_killed() -> None:
         bystander.terminate()
 
 
-def test_killing_all_it_can_see_ends_only_itself() -> None:
+def test_killing_all_it_can_see_ends_only_itself():
     run("import signal\nos.kill(0, signal.SIGKILL)\nos.kill(os.getpid(), signal.SIGKILL)")
     result = run("print('before', flush=True)\nos.kill(-1, 9)\nprint('after')")
     assert result.output.startswith("before\n")
 
 
-def test_links_lead_nowhere(secret: Path) -> None:
+def test_links_lead_nowhere(secret):
     target = str(secret)
     contained(f"""
         os.symlink({target!r}, "link")
@@ -325,7 +323,7 @@ def test_links_lead_nowhere(secret: Path) -> None:
     assert secret.read_text() == SECRET
 
 
-def test_nothing_outside_can_be_written_or_changed(secret: Path) -> None:
+def test_nothing_outside_can_be_written_or_changed(secret):
     library = Path(os.__file__)
     before = (library.read_bytes(), library.stat())
     contained(f"""
@@ -348,7 +346,7 @@ def test_nothing_outside_can_be_written_or_changed(secret: Path) -> None:
     assert not Path("/written").exists()
 
 
-def test_devices_of_the_machine_stay_as_they_are() -> None:
+def test_devices_of_the_machine_stay_as_they_are():
     """The user of a user namespace may own them: root does, in many containers."""
     paths = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
     before = [(os.stat(path).st_mode, os.stat(path).st_mtime) for path in paths]
@@ -366,7 +364,7 @@ def test_devices_of_the_machine_stay_as_they_are() -> None:
     assert [(os.stat(path).st_mode, os.stat(path).st_mtime) for path in paths] == before
 
 
-def test_our_open_files_are_not_inherited(secret: Path) -> None:
+def test_our_open_files_are_not_inherited(secret):
     with open(secret) as file:
         os.set_inheritable(file.fileno(), True)
         contained("""
@@ -377,7 +375,7 @@ def test_our_open_files_are_not_inherited(secret: Path) -> None:
         """)
 
 
-def test_the_kernel_gives_no_way_around() -> None:
+def test_the_kernel_gives_no_way_around():
     contained(f"""
         check("unshare", libc.unshare(0x10000000))
         check("setns", libc.setns(0, 0))
@@ -409,7 +407,7 @@ def test_the_kernel_gives_no_way_around() -> None:
     ],
     ids=["32-bit", "x32"],
 )
-def test_calls_of_other_kinds_of_programs_end_it(instructions: bytes) -> None:
+def test_calls_of_other_kinds_of_programs_end_it(instructions):
     result = run(f"""
         import mmap
         code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -421,7 +419,7 @@ def test_calls_of_other_kinds_of_programs_end_it(instructions: bytes) -> None:
     assert result.exit_code in (-signal.SIGSYS, -signal.SIGSEGV)  # no 32-bit calls at all on some
 
 
-def test_if_we_are_killed_the_program_goes_too() -> None:
+def test_if_we_are_killed_the_program_goes_too():
     script = (
         "from turnwise.tools.python_code import CodeLimits, run_code\n"
         "run_code('print(1, flush=True)\\nwhile True: pass', CodeLimits(seconds=3600))"
@@ -434,7 +432,7 @@ def test_if_we_are_killed_the_program_goes_too() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_if_the_one_that_watches_is_killed_the_program_goes_too(early: bool) -> None:
+def test_if_the_one_that_watches_is_killed_the_program_goes_too(early):
     results: list[CodeRun] = []
     code = "print('begun', flush=True)\nwhile True: pass"
     thread = threading.Thread(target=lambda: results.append(run(code, seconds=3600)), daemon=True)

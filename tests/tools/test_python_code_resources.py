@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ jail.namespaces._show_copy = lambda *arguments: False
 """
 
 
-def test_socket_buffers_cannot_be_made_larger() -> None:
+def test_socket_buffers_cannot_be_made_larger():
     result = run(
         """
         import socket
@@ -56,7 +55,7 @@ def test_socket_buffers_cannot_be_made_larger() -> None:
     assert result.output == "True\n", result
 
 
-def test_pipes_cannot_be_made_larger() -> None:
+def test_pipes_cannot_be_made_larger():
     contained("""
         import fcntl
         reader, writer = os.pipe()
@@ -65,7 +64,7 @@ def test_pipes_cannot_be_made_larger() -> None:
     """)
 
 
-def test_page_tables_count_as_memory() -> None:
+def test_page_tables_count_as_memory():
     """One page in each GiB of addresses: 4 KiB of address space, 12 KiB of page tables."""
     result = run(
         """
@@ -86,7 +85,7 @@ def test_page_tables_count_as_memory() -> None:
     assert (result.exceeded, result.output) == ("memory", ""), result
 
 
-def test_queued_signals_are_limited() -> None:
+def test_queued_signals_are_limited():
     contained("""
         import signal
         signal.pthread_sigmask(signal.SIG_BLOCK, [40])
@@ -100,7 +99,7 @@ def test_queued_signals_are_limited() -> None:
     """)
 
 
-def test_locks_succeed_and_take_nothing() -> None:
+def test_locks_succeed_and_take_nothing():
     """sqlite wants them; memory of the kernel for a million of them is nobody's."""
     contained("""
         import fcntl, sqlite3, struct
@@ -119,7 +118,7 @@ def test_locks_succeed_and_take_nothing() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path):
     """A folder of packages with a named pipe, two sockets and a file that others lock."""
     for place in (tmp_path, tmp_path / "shown"):
         place.mkdir(exist_ok=True)
@@ -177,15 +176,13 @@ attempt("owner", lambda: fcntl.fcntl(file, 8, os.getpid()))
 """
 
 
-def test_pipes_and_sockets_in_a_folder_lead_nowhere(folder: Path) -> None:
+def test_pipes_and_sockets_in_a_folder_lead_nowhere(folder):
     result = run(HOSTILE + "\nprint('END')", packages=[str(folder)])
     if "is a named pipe or a socket" not in str(result.problem):  # a kernel without overlays
         assert (result.ok, result.output) == (True, "END\n"), result
 
 
-def test_where_there_are_no_overlays_such_a_folder_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_are_no_overlays_such_a_folder_is_refused(folder, monkeypatch):
     monkeypatch.setattr(runner, "_BOOT", WITHOUT_OVERLAYS + runner._BOOT)
     result = run(HOSTILE, packages=[str(folder)])
     assert result.output == ""
@@ -196,9 +193,7 @@ def test_where_there_are_no_overlays_such_a_folder_is_refused(
 
 
 @pytest.mark.parametrize("overlays", [True, False])
-def test_a_file_of_the_host_cannot_be_locked(
-    overlays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_host_cannot_be_locked(overlays, tmp_path, monkeypatch):
     if not overlays:
         monkeypatch.setattr(runner, "_BOOT", WITHOUT_OVERLAYS + runner._BOOT)
     tmp_path.chmod(0o755)
@@ -223,7 +218,7 @@ def test_a_file_of_the_host_cannot_be_locked(
     assert results[0].exceeded == "time", results
 
 
-def test_a_folder_with_odd_characters_can_be_shown(tmp_path: Path) -> None:
+def test_a_folder_with_odd_characters_can_be_shown(tmp_path):
     odd = tmp_path / "a:b,c\\d e=é"
     odd.mkdir()
     for place in (tmp_path, odd):

@@ -62,7 +62,7 @@ class StepCounter(Counter):
         return super().increase(10 * by)
 
 
-def test_register_and_ask() -> None:
+def test_register_and_ask():
     registry = ToolRegistry([MyTool(), add])
     assert registry.names == ["my_tool", "add"]
     assert [definition.name for definition in registry.definitions] == registry.names
@@ -73,14 +73,14 @@ def test_register_and_ask() -> None:
         registry.register(add)
 
 
-def test_registering_what_is_no_tool_says_the_cure() -> None:
+def test_registering_what_is_no_tool_says_the_cure():
     with pytest.raises(ToolError, match=r"MyTool\(\)"):
         ToolRegistry([MyTool])
     with pytest.raises(ToolError, match=r"\(int\)"):
         ToolRegistry([3])
 
 
-def test_async_tools_work_from_both_sides() -> None:
+def test_async_tools_work_from_both_sides():
     registry = ToolRegistry([slow_add, add])
 
     async def both_inside_a_loop() -> list[tuple[bool, Any]]:
@@ -94,7 +94,7 @@ def test_async_tools_work_from_both_sides() -> None:
     assert asyncio.run(both_inside_a_loop()) == [(True, 3)] * 3
 
 
-def test_marked_methods_are_collected_bound() -> None:
+def test_marked_methods_are_collected_bound():
     counter = Counter()
     registry = ToolRegistry().bind(counter)
     assert registry.names == ["increase", "zero", "double", "kind"]
@@ -108,14 +108,14 @@ def test_marked_methods_are_collected_bound() -> None:
     assert counter.total == 0
 
 
-def test_an_overridden_method_stays_a_tool() -> None:
+def test_an_overridden_method_stays_a_tool():
     registry = ToolRegistry().bind(StepCounter())
     assert registry.execute_tool("increase", by=2) == (True, 20)
     assert registry.definitions[0].description == "Count on."
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copied_owner_has_tools_of_its_own(duplicate: Any) -> None:
+def test_a_copied_owner_has_tools_of_its_own(duplicate):
     owner = Counter()
     owner.tools = ToolRegistry().bind(owner)
     twin = duplicate(owner)

@@ -58,7 +58,7 @@ def result_of(value: Any, max_output: int = 1000) -> Any:
         (np.arange(3), "[0, 1, 2]"),
     ],
 )
-def test_text_and_json_are_given_as_text(value: Any, text: str) -> None:
+def test_text_and_json_are_given_as_text(value, text):
     answer = read_output(value, 1000)
     assert answer.text == text
     assert not answer.was_cut
@@ -78,7 +78,7 @@ def test_text_and_json_are_given_as_text(value: Any, text: str) -> None:
         type,
     ],
 )
-def test_what_is_neither_text_nor_json_is_a_failed_call(value: Any) -> None:
+def test_what_is_neither_text_nor_json_is_a_failed_call(value):
     @tool
     def give() -> Any:
         return value
@@ -89,7 +89,7 @@ def test_what_is_neither_text_nor_json_is_a_failed_call(value: Any) -> None:
     assert len(result.text) < 1000
 
 
-def test_circular_and_deep_values_are_failed_calls() -> None:
+def test_circular_and_deep_values_are_failed_calls():
     circle: list[Any] = []
     circle.append(circle)
     deep: list[Any] = []
@@ -100,13 +100,13 @@ def test_circular_and_deep_values_are_failed_calls() -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 1_000_000, ["x" * 1000] * 1000], ids=["text", "list"])
-def test_a_huge_answer_is_cut_and_says_so(value: Any) -> None:
+def test_a_huge_answer_is_cut_and_says_so(value):
     text = result_of(value)
     assert len(text) < 1100
     assert text.endswith("[The answer was cut after 1000 characters. Ask for less at once.]")
 
 
-def test_half_a_surrogate_pair_does_not_reach_the_model() -> None:
+def test_half_a_surrogate_pair_does_not_reach_the_model():
     text = result_of("bad \ud800 pair")
     assert text == "bad \\ud800 pair"
     assert result_of(["\udfff"]) == ["\udfff"]  # a value for programs, its text for the model
@@ -122,7 +122,7 @@ json_values = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(json_values, st.integers(0, 60))
-def test_every_json_value_becomes_text_of_bounded_length(value: Any, limit: int) -> None:
+def test_every_json_value_becomes_text_of_bounded_length(value, limit):
     answer = read_output(value, limit)
     answer.text.encode()
     assert len(answer.text) <= 6 * limit + 80  # what is no text takes up to six characters

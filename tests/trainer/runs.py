@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import signal
+from collections import Counter
 
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.episode_store import EpisodeStore
@@ -87,6 +88,13 @@ def episodes(folder):
         for step in store.steps(kind):
             found[kind, step] = [_plain(dataclasses.asdict(e)) for e in store.read(step, kind)]
     return found
+
+
+def trained(folder):
+    """How often each episode was trained on, by its seed and its place in the group."""
+    found = episodes(folder)
+    played = (episode for key in found if key[0] == "train" for episode in found[key])
+    return Counter((episode["seed"], episode["member"]) for episode in played)
 
 
 def _plain(value):

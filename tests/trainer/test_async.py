@@ -2,12 +2,11 @@
 
 import asyncio
 import threading
-from collections import Counter
 
 import pytest
 import torch
 
-from trainer.runs import Listener, episodes, fit_to_the_end, metrics_of
+from trainer.runs import Listener, fit_to_the_end, metrics_of, trained
 from trainer.worlds import Echo, Several, Uneven, small_trainer, training
 from turnwise import ConfigError, EpisodeFailed, RewardBatch
 from turnwise.trainer import Levels
@@ -16,14 +15,6 @@ SMALL = training(
     "batch_size=3 num_epochs=2 steps_per_epoch=3 warm_start_steps=2 adv_estimator=grpo group_size=2"
 )
 AHEAD = (*SMALL, "training.max_staleness=2")
-
-
-def trained(folder):
-    """How often each episode was trained on, by its seed and its place in the group."""
-    found = episodes(folder)
-    return Counter(
-        (e["seed"], e["member"]) for key in found if key[0] == "train" for e in found[key]
-    )
 
 
 def test_every_episode_is_trained_on_once_and_in_time(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.runs import Listener, metrics_of, newest_files
-from trainer.worlds import QUICK, Echo, Memory, Several, small_model, small_trainer
+from trainer.worlds import QUICK, Echo, Memory, Several, small_model, small_trainer, training
 from turnwise import CheckpointError, ConfigError, Trainer
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from turnwise.errors import TrainingStopped
@@ -39,13 +39,8 @@ class TestAlgorithms:
 
     @pytest.mark.parametrize("name", POLICY_LOSSES)
     def test_every_policy_loss(self, tmp_path, name):
-        settings = (
-            *QUICK,
-            f"training.policy_loss={name}",
-            "training.update_epochs=2",
-            "training.entropy_coef=0.01",
-        )
-        self.check(small_trainer(tmp_path, Several, *settings, reward_fn=parts_of_reward))
+        more = training(f"policy_loss={name} update_epochs=2 entropy_coef=0.01")
+        self.check(small_trainer(tmp_path, Several, *QUICK, *more, reward_fn=parts_of_reward))
 
     def check(self, trainer):
         with trainer:
@@ -94,15 +89,13 @@ class TestNotFinite:
         assert newest_files(trainer.run_folder) == good
 
 
-class TestDamage:
-    def test_a_checkpoint_of_another_model(self, tmp_path):
+class TestCheckpoints:
+    def test_one_of_another_model(self, tmp_path):
         path = small_trainer(tmp_path, Several, *QUICK).save_checkpoint(tmp_path / "mine")
         grpo = small_trainer(tmp_path, Several, *QUICK, "training.adv_estimator=grpo")
         with pytest.raises(CheckpointError, match="belongs to another model: value_head"):
             grpo.load_checkpoint(path)
 
-
-class TestCheckpoints:
     def test_to_a_place_of_the_users_and_back(self, tmp_path):
         with small_trainer(tmp_path / "a", Several, *LONG) as trainer:
             trainer.fit(num_epochs=2)
@@ -191,11 +184,10 @@ class TestEvaluation:
         assert runs[0] == runs[1]
 
 
-class TestNumbers:
-    def test_cleanup_twice_and_a_model_without_a_tokenizer(self, tmp_path):
-        trainer = small_trainer(tmp_path, Echo, *QUICK)
-        trainer.fit(num_epochs=1)
-        trainer.cleanup()
-        trainer.cleanup()
-        with pytest.raises(ConfigError, match="model= without tokenizer="):
-            Trainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)
+def test_cleanup_twice_and_a_model_without_a_tokenizer(tmp_path):
+    trainer = small_trainer(tmp_path, Echo, *QUICK)
+    trainer.fit(num_epochs=1)
+    trainer.cleanup()
+    trainer.cleanup()
+    with pytest.raises(ConfigError, match="model= without tokenizer="):
+        Trainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)

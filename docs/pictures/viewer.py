@@ -1,6 +1,6 @@
 """Makes the documentation's pictures of the viewer again: trains, opens each view, takes it.
 
-    python tests/browser/pictures.py [--runs FOLDER]
+    python docs/pictures/viewer.py [--runs FOLDER]
 
 It takes some minutes; runs that the folder has already are not made again.
 """
