@@ -74,13 +74,8 @@ def test_a_step_gives_the_observation_and_the_episode_sees_reward_and_end(make):
     assert environment.step_count == 2
 
 
-<<<<<<< HEAD
-def test_it_works_on_the_loop_and_with_an_environment_of_its_own() -> None:
-    registry = ToolRegistry([EnvironmentStepTool(Counter())])
-=======
 def test_it_works_on_the_loop_and_with_an_environment_of_its_own():
-    registry = ToolRegistry([EnvironmentStepTool(Counter(), name="count", description="Count.")])
->>>>>>> lean-F
+    registry = ToolRegistry([EnvironmentStepTool(Counter())])
 
     async def main() -> tuple[bool, Any]:
         return await registry.execute_tool_async("environment_step", action="2")
