@@ -36,7 +36,8 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
     def represent_text(self, text: str) -> yaml.ScalarNode:
         # Only in double quotes are all kinds of line breaks escaped.
         style = '"' if any(mark in text for mark in "\n\r\x85\u2028\u2029\ufeff") else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+        node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+        return node
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
