@@ -96,7 +96,7 @@ class TestPlayers:
         trainer = small_trainer(tmp_path, Echo, *QUICK)
         parameter = next(trainer.components.learner.model.parameters())
         parameter.register_hook(lambda gradient: gradient * torch.nan)
-        with pytest.raises(TrainingStopped, match="loss of the warm start is not a finite number"):
+        with pytest.raises(TrainingStopped, match="loss of the warm start is not finite"):
             trainer.fit()
 
 
