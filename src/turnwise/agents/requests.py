@@ -115,7 +115,7 @@ class Sent:
         self.text += delta.text
 
     def remaining(self, thought: str, text: str) -> tuple[str, str]:
-        """Return of a thought and a text what is still to be shown."""
+        """Return what of a thought and a text is still to be shown."""
         return (
             thought[len(self.thought) :] if thought.startswith(self.thought) else "",
             text[len(self.text) :] if text.startswith(self.text) else "",

@@ -1,10 +1,8 @@
 """Statistics over groups of episodes that started from the same place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -36,7 +34,7 @@ class Groups:
     @classmethod
     def from_index(
         cls, index: GroupIndex, rows: torch.Tensor, precision: torch.dtype = torch.float64
-    ) -> Groups:
+    ) -> Self:
         """Return the groups of the rows of a tensor [B, ...], on its device.
 
         `precision` is the type in which the numbers to compare were given.
@@ -44,7 +42,8 @@ class Groups:
         labels = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if labels.shape != (len(rows),):
             raise ConfigError(
-                f"index got an array of shape {labels.shape}, expected groups: ({len(rows)},)"
+                f"index got an array of shape {labels.shape}, expected one group for each of the "
+                f"{len(rows)} episodes: ({len(rows)},)"
             )
         names, inverse = np.unique(labels, return_inverse=True)
         counts = np.bincount(inverse, minlength=len(names))

@@ -22,7 +22,14 @@ from turnwise.errors import (
     TurnwiseError,
     describe_error,
 )
-from turnwise.reward.result import Reward, RewardFailure, add_rewards, count_turns, read_reward
+from turnwise.reward.result import (
+    Reward,
+    RewardFailure,
+    RewardOutcome,
+    add_rewards,
+    count_turns,
+    read_reward,
+)
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
 from turnwise.user_code import definition_note, import_object
 
@@ -215,7 +222,7 @@ def score_trajectories(
     *,
     max_concurrency: int | None = None,
     timeout: float | None = 60.0,
-) -> list[Reward | RewardFailure]:
+) -> list[RewardOutcome]:
     """Returns one outcome for each trajectory, in order; failures do not affect the others.
 
     `environments` is one for each trajectory, or one for all. An episode that has failed is not
@@ -233,9 +240,7 @@ def score_trajectories(
 
     slots = reward_slots(function, max_concurrency)
 
-    async def score(
-        trajectory: Trajectory, environment: BaseEnvironment | None
-    ) -> Reward | RewardFailure:
+    async def score(trajectory: Trajectory, environment: BaseEnvironment | None) -> RewardOutcome:
         if trajectory.status.is_error:
             return RewardFailure(trajectory.status, _why_failed(trajectory))
         try:
@@ -244,7 +249,7 @@ def score_trajectories(
         except RewardError as error:
             return RewardFailure(EpisodeStatus.REWARD_ERROR, str(error))
 
-    async def score_all() -> list[Reward | RewardFailure]:
+    async def score_all() -> list[RewardOutcome]:
         return await asyncio.gather(*map(score, episodes, each))
 
     return run_sync(score_all())
@@ -253,8 +258,10 @@ def score_trajectories(
 def check_scorable(trajectory: Trajectory) -> None:
     """Raises an error for a failed episode, which must not become a number."""
     if trajectory.status.is_error:
-        fix = "Leave out the episodes whose status.is_error, or play them again."
-        raise RewardError(f"the episode failed: {_why_failed(trajectory)} {fix}")
+        raise RewardError(
+            f"the episode failed and has no reward: {_why_failed(trajectory)} "
+            "Leave out the episodes whose status.is_error, or play them again."
+        )
 
 
 def list_trajectories(batch: TrajectoryBatch) -> list[Trajectory]:
