@@ -92,7 +92,6 @@ class ExpertSession(AgentSession):
 
 
 def _read(reply: Any) -> tuple[str, str, list[ToolCall]]:
-    """The text, the thought and the calls of what an expert returned."""
     if isinstance(reply, str):
         return reply, "", []
     try:

@@ -19,8 +19,8 @@ class Groups:
     """Groups of episodes, numbered from 0.
 
     >>> scores = torch.tensor([1.0, 5.0, 3.0])
-    >>> Groups.from_index(["b", "a", "b"], scores).mean(scores)
-    tensor([2., 5., 2.])
+    >>> Groups.from_index(["b", "a", "b"], scores).sum(scores)
+    tensor([4., 5., 4.])
     """
 
     ids: torch.Tensor
@@ -68,13 +68,10 @@ class Groups:
         """Each episode's group total: [B, ...] -> [B, ...]."""
         return self.totals(x)[self.ids]
 
-    def mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Each episode's group mean: [B] -> [B]."""
-        return self.sum(x) / self.sizes
-
     def centred(self, x: torch.Tensor) -> torch.Tensor:
         """x minus its group's mean; exactly 0 for a group of one, and where all are equal."""
-        return torch.where(self.is_alone, 0.0, self.without_rounding(x - self.mean(x), x))
+        mean = self.sum(x) / self.sizes
+        return torch.where(self.is_alone, 0.0, self.without_rounding(x - mean, x))
 
     def without_rounding(self, differences: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Differences between the x of a group, [B, ...], with 0 for what is only rounding.

@@ -3,18 +3,17 @@
 All failures of a function become `RewardError`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from turnwise.config import RewardItem
 from turnwise.deadlines import call_with_deadline, is_async, run_sync
+from turnwise.env.base import BaseEnvironment
 from turnwise.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -22,19 +21,9 @@ from turnwise.errors import (
     TurnwiseError,
     describe_error,
 )
-from turnwise.reward.result import (
-    Reward,
-    RewardFailure,
-    RewardOutcome,
-    add_rewards,
-    count_turns,
-    read_reward,
-)
+from turnwise.reward.result import Reward, RewardFailure, add_rewards, count_turns, read_reward
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
 from turnwise.user_code import definition_note, import_object
-
-if TYPE_CHECKING:
-    from turnwise.env.base import BaseEnvironment
 
 RewardFn: TypeAlias = Callable[..., Any]
 """`f(trajectory)` or `f(trajectory, environment)`, synchronous or `async def`.
@@ -222,7 +211,7 @@ def score_trajectories(
     *,
     max_concurrency: int | None = None,
     timeout: float | None = 60.0,
-) -> list[RewardOutcome]:
+) -> list[Reward | RewardFailure]:
     """Returns one outcome for each trajectory, in order; failures do not affect the others.
 
     `environments` is one for each trajectory, or one for all. An episode that has failed is not
@@ -240,7 +229,9 @@ def score_trajectories(
 
     slots = reward_slots(function, max_concurrency)
 
-    async def score(trajectory: Trajectory, environment: BaseEnvironment | None) -> RewardOutcome:
+    async def score(
+        trajectory: Trajectory, environment: BaseEnvironment | None
+    ) -> Reward | RewardFailure:
         if trajectory.status.is_error:
             return RewardFailure(trajectory.status, _why_failed(trajectory))
         try:
@@ -249,7 +240,7 @@ def score_trajectories(
         except RewardError as error:
             return RewardFailure(EpisodeStatus.REWARD_ERROR, str(error))
 
-    async def score_all() -> list[RewardOutcome]:
+    async def score_all() -> list[Reward | RewardFailure]:
         return await asyncio.gather(*map(score, episodes, each))
 
     return run_sync(score_all())
