@@ -70,8 +70,8 @@ class TokenStream:
         num_sampled = len(ids) - (last - first)
         if num_sampled != len(log_probs):
             raise ConfigError(
-                f"a turn got {num_sampled} sampled tokens and {len(log_probs)} log-probs, expected "
-                "one for each"
+                f"a turn got {num_sampled} tokens and {len(log_probs)} log-probs, expected one for "
+                "each token"
             )
         start = len(self._ids)
         self._ids += ids

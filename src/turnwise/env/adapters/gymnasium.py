@@ -15,17 +15,9 @@ import yaml
 
 from turnwise.config import EnvironmentConfig
 from turnwise.env.adapters import gymnasium_spaces as space_texts
-from turnwise.env.adapters.gymnasium_spaces import InvalidActionError, Names, spaces
+from turnwise.env.adapters.gymnasium_spaces import InvalidActionError, Names, gymnasium, spaces
 from turnwise.env.base import BaseEnvironment
-from turnwise.errors import (
-    ConfigError,
-    EnvironmentFault,
-    MissingExtraError,
-    did_you_mean,
-    import_extra,
-)
-
-gymnasium: Any = import_extra("gymnasium", "gym")
+from turnwise.errors import ConfigError, EnvironmentFault, MissingExtraError, did_you_mean
 
 Env: TypeAlias = Any
 """A `gymnasium.Env`."""

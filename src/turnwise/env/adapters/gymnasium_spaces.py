@@ -17,7 +17,8 @@ import numpy as np
 
 from turnwise.errors import ConfigError, TurnwiseError, import_extra
 
-spaces: Any = import_extra("gymnasium.spaces", "gym")
+gymnasium: Any = import_extra("gymnasium", "gym")
+spaces: Any = gymnasium.spaces
 
 Space: TypeAlias = Any
 """A `gymnasium.Space`; Gymnasium may not be installed where types are checked."""

@@ -248,8 +248,7 @@ def check_odd_actions(harness: Harness) -> Iterator[Finding]:
         except BrokenCallError as broken:
             problem = "a model can say any text, so step() must answer every text"
             fix = (
-                "Where the action is not understood, do not raise: `return 'Which action?', 0.0, "
-                "False, {'invalid_action': True}`."
+                "Do not raise, `return 'Say what?', 0.0, False, {'invalid_action': True}` instead."
             )
             yield Finding("error", "odd-actions", f"{broken.finding.message}; {problem}", fix)
             return
