@@ -238,6 +238,15 @@ def test_a_file_that_is_gone_or_new(two):
     refused(two, "parts/new was not there when")
 
 
+def test_a_file_that_cannot_be_read_is_the_cause(two):
+    path = last(two) / "weights.bin"
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="cannot use the checkpoint") as caught:
+        open_checkpoint(last(two))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -219,7 +219,10 @@ class ToolContext:
         ...     return await context.ask(f"Answer in one sentence: {question}")
         """
         if self.asked is None or self._closed:
-            raise ToolError("there is no model to ask: context.ask works in a tool of an episode")
+            raise ToolError(
+                "there is no model to ask: context.ask works in a tool that an episode calls, "
+                "until the episode ends"
+            )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return await self.asked(messages, max_tokens)

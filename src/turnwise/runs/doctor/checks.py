@@ -140,7 +140,8 @@ def _explodes(history: History) -> bool:
 
 @check(
     "Lower training.learning_rate to a tenth, then to a hundredth, and begin anew or from a "
-    "checkpoint of before. training.max_grad_norm does not help: it does not limit Adam's steps.",
+    "checkpoint of before. training.max_grad_norm does not help: the optimiser's step has the size "
+    "of the learning rate.",
     explains=_LOST_POLICY,
     is_of_updates=True,
 )

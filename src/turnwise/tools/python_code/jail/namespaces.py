@@ -152,7 +152,6 @@ def _show_copy(path: str, source: str) -> bool:
 
 
 def _show(path: str, source: str, attributes: int) -> None:
-    """Bind-mounts a path of the old root into the new one."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.isdir(source):
         os.mkdir(path)
