@@ -8,7 +8,7 @@ import pytest
 
 from runs.saved_folders import check, fill, hidden
 from turnwise import whole_files
-from turnwise.errors import CheckpointError, ConfigError
+from turnwise.errors import CheckpointError
 from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import RunFolder
@@ -64,10 +64,6 @@ class TestRoundTrip:
             state(path.stat()) for path in (saved.path, *saved.path.rglob("*"), *above)
         } <= before
         assert synced == {state(store.folder.stat())}
-
-    def test_wrong_numbers(self, tmp_path):
-        with pytest.raises(ConfigError, match="keep_last_n got 0"):
-            CheckpointStore(tmp_path, keep_last_n=0)
 
 
 class TestReplacing:

@@ -217,8 +217,6 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep_last_n: int = 3) -> None:
-        if keep_last_n < 1:
-            raise ConfigError(f"keep_last_n got {keep_last_n}, expected 1 or more")
         self.folder = Path(folder).expanduser().resolve()
         self.keep_last_n = keep_last_n
 
@@ -291,7 +289,6 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def _folders(self) -> dict[int, Path]:
-        """Return every folder with the name of a checkpoint, by step."""
         try:
             for path in self.folder.glob(".step-*.replaced"):
                 restore(path.with_name(path.name[1:].removesuffix(".replaced")))

@@ -74,13 +74,8 @@ class EpisodeStore:
             self._used = None
             if not self._has_warned:
                 self._has_warned = True
-                _LOG.warning(
-                    "The episodes of step %d could not be stored in %s: %s. The run continues; "
-                    "this is logged only once.",
-                    step,
-                    self.folder,
-                    describe_error(error),
-                )
+                what = "The episodes of step %d could not be stored in %s: %s (logged only once)"
+                _LOG.warning(what, step, self.folder, describe_error(error))
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
         """Return the episodes of a step in the order in which they were written."""

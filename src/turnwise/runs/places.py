@@ -22,27 +22,14 @@ Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 """`code` is `file.py:Name`, `module:Name` or a built-in name; `rows` a file or folder of a dataset;
 `conversations` a file of a warm start; `model` and `folder` are folders."""
 
-NAMES: dict[str, Kind] = {
-    "environment.name": "code",
-    "environments": "code",
-    "agent": "code",
-    "expert": "code",
-    "reward": "code",
-    "tools": "code",
-    "parser": "code",
-    "inference.backend": "code",
-    "training.adv_estimator": "code",
-    "training.policy_loss": "code",
-    "training.optimizer": "code",
-    "training.warm_start": "conversations",
-    "logging.sinks": "code",
-    "dataset.path": "rows",
-    "eval_dataset.path": "rows",
-    "model.model_name": "model",
-    "model.local_path": "model",
-    "model.reference": "model",
-    "policies": "model",
+_BY_KIND: dict[Kind, str] = {
+    "code": "environment.name environments agent expert reward tools parser inference.backend "
+    "training.adv_estimator training.policy_loss training.optimizer logging.sinks",
+    "rows": "dataset.path eval_dataset.path",
+    "model": "model.model_name model.local_path model.reference policies",
+    "conversations": "training.warm_start",
 }
+NAMES = {name: kind for kind, names in _BY_KIND.items() for name in names.split()}
 """The settings that name code or files. New ones must be added here."""
 _FIELDS: dict[type, dict[str, Kind]] = {
     RewardItem: {"function": "code"},

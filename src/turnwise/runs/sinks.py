@@ -215,10 +215,8 @@ SINKS: Mapping[str, type[_OurSink]] = {
 
 def check_sinks(names: Sequence[str], wandb: Mapping[str, Any] | None = None) -> None:
     """Raise for unknown sinks, those that are not installed, and unknown options of wandb."""
-    for option in wandb or {}:
-        if option not in _WANDB_OPTIONS:
-            hint = did_you_mean(option, _WANDB_OPTIONS)
-            raise ConfigError(f"logging.wandb has no {option!r}. {hint}")
+    for odd in (name for name in wandb or {} if name not in _WANDB_OPTIONS):
+        raise ConfigError(f"logging.wandb has no {odd!r}. {did_you_mean(odd, _WANDB_OPTIONS)}")
     for name in names:
         _find_sink(name)
 

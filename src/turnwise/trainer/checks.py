@@ -224,6 +224,5 @@ def resume_mode(resume: Resume | bool) -> Resume:
 
 
 def _has(value: Any, *methods: str) -> bool:
-    """Return whether this is an object, and no class, with these methods."""
     is_object = not isinstance(value, type)
     return is_object and all(callable(getattr(value, name, None)) for name in methods)

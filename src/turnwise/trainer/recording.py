@@ -400,7 +400,6 @@ def _dataset_hash(rows: Any) -> str:
 
 
 def _dataset(given: Any) -> DatasetConfig:
-    """Return the setting for a dataset that was given in Python; rows in memory have a label."""
     if isinstance(given, CustomEnvDataset):  # the environment's own seeds
         return DatasetConfig()
     origin, paths = DatasetConfig(), list[str | Path]()

@@ -127,8 +127,8 @@ class Rollout:
     ) -> None:
         self.collector = collector
         self._metrics: Metrics = {}
-        """Groups that the last step replaced, and the share of groups with equal rewards before:
-        of all groups, and of those of each environment of a mix. Empty without groups."""
+        """Groups that the last step replaced, and the share of groups with equal rewards before,
+        also of each environment of a mix. Empty without groups."""
         self._config = config
         self._estimator = estimator
         self._group_size = group_size(config, estimator)
@@ -211,7 +211,6 @@ class Rollout:
     def _first_tasks(
         self, purpose: str, step: int, attempt: int, numbers: Sequence[int]
     ) -> list[EpisodeTask]:
-        """Return the first task of each of these groups: its environment, row and seed."""
         training = self._config.training
         attempts = (attempt,) if purpose == "train" else ()
         weights = [part.weight for part in self._parts]

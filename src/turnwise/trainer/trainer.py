@@ -384,7 +384,6 @@ class Trainer:
         return played, evaluation_metrics(played, weights, self._success_reported(played))
 
     def _success_reported(self, played: Collection) -> list[str]:
-        """Return the environments whose episodes, up to these, have reported success."""
         known = {*self._progress.success_reported, *environments_with_success(played)}
         self._progress.success_reported = sorted(known)
         return self._progress.success_reported

@@ -112,8 +112,6 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _import_module(name: str, target: str) -> ModuleType:
-    if name in sys.modules:
-        return sys.modules[name]
     try:
         with _guarded(name):
             return importlib.import_module(name)
@@ -154,8 +152,7 @@ def refuse_during_import(action: str) -> None:
 def imported_files() -> list[ModuleType]:
     """Return the modules of users' files in this process: no other one can import their names."""
     # Not by `hasattr`: it makes some packages import other modules.
-    modules = list(sys.modules.values())
-    return [module for module in modules if _STAMP in getattr(module, "__dict__", ())]
+    return [one for one in [*sys.modules.values()] if _STAMP in getattr(one, "__dict__", ())]
 
 
 def module_file(module: str, folder: Path) -> Path | None:
@@ -224,12 +221,11 @@ def object_label(value: object) -> str:
 
 def instance_label(value: object) -> str:
     """Return the name of the class that makes an equal object without arguments, or a label."""
-    try:
-        is_equal = bool(vars(type(value)()) == vars(value))
-    except Exception:  # the user's constructor takes arguments, or objects have no attributes
-        is_equal = False
     name = code_name(value)
-    return name if is_equal and not is_lost(name) else object_label(value)
+    with contextlib.suppress(Exception):  # the constructor takes arguments; no attributes
+        if not is_lost(name) and vars(type(value)()) == vars(value):
+            return name
+    return object_label(value)
 
 
 def is_lost(label: str) -> bool:

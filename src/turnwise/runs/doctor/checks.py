@@ -35,7 +35,6 @@ _EASIER = (
 
 
 def _most_frequent(history: History, prefix: str) -> str | None:
-    """Return the kind of errors with the highest rate, of metrics such as `errors/tool`."""
     names = sorted({name for step in history.steps for name in step if name.startswith(prefix)})
     most = max(names, key=lambda name: history.mean(name, 3) or 0.0, default=None)
     return most and most.removeprefix(prefix)

@@ -30,7 +30,6 @@ OWN_SECTION = "turnwise"
 """The section of VERL's config that carries the user's components to the agent loops."""
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
-REF = "actor_rollout_ref.ref"
 
 # VERL's names of the same algorithms.
 POLICY_LOSSES = {"ppo": "vanilla"} | {
@@ -47,7 +46,7 @@ ESTIMATORS = {
     )
 } | {"dr_grpo": "grpo"}  # fmt: skip
 
-FSDP_SECTIONS = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp")
+FSDP_SECTIONS = (f"{ACTOR}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
 
 COPIED: dict[str, tuple[str, ...]] = {
     "model.tensor_parallel_size": (f"{ROLLOUT}.tensor_model_parallel_size",),

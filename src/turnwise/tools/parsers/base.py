@@ -253,7 +253,6 @@ def read_call(text: str, position: int, name: str) -> Attempt:
 
 
 def _make_call(name: str, arguments: Any) -> ToolCall:
-    """Returns a call; its arguments may be a JSON string."""
     if arguments is None or arguments == "":
         return ToolCall(name)  # models write these for a tool without arguments
     if isinstance(arguments, str):

@@ -168,7 +168,6 @@ def _follow(
     *,
     isolated: bool,
 ) -> CodeRun:
-    """Reads the output and the status lines of the process until it ends or must be ended."""
     assert process.stdout is not None
     output, lines = bytearray(), b""
     started: float | None = None
