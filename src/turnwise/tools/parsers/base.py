@@ -191,7 +191,7 @@ _AFTER_NAME = " \t\r*"
 def _read_finite(digits: str) -> float:
     value = float(digits)  # also of NaN and Infinity, which are not JSON
     if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is not a finite number")
+        raise ValueError(f"{digits[:20]} is not JSON: a number must be finite")
     return value
 
 
