@@ -171,11 +171,7 @@ def export_tensors(weights: Mapping[str, torch.Tensor]) -> str:
         _, size, stride, offset, _, dtype, device, *storage = arguments
         gpu, dtype_name = gpus[torch.device(device).index], str(dtype).removeprefix("torch.")
         handles.append((name, list(size), list(stride), offset, dtype_name, gpu, storage))
-    return json.dumps(handles, default=_encode_bytes)
-
-
-def _encode_bytes(value: bytes) -> dict[str, str]:
-    return {"bytes": base64.b64encode(value).decode()}
+    return json.dumps(handles, default=lambda x: {"bytes": base64.b64encode(x).decode()})
 
 
 def open_tensors(handles: str) -> Iterator[tuple[str, torch.Tensor]]:
