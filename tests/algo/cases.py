@@ -232,24 +232,6 @@ CORRECTIONS = [
         for level in ("token", "sequence")
         for bounds in (2.0, 1.1, (0.7, 1.4))
     ),
-    *(
-        Case("compute_rejection_mask", SAMPLED, {"criteria": criteria})
-        for criteria in [
-            {},
-            {"token_k1": 1.2},
-            {"token_k2": 0.03},
-            {"token_k3": 0.03},
-            {"seq_sum_k1": 1.5},
-            {"seq_sum_k2": 0.12},
-            {"seq_sum_k3": 0.12},
-            {"seq_mean_k1": 1.08},
-            {"seq_mean_k2": 0.03},
-            {"seq_mean_k3": 0.03},
-            {"seq_max_k2": 0.08},
-            {"seq_max_k3": 0.08},
-            {"token_k1": 1.5, "seq_mean_k3": 0.03, "seq_max_k2": 0.12},
-        ]
-    ),
 ]
 
 SUMS = [

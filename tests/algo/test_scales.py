@@ -111,5 +111,4 @@ def test_an_empty_batch_gives_an_empty_result(shape, with_turn_ids):
         assert variable.grad is not None
     assert algo.estimate_advantages(x, x, x, 0.9, 0.9)[0].shape == shape
     assert float(algo.compute_value_loss(x, x, x, mask)[0]) == 0
-    assert algo.compute_rejection_mask(x, x, mask, {"seq_max_k2": 1.0})[0].shape == shape
     assert algo.compute_importance_weights(x, x, mask)[0].shape == shape

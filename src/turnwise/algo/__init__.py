@@ -37,11 +37,7 @@ from turnwise.algo.choose import (
     get_advantage_estimator,
     get_policy_loss,
 )
-from turnwise.algo.correction import (
-    compute_importance_weights,
-    compute_rejection_mask,
-    measure_log_prob_gap,
-)
+from turnwise.algo.correction import compute_importance_weights, measure_log_prob_gap
 from turnwise.algo.kl import KLController, apply_kl_penalty, estimate_kl
 from turnwise.algo.losses.covariance import compute_clip_cov_loss, compute_kl_cov_loss
 from turnwise.algo.losses.policy import (
@@ -100,7 +96,6 @@ __all__ = [
     "compute_reinforce_loss",
     "compute_reinforce_plus_plus_advantage",
     "compute_reinforce_plus_plus_baseline_advantage",
-    "compute_rejection_mask",
     "compute_remax_advantage",
     "compute_rloo_advantage",
     "compute_sapo_loss",
