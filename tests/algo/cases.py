@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+import turnwise
 from algo.batches import as_lists
 from algo.reference import reference_of
 from every_case import every_case
@@ -42,7 +43,8 @@ class Case:
         return {pair[0]: batch[pair[-1]] for pair in pairs} | dict(self.options)
 
     def run(self, batch: Mapping[str, Any]) -> Any:
-        return getattr(algo, self.function)(**self.arguments(batch))
+        home = algo if hasattr(algo, self.function) else turnwise
+        return getattr(home, self.function)(**self.arguments(batch))
 
     def expected(self, batch: Mapping[str, Any]) -> Any:
         return reference_of(self.function)(**as_lists(self.arguments(batch)))
