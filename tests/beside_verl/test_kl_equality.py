@@ -1,6 +1,5 @@
 """KL and the correction between sampler and learner beside VERL 0.9.1, to 1e-5."""
 
-
 import pytest
 import torch
 from verl import DataProto
