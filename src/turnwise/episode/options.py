@@ -30,9 +30,6 @@ from turnwise.types import Trajectory
 ParserChoice: TypeAlias = ActionParser | str
 """A parser of tool calls, or its name; `auto` chooses the one that fits the chat template."""
 
-_TURNS_WITHOUT_LIMIT = 64
-"""Turns of an episode that no environment limits: an agent's, and one with tools."""
-
 SUMMARY_PROMPT = (
     "The conversation has become too long to continue. Write a summary with which you can go on: "
     "the task, what has been done and found out so far, and what to do next. All else will be "
@@ -53,21 +50,6 @@ class EpisodeLimits(LimitsConfig):
     """
 
     max_tokens_per_turn: int | None = 512
-
-    def turn_limit(self, max_steps: int | None, *, has_tools: bool = False) -> int:
-        """Return the turns after which an episode is truncated.
-
-        `max_steps` is the environment's own limit; None for an agent, which has none. A turn that
-        calls tools is no step, so with tools `max_steps` does not bound the turns.
-
-        >>> EpisodeLimits().turn_limit(15), EpisodeLimits(max_turns=10).turn_limit(15)
-        (15, 10)
-        """
-        if self.max_turns is not None:
-            return self.max_turns
-        if max_steps is None:
-            return _TURNS_WITHOUT_LIMIT
-        return max(max_steps, _TURNS_WITHOUT_LIMIT) if has_tools else max_steps
 
     def horizon(self, max_steps: int | None, *, has_tools: bool = False) -> int | None:
         """Return the most tokens that an agent can sample in an episode; None without a limit.

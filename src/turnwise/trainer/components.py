@@ -164,25 +164,32 @@ class UserComponents:
         """Return the estimator and policy loss that were given, or those of the settings."""
         return Algorithm.from_settings(config.training, self.adv_estimator, self.policy_loss)
 
+    def turn_limit(self, config: ConfigStore) -> int:
+        """Return the turns after which an episode is truncated; of a mix, the most of them.
+
+        Where the limits leave it to the environment, one is created to know its steps, which a
+        constructor may derive from its parameters.
+        """
+        limits = self.limits or episode_limits(config)
+        if limits.max_turns is not None or self.agent is not None:
+            return limits.turn_limit(None)
+        turns = []
+        for part in self.parts(config):
+            environment = part.components.factory(part.config)()
+            has_tools = self.tools is not None or bool(config.tools or marked_tools(environment))
+            turns.append(limits.turn_limit(environment.max_steps, has_tools=has_tools))
+            close_environment(environment)
+        return max(turns)
+
     def horizon(self, config: ConfigStore) -> int | None:
         """Return the most tokens that an agent can sample in an episode, by the limits in force.
 
-        Only Dr. GRPO's aggregation of the loss needs it: an environment is created to know its
-        steps, which a constructor may derive from its parameters.
+        Only Dr. GRPO's aggregation of the loss needs it.
         """
         if config.training.loss_agg_mode != "seq-mean-token-sum-norm":
             return None
         limits = self.limits or episode_limits(config)
-        has_tools = self.tools is not None or bool(config.tools)
-        if self.agent is not None:
-            return limits.horizon(None, has_tools=has_tools)
-        horizons = []
-        for part in self.parts(config):
-            environment = part.components.factory(part.config)()
-            tools = has_tools or bool(marked_tools(environment))
-            horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
-            close_environment(environment)
-        return None if None in horizons else max(number or 0 for number in horizons)
+        return limits.horizon(self.turn_limit(config))
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
