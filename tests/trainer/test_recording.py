@@ -121,7 +121,7 @@ def test_an_instance_is_named_by_its_class():
 def test_limits_come_back_as_they_were_given():
     for limits in (EpisodeLimits(max_turns=3, step_timeout=None), EpisodeLimits(max_turns=None)):
         again = episode_limits(names(limits=limits).validate())
-        assert again == limits
+        assert again == episode_limits(ConfigStore(), limits)
 
 
 def test_tools_that_the_settings_name_count_by_what_they_do(tmp_path, monkeypatch):

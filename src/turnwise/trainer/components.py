@@ -98,7 +98,7 @@ class UserComponents:
             reward_fn=reward_by_name(config.reward) if self.reward_fn is None else self.reward_fn,
             parser=parser_by_name(config.parser) if self.parser is None else self.parser,
             system_prompt=prompt,
-            limits=self.limits or episode_limits(config),
+            limits=episode_limits(config, self.limits),
             eval_fraction=config.training.eval_fraction,
         )
 

@@ -42,6 +42,7 @@ from turnwise.data.sources import is_file_name
 from turnwise.env import BaseEnvironment, make_environment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
+from turnwise.episode import episode_limits
 from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.runs.places import describe_base, names_in, with_recorded_names
@@ -221,9 +222,9 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     if given.system_prompt is not None:
         settings.system_prompt = given.system_prompt
     if given.limits is not None:
-        settings.limits = LimitsConfig(**dataclasses.asdict(given.limits))
-        # Null would mean `inference.max_tokens`; these limits replace those of that section.
-        settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
+        settings.limits = LimitsConfig(**vars(episode_limits(config, given.limits)))
+        # Null would mean `inference.max_tokens`.
+        settings.limits.max_tokens_per_turn = settings.limits.max_tokens_per_turn or _UNLIMITED
         settings.inference.max_turns = None
     for setting, (make_record, built_in) in _ALGORITHMS.items():
         if (choice := getattr(given, setting)) is not None:
