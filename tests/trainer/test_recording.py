@@ -171,6 +171,24 @@ def test_rows_in_memory_are_kept_as_they_are_or_said_to_be_lost(monkeypatch):
     assert (facts["kept"], facts["rows"]) == (False, 2)
 
 
+@pytest.mark.parametrize("kind", [ConfigError, ValueError, KeyError])
+def test_rows_that_raise_when_they_are_written_end_the_run(kind):
+    class Broken:
+        num_reads = 0
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            self.num_reads += index
+            if self.num_reads > 1:  # the first reading is for its hash
+                raise kind("the second row is broken")
+            return {"prompt": str(index)}
+
+    with pytest.raises(kind, match="the second row is broken"):
+        record(dataset=Broken())
+
+
 def test_rows_of_files_that_were_cut_are_not_the_rows_of_the_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "rows.jsonl"

@@ -15,7 +15,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,11 +138,7 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     all_rows: dict[str, Any] = {}
-    sources: list[tuple[Any, Any]] = []
-    for as_given, filled in [(given, user), *((p.given, p.components) for p in user.mix)]:
-        sources.append((as_given.dataset, filled.dataset))
-        sources.append((as_given.eval_dataset, filled.eval_dataset))
-    for (name, setting), (source, rows) in zip(settings.datasets(), sources, strict=True):
+    for name, setting, source, rows in _named_datasets(settings, given, user):
         if rows is None or (source is None and setting.path is None):
             continue
         all_rows[name] = rows
@@ -160,12 +156,13 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
             if num_shared:
                 facts |= {"rows_trained_on": num_shared, "rows_compared": num_compared}
         if any(map(is_lost, setting.paths)):
-            try:
-                files[f"{name}.jsonl"] = _rows_to_keep(rows)
-                setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
-                facts["kept"] = True
-            except ValueError as problem:
-                facts |= {"kept": False, "why_not_kept": str(problem)}
+            content = _rows_to_keep(rows)
+            if isinstance(content, str):
+                facts |= {"kept": False, "why_not_kept": content}
+                continue
+            files[f"{name}.jsonl"] = content
+            setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
+            facts["kept"] = True
     has_curriculum = user.curriculum is not None
     run_facts = {
         "identity": identity(user, config),
@@ -175,6 +172,19 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
         "limits": None if user.limits is None else dataclasses.asdict(user.limits),
     }
     return RunRecord(settings, files, run_facts)
+
+
+def _named_datasets(
+    settings: ConfigStore, given: UserComponents, user: UserComponents
+) -> Iterator[tuple[str, DatasetConfig, Any, Any]]:
+    """Yield each dataset: its name, its setting, what was given in Python, and its rows."""
+    datasets = dict(settings.datasets())
+    owners = {"": (given, user)}
+    owners |= {f"-{part.name}": (part.given, part.components) for part in user.mix}
+    for ending, (in_python, completed) in owners.items():
+        for key in _DATASETS:
+            name = f"{key}{ending}"
+            yield name, datasets[name], getattr(in_python, key), getattr(completed, key)
 
 
 # ---- names ----
@@ -422,20 +432,20 @@ def _dataset(given: Any) -> DatasetConfig:
     return dataclasses.replace(origin, path=names)
 
 
-def _rows_to_keep(rows: Any) -> bytes:
-    """Return the rows as lines of JSON; `ValueError` says why they cannot be written so."""
+def _rows_to_keep(rows: Any) -> bytes | str:
+    """Return the rows as lines of JSON, or why they cannot be written so."""
     content = bytearray()
     for index in range(len(rows)):
         row = _row(rows, index)
         try:
             line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            raise ValueError(f"row {index} cannot be written as JSON: {error}") from error
+            return f"row {index} cannot be written as JSON: {error}"
         if json.loads(line) != row or _row(rows, index) != row:  # a tuple, or made at random
-            raise ValueError(f"row {index} changes when it is written as JSON or read again")
+            return f"row {index} changes when it is written as JSON or read again"
         content += line
         if len(content) > MAX_KEPT_BYTES:
-            raise ValueError(f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB")
+            return f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB"
     return bytes(content)
 
 
