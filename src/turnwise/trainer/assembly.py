@@ -100,11 +100,12 @@ def make_collector(
 ) -> Collector:
     """Return a collector for one environment or agent, or for the environments of a mix."""
     collectors: dict[str, EpisodeCollector] = {}
-    chat: dict[str, Any] = {}  # one format for all: it depends on the tokenizer alone
+    chat = options.chat_format  # one for all: it depends on the tokenizer alone
     for name, kind in kinds.items():
-        collectors[name] = EpisodeCollector(engine, kind.factory, kind.options, **chat)
-        chat = {"chat_format": collectors[name].setup.chat}
-    return make(engine, source, options, parts=collectors, **chat)
+        collector = EpisodeCollector(engine, kind.factory, kind.options, chat_format=chat)
+        collectors[name] = collector
+        chat = collector.setup.chat
+    return make(engine, source, options, parts=collectors, chat_format=chat)
 
 
 def samples_exactly(config: ConfigStore, learner: BaseLearner) -> bool:

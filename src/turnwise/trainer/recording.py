@@ -54,7 +54,7 @@ from turnwise.tools.by_name import server_words, tools_by_name, uses_to_allow
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code import package_folders
-from turnwise.trainer.components import UserComponents, find_environment
+from turnwise.trainer.components import OWN_SETTINGS, UserComponents, find_environment
 from turnwise.user_code import (
     callable_label,
     code_name,
@@ -74,8 +74,6 @@ _MAX_HASHED_ROWS = 100_000
 _MAX_STARTS = 20
 _UNLIMITED = 2**31 - 1
 _DATASETS = ("dataset", "eval_dataset")
-_OWN = {"reward_fn": "reward", "tools": "tools", "system_prompt": "system_prompt"}
-"""What an environment of a mix may have for itself: arguments of the trainer, and settings."""
 _ALGORITHMS: dict[str, tuple[Any, Mapping[str, AdvantageEstimator | PolicyLoss]]] = {
     "adv_estimator": (get_advantage_estimator, ADVANTAGE_ESTIMATORS),
     "policy_loss": (get_policy_loss, POLICY_LOSSES),
@@ -202,7 +200,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         item.environment, item.params = named.environment.name, named.environment.params
         item.max_steps = named.environment.max_steps
         item.dataset, item.eval_dataset = named.dataset, named.eval_dataset
-        for argument, setting in _OWN.items():
+        for argument, setting in OWN_SETTINGS.items():
             if getattr(part.given, argument) is not None:  # else that of the run
                 setattr(item, setting, getattr(named, setting))
     for setting in ("agent", "expert"):
