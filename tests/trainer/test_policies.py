@@ -52,7 +52,11 @@ def changed(before, after):
 
 def test_engines_end_when_a_later_part_of_the_run_cannot_be_made(tmp_path, monkeypatch):
     closed = []
-    monkeypatch.setattr(LocalEngine, "close", closed.append)
+
+    def close(engine):
+        closed.append(engine)
+
+    monkeypatch.setattr(LocalEngine, "close", close)
     missing = f"policies.second.model={tmp_path / 'missing'}"
     with (
         small_trainer(tmp_path, Two, *SETTINGS, missing) as trainer,
