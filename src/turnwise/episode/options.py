@@ -37,19 +37,24 @@ SUMMARY_PROMPT = (
 )
 
 
+class _Default(int):
+    """A number that nobody gave: the settings of a run come before it."""
+
+
 @dataclass
 class EpisodeLimits(LimitsConfig):
     """The limits of one episode: the settings of the section `limits`, without their `inference`.
 
     None means no limit, except for `max_turns`: see `turn_limit`. The environment's `max_steps` is
     a limit as well. A turn that `max_tokens_per_turn` cuts is an action like any other. After a
-    summary, `max_tokens` counts those since then.
+    summary, `max_tokens` counts those since then. In a run, `max_turns` and `max_tokens_per_turn`
+    default to `inference.max_turns` and `inference.max_tokens`.
 
     >>> EpisodeLimits(max_turns=5).max_tokens_per_turn
     512
     """
 
-    max_tokens_per_turn: int | None = 512
+    max_tokens_per_turn: int | None = _Default(512)
 
     def horizon(self, max_steps: int | None, *, has_tools: bool = False) -> int | None:
         """Return the most tokens that an agent can sample in an episode; None without a limit.
@@ -82,18 +87,31 @@ class EpisodeLimits(LimitsConfig):
             )
 
 
-def episode_limits(config: ConfigStore) -> EpisodeLimits:
-    """Return the limits that the settings give to an episode.
+def episode_limits(config: ConfigStore, given: EpisodeLimits | None = None) -> EpisodeLimits:
+    """Return the limits of an episode by the settings; `given` replaces their section `limits`.
 
-    Those of the section `limits` come first; null of the first two means the section `inference`.
+    Where that says nothing, turns and tokens per turn are those of the section `inference`.
     """
-    inference, limits = config.inference, dataclasses.asdict(config.limits)
-    max_turns = limits.pop("max_turns") or inference.max_turns
-    return EpisodeLimits(
-        max_turns=max_turns if inference.multi_turn else 1,
-        max_tokens_per_turn=limits.pop("max_tokens_per_turn") or inference.max_tokens,
-        **limits,
-    )
+    if not isinstance(given, EpisodeLimits | None):
+        raise ConfigError(
+            f"limits got {given!r:.80}, expected turnwise.EpisodeLimits: "
+            "limits=EpisodeLimits(max_turns=5)."
+        )
+    inference, limits = config.inference, given or config.limits
+    max_turns = limits.max_turns or inference.max_turns
+    if inference.max_turns not in (None, max_turns):
+        raise ConfigError(
+            f"inference.max_turns got {inference.max_turns} and limits.max_turns got {max_turns}, "
+            "and both limit the turns of an episode. Set one of them."
+        )
+    num_tokens = limits.max_tokens_per_turn
+    is_unset = num_tokens is None if given is None else isinstance(num_tokens, _Default)
+    values = {
+        **vars(limits),
+        "max_turns": max_turns if inference.multi_turn else 1,
+        "max_tokens_per_turn": inference.max_tokens if is_unset else num_tokens,
+    }
+    return EpisodeLimits(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
