@@ -105,7 +105,8 @@ def episode_limits(config: ConfigStore) -> EpisodeLimits:
 
     Those of the section `limits` come first; null of the first two means the section `inference`.
     """
-    inference, limits = config.inference, dataclasses.asdict(config.limits)
+    inference = config.inference
+    limits = dataclasses.asdict(config.limits)
     max_turns = limits.pop("max_turns") or inference.max_turns
     return EpisodeLimits(
         max_turns=max_turns if inference.multi_turn else 1,
@@ -260,6 +261,8 @@ class EpisodeSetup:
 
     def replaced(self, **attributes: Any) -> EpisodeSetup:
         """Returns a copy with other values of these attributes."""
+        if unknown := attributes.keys() - vars(self).keys():
+            raise AttributeError(f"an EpisodeSetup has no {min(unknown)!r}")
         other = copy.copy(self)
         vars(other).update(attributes)
         return other
