@@ -89,7 +89,8 @@ def create_inference_engine(
         check_options(f"the {backend} engine", options, known | _COMMON)
         accepted = {name: value for name, value in options.items() if name in known}
     if isinstance(tokenizer, str | os.PathLike):
-        tokenizer = load_tokenizer(tokenizer)
+        is_trusted = bool(options.get("trust_remote_code"))
+        tokenizer = load_tokenizer(tokenizer, trust_remote_code=is_trusted)
     if kind is ScriptedEngine:
         if tokenizer is None and not is_named:
             raise ConfigError('a script needs a tokenizer. Pass tokenizer=, or the model "tiny".')
