@@ -221,7 +221,7 @@ class Trunk:
             return hidden[..., :1] * logits
 
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
-        replaced = [(self._body, body), (head, known_logits)]
+        replaced: list[Replacement] = [(self._body, body), (head, known_logits)]
         with model_lock(self.model), replaced_forwards(replaced):
             changed = self.model(ids, use_cache=False).logits[0, 0].double()
         config = self.model.config.get_text_config()
