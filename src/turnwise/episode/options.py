@@ -260,6 +260,8 @@ class EpisodeSetup:
 
     def replaced(self, **attributes: Any) -> EpisodeSetup:
         """Returns a copy with other values of these attributes."""
+        if unknown := attributes.keys() - vars(self).keys():
+            raise AttributeError(f"an EpisodeSetup has no {min(unknown)!r}")
         other = copy.copy(self)
         vars(other).update(attributes)
         return other
