@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, PolicyItem, RewardItem
 from turnwise.config.fields import Section
 from turnwise.env.catalog import ADAPTERS
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.user_code import module_file, names_code
 
 Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
@@ -24,9 +24,18 @@ Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 
 _BY_KIND: dict[Kind, tuple[str, ...]] = {
     "code": (
-        *("environment.name", "environments", "agent", "expert", "reward", "tools", "parser"),
-        *("training.adv_estimator", "training.policy_loss", "training.optimizer"),
-        *("inference.backend", "logging.sinks"),
+        "environment.name",
+        "environments",
+        "agent",
+        "expert",
+        "reward",
+        "tools",
+        "parser",
+        "training.adv_estimator",
+        "training.policy_loss",
+        "training.optimizer",
+        "inference.backend",
+        "logging.sinks",
     ),
     "rows": ("dataset.path", "eval_dataset.path"),
     "model": ("model.model_name", "model.local_path", "model.reference", "policies"),
@@ -136,8 +145,7 @@ def base_folders(run: Path) -> list[Path]:
 
     `run` may be a checkpoint.
     """
-    if (run / "state.json").is_file() and (run.absolute().parents[1] / "run.json").is_file():
-        run = run.absolute().parents[1]
+    run = run_containing(run)
     recorded = RunFolder(run).status.get("base_directory")
     if not isinstance(recorded, dict):
         return []
