@@ -248,7 +248,7 @@ def _facts_of_run(run: Path, checkpoint: str) -> dict[str, Any]:
 def _mean_by_weight(
     scored: Mapping[str, Mapping[str, Any]], weights: Mapping[str, float], who: str
 ) -> dict[str, float]:
-    """Return the success and the reward of a player over all environments of a mix, if it is one."""
+    """Return the success and the reward of a player over the environments of a mix."""
     from turnwise.trainer.episode_metrics import weighted_mean
 
     kinds = ("success", "reward")

@@ -195,9 +195,9 @@ def open_settings(
             f"Name it with --part: {', '.join(config.parts())}"
         )
     run = None if source is None else run_containing(source)
-    typed = [name for name, value in vars(overrides).items() if value]
-    if overrides.dataset:
-        typed.append("eval_dataset")
+    typed = [
+        name for name, option in _OPTIONS.items() if getattr(overrides, option.removeprefix("--"))
+    ]
     find_code(config, [] if run is None else base_folders(run), run=run, typed=typed)
     if not is_checked or not plays:
         return config
