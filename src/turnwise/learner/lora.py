@@ -168,6 +168,7 @@ def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
     if parts is None or not isinstance(parts[0], DTensor):
         return merged_weight(layer, name)
     low, high, scale = parts
+    assert isinstance(low, DTensor)
     rounded = round_merged(
         local_shard(weight),
         low.full_tensor(),

@@ -35,51 +35,12 @@ def convert_smollm2(folder: Path) -> None:
     gguf = import_extra("gguf", "smollm2")
     # A warning, since these are shown when logging is not configured.
     _log.warning("converting SmolLM2-135M, once: half a minute, 540 MB in %s", folder.parent)
-    reader = gguf.GGUFReader(source)
-    make_model(gguf, reader).save_pretrained(folder)
-    make_tokenizer(reader).save_pretrained(folder)
+    from transformers import AutoModelForCausalLM
 
-
-def make_model(gguf: Any, reader: Any) -> Any:
-    """Return a float32 model from an open GGUF file of the Llama family."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=_value(reader, "llama.vocab_size"),
-        hidden_size=_value(reader, "llama.embedding_length"),
-        intermediate_size=_value(reader, "llama.feed_forward_length"),
-        num_hidden_layers=_value(reader, "llama.block_count"),
-        num_attention_heads=_value(reader, "llama.attention.head_count"),
-        num_key_value_heads=_value(reader, "llama.attention.head_count_kv"),
-        max_position_embeddings=_value(reader, "llama.context_length"),
-        rms_norm_eps=_value(reader, "llama.attention.layer_norm_rms_epsilon"),
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": _value(reader, "llama.rope.freq_base"),
-        },
-        bos_token_id=_value(reader, "tokenizer.ggml.bos_token_id"),
-        eos_token_id=_value(reader, "tokenizer.ggml.eos_token_id"),
-        pad_token_id=_value(reader, "tokenizer.ggml.padding_token_id"),
-        tie_word_embeddings=True,
-    )
-    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    # `model.layers.3.self_attn.q_proj.weight` is `blk.3.attn_q.weight`; the head is tied.
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    weights = {}
-    for name in model.state_dict().keys() - {"lm_head.weight"}:
-        tensor = tensors[names.get_name(name, try_suffixes=[".weight"])]
-        values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        if num_heads := heads.get(name.split(".")[-2]):
-            # GGUF interleaves the two halves of each head; transformers concatenates them.
-            rows, columns = values.shape
-            pairs = values.reshape(num_heads, rows // num_heads // 2, 2, columns)
-            values = pairs.transpose(1, 2).reshape(rows, columns)
-        weights[name] = values
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model.load_state_dict(weights)
-    return model
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
+    del model.config.quantization_config  # the weights are numbers now
+    model.save_pretrained(folder)
+    make_tokenizer(gguf.GGUFReader(source)).save_pretrained(folder)
 
 
 def make_tokenizer(reader: Any) -> Any:
