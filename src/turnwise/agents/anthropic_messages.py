@@ -23,6 +23,7 @@ from turnwise.agents.requests import (
 from turnwise.chat import Message
 
 PATH = "/v1/messages"
+COUNTED = "input_tokens"
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     400: "invalid_request_error",
@@ -143,11 +144,6 @@ def _block(kind: str, content: Any) -> dict[str, Any]:
         return {"type": "text", "text": content}
     name, arguments = content["function"]["name"], content["function"]["arguments"]
     return {"type": "tool_use", "id": content["id"], "name": name, "input": json.loads(arguments)}
-
-
-def counted(num_tokens: int) -> dict[str, Any]:
-    """The body of a response to `/v1/messages/count_tokens`."""
-    return {"input_tokens": num_tokens}
 
 
 class Events(EventWriter):

@@ -14,7 +14,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -219,7 +219,11 @@ class Gateway:
             found = [self._episodes[name]] if name in self._episodes else []
         else:  # the key alone says which episode it is
             found = list(self._episodes.values())
-        allowed = [(session, key) for session, key in found if key is None or _is_one(key, given)]
+        allowed = [
+            (session, key)
+            for session, key in found
+            if key is None or any(hmac.compare_digest(key.encode(), each) for each in given)
+        ]
         if not allowed:
             raise ApiError(
                 "Incorrect API key provided, or the episode has ended. An agent needs the api_key "
@@ -281,7 +285,7 @@ class Gateway:
     async def _count_tokens(self, request: Request, api: ModuleType) -> Response:
         session = self._session(request)
         _, asked = api.parse(await _read_json(request), session.responses)
-        return JSONResponse(api.counted(await session.count_tokens(asked)))
+        return JSONResponse({api.COUNTED: await session.count_tokens(asked)})
 
     async def _unknown(self, request: Request, api: ModuleType) -> Response:
         raise self._unknown_url(request)
@@ -312,10 +316,6 @@ def _given_keys(request: Request) -> list[bytes]:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     keys += [token if scheme.lower() == "bearer" else "", request.query_params.get("key", "")]
     return [key.encode() for key in keys if key]
-
-
-def _is_one(key: str, given: Sequence[bytes]) -> bool:
-    return any(hmac.compare_digest(key.encode(), each) for each in given)
 
 
 async def _read_json(request: Request) -> Any:

@@ -28,10 +28,6 @@ _REFUSED = (
     "audio", "functions", "function_call", "logit_bias", "prediction", "web_search_options",
     "frequency_penalty", "presence_penalty", "top_logprobs",
 )  # fmt: skip
-_TOKEN_FIELDS = (
-    "return_token_ids", "return_meta_info", "return_input_ids_in_sglext",
-    "return_output_ids_in_sglext",
-)  # fmt: skip
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -87,7 +83,9 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequ
         sampling=read_sampling(fields),
         seed=fields.seed,
         enable_thinking=variables.get("thinking") if thinks is None else thinks,
-        wants_tokens=any(getattr(fields, name) for name in ("logprobs", *_TOKEN_FIELDS)),
+        wants_tokens=any(
+            value for name, value in fields if name == "logprobs" or name.startswith("return_")
+        ),
     )
     return fields, request
 
@@ -149,13 +147,13 @@ class Events(EventWriter):
     def finish(self, replies: Sequence[ChatReply]) -> str:
         end = "data: [DONE]\n\n"
         if ids := _all_tokens(replies, self._fields):
-            end = _event({**self._head, "choices": [], **ids}) + end
+            end = event({**self._head, "choices": [], **ids}) + end
         if self._has_usage:
-            return _event({**self._head, "choices": [], "usage": _usage(replies)}) + end
+            return event({**self._head, "choices": [], "usage": _usage(replies)}) + end
         return end
 
     def failed(self, error: ApiError) -> str:
-        return _event(error_body(error))
+        return event(error_body(error))
 
     def _choice(
         self, delta: Mapping[str, Any], of_all: Mapping[str, Any] | None = None, **more: Any
@@ -163,7 +161,7 @@ class Events(EventWriter):
         common = {"index": self.index, "delta": delta, "finish_reason": None, "logprobs": None}
         no_usage = {"usage": None} if self._has_usage else {}
         choices = [{**common, **more}]
-        return _event({**self._head, **(of_all or {}), "choices": choices, **no_usage})
+        return event({**self._head, **(of_all or {}), "choices": choices, **no_usage})
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -250,5 +248,6 @@ def _tokens(reply: ChatReply, fields: ChatCompletionBody) -> dict[str, Any]:
     return found
 
 
-def _event(data: Mapping[str, Any]) -> str:
+def event(data: Mapping[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -169,8 +169,7 @@ def validated(shape: type[BaseModel], body: Any, *, refused: Sequence[str] = ())
     for name in refused:
         if body.get(name):
             raise unsupported(name)
-    known = {name for own, field in shape.model_fields.items() for name in (own, field.alias)}
-    for name in body.keys() - known - _NO_EFFECT - {*refused}:
+    for name in body.keys() - shape.model_fields.keys() - _NO_EFFECT - {*refused}:
         log_once(f"The gateway does not know the field {name[:80]!r} of a request: it is ignored.")
     try:
         return shape.model_validate(body)
