@@ -10,7 +10,6 @@ from typing import Any
 
 from turnwise.agents import openai_chat
 from turnwise.agents.live import EventWriter
-from turnwise.agents.openai_chat import ChatCompletionBody
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, log_once, unsupported
 from turnwise.chat import Message
 
@@ -20,17 +19,15 @@ _CONFIG = {
     "temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed",
     "maxOutputTokens": "max_tokens", "stopSequences": "stop", "candidateCount": "n",
 }  # fmt: skip
-_CHOICES = {"NONE": "none", "ANY": "required"}
 _ERRORS = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
     429: "RESOURCE_EXHAUSTED",
-}
+}  # fmt: skip
 
 
-def parse(data: Any, earlier: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequest]:
+def parse(
+    data: Any, earlier: Mapping[str, Any]
+) -> tuple[openai_chat.ChatCompletionBody, ChatRequest]:
     """Read a request, which has `model`, `method` and `alt` of its URL as well."""
     try:
         translated = _translated(dict(data))
@@ -60,8 +57,8 @@ def _translated(data: dict[str, Any]) -> dict[str, Any]:
         for name in given.keys() - {"functionDeclarations"}:
             log_once(f"The gateway runs no tools: {name!r:.80} is left out of a request.")
     choice = choice.get("functionCallingConfig") or {}
-    chosen: Any = _CHOICES.get(choice.get("mode"), "auto")
-    allowed = choice.get("allowedFunctionNames") or ()
+    chosen: Any = {"NONE": "none", "ANY": "required"}.get(choice.get("mode", ""), "auto")
+    allowed: Any = choice.get("allowedFunctionNames") or ()
     if chosen == "required" and len(allowed) == 1:
         chosen = {"type": "function", "function": {"name": allowed[0]}}
     asked = {_CONFIG[name]: value for name, value in config.items() if name in _CONFIG}
@@ -120,7 +117,9 @@ def _messages(content: Mapping[str, Any], role: str) -> list[Message]:
     return [*results, {**kept, "content": ("" if role == "assistant" else "\n\n").join(texts)}]
 
 
-def body(model: str, replies: Sequence[ChatReply], _: ChatCompletionBody) -> dict[str, Any]:
+def body(
+    model: str, replies: Sequence[ChatReply], _: openai_chat.ChatCompletionBody
+) -> dict[str, Any]:
     """The body of a response."""
     candidates = [
         _candidate(index, [_part(kind, content) for kind, content in reply.blocks()], reply)
@@ -163,12 +162,9 @@ class Events(EventWriter):
 
     blocks_end = False
 
-    def __init__(self, model: str, fields: ChatCompletionBody) -> None:
+    def __init__(self, model: str, fields: openai_chat.ChatCompletionBody) -> None:
         super().__init__()
         self._model, self._name = model, secrets.token_hex(12)
-
-    def begin(self, num_prompt_tokens: int, reply: ChatReply | None) -> str:
-        return ""
 
     def piece(self, kind: str, text: str) -> str:
         return self._event([_candidate(self.index, [_part(kind, text)], None)])
