@@ -120,7 +120,6 @@ def _messages(content: Mapping[str, Any], role: str) -> list[Message]:
 def body(
     model: str, replies: Sequence[ChatReply], _: openai_chat.ChatCompletionBody
 ) -> dict[str, Any]:
-    """The body of a response."""
     candidates = [
         _candidate(index, [_part(kind, content) for kind, content in reply.blocks()], reply)
         for index, reply in enumerate(replies)
@@ -184,6 +183,5 @@ class Events(EventWriter):
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """An error as Google writes it."""
     status = _ERRORS.get(error.status, "INTERNAL")
     return {"error": {"code": error.status, "message": error.message, "status": status}}
