@@ -1,9 +1,11 @@
 """What clients of other servers send and expect: fields, tools, token ids, Google's API, keys."""
 
 import asyncio
+import dataclasses
 import json
 import math
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -305,6 +307,24 @@ def test_what_googles_api_refuses_has_its_shape():
         assert ask(llm, f"{GOOGLE}:generateContent", {"contents": CONTENTS})[0] == 200
         status, found = ask(llm, f"{GOOGLE}:generateContent", {"contents": CONTENTS})
         assert (status, found["error"]["status"]) == (429, "RESOURCE_EXHAUSTED")
+
+
+def test_many_episodes_at_one_url_get_their_own_tokens():
+    def ask_of(session, llm):
+        shared = dataclasses.replace(llm, base_url=f"{gateway.address}/v1")
+        body = {"model": "policy", "messages": QUESTION, "return_token_ids": True}
+        _, found = ask(shared, CHAT, body)
+        (turn,) = session.tree.turns
+        assert found["prompt_token_ids"] == turn.context_ids
+        assert found["choices"][0]["token_ids"] == turn.ids
+        return found["choices"][0]["message"]["content"]
+
+    with Gateway() as gateway, ThreadPoolExecutor(16) as pool:
+        sessions = [make_session(f"I am {number}.") for number in range(64)]
+        llms = [gateway.open(session) for session in sessions]
+        assert [*pool.map(ask_of, sessions, llms)] == [f"I am {n}." for n in range(64)]
+        for llm in llms:
+            asyncio.run(gateway.close(llm))
 
 
 # -- which episode ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Command-line coding agents from npm, each in a whole training step: it edits a file."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -13,6 +14,8 @@ from turnwise.types import EpisodeStatus
 from worlds import coders
 
 HERE = Path(__file__).resolve().parent
+PAGE = (HERE.parents[1] / "docs" / "agents.md").read_text("utf-8")
+SCRIPTS = dict(re.findall(r'^```sh title="([^"]+)"\n(.*?)^```', PAGE, re.M | re.S))
 PACKAGES = {
     "codex": "@openai/codex@0.169.0",
     "claude": "@anthropic-ai/claude-code@2.1.327",
@@ -50,10 +53,12 @@ def test_it_edits_a_file_in_a_training_step(name, installed, tmp_path, monkeypat
     work = tmp_path / "repository"
     work.mkdir()
     (work / "sums.py").write_text(f"def add(a, b):\n    return {coders.BUG}\n")
+    for script in ("episode.sh", f"{name}.sh"):
+        (tmp_path / script).write_text(SCRIPTS[script])
     for variable, value in {
         "PATH": f"{installed(name)}:{os.environ['PATH']}",
         "WORK": str(work),
-        "CLIENT": str(HERE / "clients" / f"{name}.sh"),
+        "CLIENT": str(tmp_path / f"{name}.sh"),
         # Nothing outside this machine can be reached.
         "HTTPS_PROXY": "http://127.0.0.1:9",
         "HTTP_PROXY": "http://127.0.0.1:9",
@@ -62,7 +67,7 @@ def test_it_edits_a_file_in_a_training_step(name, installed, tmp_path, monkeypat
         monkeypatch.setenv(variable, value)
     model, tokenizer = coders.make_model()
     config = {
-        "agent": f"bash {HERE}/clients/episode.sh {{task}}",
+        "agent": f"bash {tmp_path}/episode.sh {{task}}",
         "inference": {
             "backend": f"{HERE}/coders.py:ScriptedCoder", "max_tokens": 1000, "max_turns": 8,
         },
