@@ -5,14 +5,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from turnwise.agents.live import EventWriter
 from turnwise.agents.requests import (
     ApiError,
     ChatReply,
     ChatRequest,
-    Shape,
+    client_tools,
     pieces,
     read_sampling,
     read_text,
@@ -22,11 +22,8 @@ from turnwise.agents.requests import (
 )
 from turnwise.chat import Message
 
-PATH = "/messages"
-_IGNORED = (
-    "cache_control", "context_management", "inference_geo", "metadata", "output_config",
-    "service_tier", "thinking",
-)  # fmt: skip
+PATH = "/v1/messages"
+COUNTED = "input_tokens"
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     400: "invalid_request_error",
@@ -36,7 +33,7 @@ _ERRORS = {
 }
 
 
-class MessagesBody(Shape):
+class MessagesBody(BaseModel):
     """The fields of a request that have an effect."""
 
     model: str
@@ -54,14 +51,14 @@ class MessagesBody(Shape):
 
 def parse(data: Any, _: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
     """Read a request; raises ApiError with the field that is wrong."""
-    fields = validated(MessagesBody, data, ignored=_IGNORED, refused=("mcp_servers", "container"))
+    fields = validated(MessagesBody, data, refused=("mcp_servers", "container"))
     messages: list[Message] = []
     if fields.system:
         messages.append({"role": "system", "content": read_text(fields.system, "system", "\n\n")})
     for number, message in enumerate(fields.messages):
         messages += _messages(message, f"messages.{number}")
     choice = fields.tool_choice or {}
-    tools = [_tool(tool, number) for number, tool in enumerate(fields.tools or ())]
+    tools = [_tool(tool) for tool in client_tools(fields.tools, None, "custom")]
     return fields, ChatRequest(
         messages,
         tools,
@@ -73,12 +70,7 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
     )
 
 
-def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        raise ApiError(
-            f"tools.{number}: a tool of type {tool.get('type')!r} runs on Anthropic's servers only",
-            param="tools",
-        )
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     if tool.get("description"):
         function["description"] = tool["description"]

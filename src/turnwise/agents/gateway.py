@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from turnwise.agents import anthropic_messages, openai_chat, openai_responses
+from turnwise.agents import anthropic_messages, google_generate, openai_chat, openai_responses
 from turnwise.agents.live import EventWriter
 from turnwise.agents.requests import ApiError, ChatReply, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
@@ -33,6 +33,8 @@ from turnwise.errors import ConfigError, describe_error
 from turnwise.http_server import AppServer, is_same_site, open_listener
 
 HOST = "127.0.0.1"
+EPISODE_HEADER = "x-turnwise-episode"
+"""Names an episode by its key, behind a proxy that needs the other headers for its own key."""
 _LOG = logging.getLogger("turnwise")
 _STOP_SECONDS = 30.0
 
@@ -62,6 +64,9 @@ class LLM:
             "ANTHROPIC_API_KEY": self.api_key,
             "ANTHROPIC_AUTH_TOKEN": self.api_key,
             "ANTHROPIC_MODEL": self.model,
+            "GOOGLE_GEMINI_BASE_URL": self.anthropic_url,
+            "GEMINI_API_KEY": self.api_key,
+            "GEMINI_MODEL": self.model,
         }
 
 
@@ -157,18 +162,19 @@ class Gateway:
 
         def route(path: str, handler: Any, api: ModuleType, method: str = "POST") -> list[Route]:
             answer = functools.partial(self._answer, handler, api)
-            return [Route(at + path, answer, methods=[method]) for at in ("/v1", "/{episode}/v1")]
+            return [Route(at + path, answer, methods=[method]) for at in ("", "/{episode}")]
 
         routes = [
             Route("/health", self._health, methods=["GET"]),
-            *route("/models", self._models, openai_chat, "GET"),
-            *route("/models/{model:path}", self._models, openai_chat, "GET"),
+            *route("/v1/models", self._models, openai_chat, "GET"),
+            *route("/v1/models/{model:path}", self._models, openai_chat, "GET"),
             *route(openai_chat.PATH, self._reply, openai_chat),
             *route(openai_responses.PATH, self._reply, openai_responses),
             *route(anthropic_messages.PATH, self._reply, anthropic_messages),
             *route(
                 anthropic_messages.PATH + "/count_tokens", self._count_tokens, anthropic_messages
             ),
+            *route(google_generate.PATH, self._generate, google_generate),
         ]
         unknown = functools.partial(self._answer, self._unknown, None)
         anything = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -210,14 +216,19 @@ class Gateway:
 
     def _session(self, request: Request) -> AgentSession:
         """Return the session of a request's episode, if its key is the episode's own."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
-        name = request.path_params.get("episode", "")
+        name, given = request.path_params.get("episode", ""), _given_keys(request)
         if name and "" in self._episodes:  # this serves one model to everyone, at `/v1`
             raise self._unknown_url(request)
-        session, key = self._episodes.get(name, (None, None))
-        is_allowed = key is None or hmac.compare_digest(given.encode(), key.encode())
-        if session is None or not is_allowed:
+        if name or "" in self._episodes:
+            found = [self._episodes[name]] if name in self._episodes else []
+        else:  # the key alone says which episode it is
+            found = list(self._episodes.values())
+        allowed = [
+            (session, key)
+            for session, key in found
+            if key is None or any(hmac.compare_digest(key.encode(), each) for each in given)
+        ]
+        if not allowed:
             raise ApiError(
                 "Incorrect API key provided, or the episode has ended. An agent needs the base_url "
                 "and the api_key of one llm, a client of turnwise serve the key that the server "
@@ -225,6 +236,7 @@ class Gateway:
                 status=401,
                 code="invalid_api_key",
             )
+        session, key = allowed[0]
         hosts, origins = (request.headers.getlist(name) for name in ("host", "origin"))
         if key is None and not is_same_site(hosts, origins):
             raise ApiError(
@@ -246,6 +258,10 @@ class Gateway:
         if name is not None:
             self._check_model(name)
         return JSONResponse(entry if name else {"object": "list", "data": [entry]})
+
+    async def _generate(self, request: Request, api: ModuleType) -> Response:
+        counts = request.path_params["method"] == "countTokens"
+        return await (self._count_tokens if counts else self._reply)(request, api)
 
     async def _reply(self, request: Request, api: ModuleType) -> Response:
         """Answer with the model's replies, as a body or as events."""
@@ -274,7 +290,7 @@ class Gateway:
     async def _count_tokens(self, request: Request, api: ModuleType) -> Response:
         session = self._session(request)
         _, asked = api.parse(await _read_json(request), session.responses)
-        return JSONResponse({"input_tokens": await session.count_tokens(asked)})
+        return JSONResponse({api.COUNTED: await session.count_tokens(asked)})
 
     async def _unknown(self, request: Request, api: ModuleType) -> Response:
         raise self._unknown_url(request)
@@ -282,8 +298,8 @@ class Gateway:
     def _unknown_url(self, request: Request) -> ApiError:
         return ApiError(
             f"Invalid URL ({request.method} {request.url.path}). Clients of OpenAI's API take a "
-            "base URL that ends with /v1 (llm.base_url), those of Anthropic's the same without it "
-            "(llm.anthropic_url).",
+            "base URL that ends with /v1 (llm.base_url), those of Anthropic's and Google's the "
+            "same without it (llm.anthropic_url).",
             status=404,
             code="unknown_url",
         )
@@ -298,12 +314,25 @@ class Gateway:
             )
 
 
+def _given_keys(request: Request) -> list[bytes]:
+    """The keys that a request has, wherever clients put them."""
+    names = (EPISODE_HEADER, "x-api-key", "x-goog-api-key")
+    keys = [request.headers.get(name, "") for name in names]
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    keys += [token if scheme.lower() == "bearer" else "", request.query_params.get("key", "")]
+    return [key.encode() for key in keys if key]
+
+
 async def _read_json(request: Request) -> Any:
+    """Return the body of a request; in Google's API some of its fields are in the URL."""
     body = await request.body()
     try:
         value = json.loads(body.decode("utf-8-sig"))
         if b"\\ud" in body.lower():  # half of a surrogate pair is no text that has tokens
             json.dumps(value, ensure_ascii=False).encode()
+        if "method" in request.path_params and isinstance(value, dict):
+            value |= {name: request.path_params[name] for name in ("model", "method")}
+            value["alt"] = request.query_params.get("alt", "json")
         return value
     except (ValueError, RecursionError):
         raise ApiError("the body of the request is no JSON", code="invalid_json") from None

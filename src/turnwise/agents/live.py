@@ -128,9 +128,9 @@ class EventWriter(ABC):
             return ""
         return self.close(kind, self._sent[kind])
 
-    @abstractmethod
     def begin(self, num_prompt_tokens: int, reply: ChatReply | None) -> str:
         """Write the beginning of a reply, which is None while it is sampled."""
+        return ""
 
     def open(self, kind: str) -> str:
         return ""

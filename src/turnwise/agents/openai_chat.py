@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from turnwise.agents.live import EventWriter
 from turnwise.agents.requests import (
     ApiError,
     ChatReply,
     ChatRequest,
-    Shape,
+    client_tools,
     read_sampling,
     read_text,
     stop_strings,
@@ -23,11 +23,7 @@ from turnwise.agents.requests import (
 )
 from turnwise.chat import Message
 
-PATH = "/chat/completions"
-_IGNORED = (
-    "metadata", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
-    "safety_identifier", "service_tier", "store", "user", "verbosity",
-)  # fmt: skip
+PATH = "/v1/chat/completions"
 _REFUSED = (
     "audio", "functions", "function_call", "logit_bias", "prediction", "web_search_options",
     "frequency_penalty", "presence_penalty", "top_logprobs",
@@ -35,7 +31,7 @@ _REFUSED = (
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class ChatCompletionBody(Shape):
+class ChatCompletionBody(BaseModel):
     """The fields of a request that have an effect."""
 
     model: str
@@ -53,6 +49,13 @@ class ChatCompletionBody(Shape):
     min_p: float | None = None
     seed: int | None = None
     logprobs: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    return_input_ids_in_sglext: bool | None = None
+    return_output_ids_in_sglext: bool | None = None
+    """The exact tokens of prompt and reply: vLLM 0.33 has the first two, SGLang 0.5.23 all others
+    and the first."""
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
@@ -63,10 +66,10 @@ class ChatCompletionBody(Shape):
 
 def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequest]:
     """Read a request; raises ApiError with the field that is wrong."""
-    fields = validated(ChatCompletionBody, data, ignored=_IGNORED, refused=_REFUSED)
+    fields = validated(ChatCompletionBody, data, refused=_REFUSED)
     if fields.response_format and fields.response_format.get("type", "text") != "text":
         raise unsupported("response_format")
-    tools = fields.tools or []
+    tools = list(client_tools(fields.tools, "function"))
     variables = fields.chat_template_kwargs or {}
     thinks = variables.get("enable_thinking")
     request = ChatRequest(
@@ -80,13 +83,16 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequ
         sampling=read_sampling(fields),
         seed=fields.seed,
         enable_thinking=variables.get("thinking") if thinks is None else thinks,
-        wants_log_probs=bool(fields.logprobs),
+        wants_tokens=any(
+            value for name, value in fields if name == "logprobs" or name.startswith("return_")
+        ),
     )
     return fields, request
 
 
-def body(model: str, replies: Sequence[ChatReply], _: ChatCompletionBody) -> dict[str, Any]:
+def body(model: str, replies: Sequence[ChatReply], fields: ChatCompletionBody) -> dict[str, Any]:
     return {
+        **_prompt_tokens(replies[0] if replies else None, fields),
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion",
         "created": int(time.time()),
@@ -96,10 +102,11 @@ def body(model: str, replies: Sequence[ChatReply], _: ChatCompletionBody) -> dic
                 "index": index,
                 "message": {**reply.message, "content": reply.content or None, "refusal": None},
                 "finish_reason": reply.finish_reason,
-                "logprobs": _log_probs(reply),
+                **_tokens(reply, fields),
             }
             for index, reply in enumerate(replies)
         ],
+        **_all_tokens(replies, fields),
         "usage": _usage(replies),
         "system_fingerprint": None,
         "service_tier": None,
@@ -117,10 +124,12 @@ class Events(EventWriter):
         names = ("id", "created", "model", "system_fingerprint")
         self._head = {**{n: whole[n] for n in names}, "object": "chat.completion.chunk"}
         self._has_usage = bool((fields.stream_options or {}).get("include_usage"))
+        self._fields = fields
 
     def begin(self, num_prompt_tokens: int, reply: ChatReply | None) -> str:
-        log_probs = None if reply is None else _log_probs(reply)
-        return self._choice({"role": "assistant", "content": ""}, logprobs=log_probs)
+        tokens = {} if reply is None else _tokens(reply, self._fields)
+        prompt = _prompt_tokens(reply, self._fields)
+        return self._choice({"role": "assistant", "content": ""}, prompt, **tokens)
 
     def piece(self, kind: str, text: str) -> str:
         return self._choice({"content" if kind == "text" else "reasoning_content": text})
@@ -136,17 +145,22 @@ class Events(EventWriter):
 
     def finish(self, replies: Sequence[ChatReply]) -> str:
         end = "data: [DONE]\n\n"
+        if ids := _all_tokens(replies, self._fields):
+            end = event({**self._head, "choices": [], **ids}) + end
         if self._has_usage:
-            return _event({**self._head, "choices": [], "usage": _usage(replies)}) + end
+            return event({**self._head, "choices": [], "usage": _usage(replies)}) + end
         return end
 
     def failed(self, error: ApiError) -> str:
-        return _event(error_body(error))
+        return event(error_body(error))
 
-    def _choice(self, delta: Mapping[str, Any], **more: Any) -> str:
+    def _choice(
+        self, delta: Mapping[str, Any], of_all: Mapping[str, Any] | None = None, **more: Any
+    ) -> str:
         common = {"index": self.index, "delta": delta, "finish_reason": None, "logprobs": None}
         no_usage = {"usage": None} if self._has_usage else {}
-        return _event({**self._head, "choices": [{**common, **more}], **no_usage})
+        choices = [{**common, **more}]
+        return event({**self._head, **(of_all or {}), "choices": choices, **no_usage})
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -185,15 +199,52 @@ def _usage(replies: Sequence[ChatReply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _log_probs(reply: ChatReply) -> dict[str, Any] | None:
-    if not reply.tokens:
-        return None
-    content = [
-        {"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, log_prob in zip(reply.tokens, reply.log_probs, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+def _prompt_tokens(reply: ChatReply | None, fields: ChatCompletionBody) -> dict[str, Any]:
+    """What vLLM adds to a response."""
+    if reply is None or not fields.return_token_ids:
+        return {}
+    return {"prompt_token_ids": list(reply.prompt_ids)}
 
 
-def _event(data: Mapping[str, Any]) -> str:
+def _all_tokens(replies: Sequence[ChatReply], fields: ChatCompletionBody) -> dict[str, Any]:
+    """What SGLang adds to a response."""
+    ids: dict[str, Any] = {}
+    if fields.return_input_ids_in_sglext and replies:
+        ids["input_ids"] = list(replies[0].prompt_ids)
+    if fields.return_output_ids_in_sglext and replies:
+        ids["output_ids"] = [list(reply.ids) for reply in replies]
+    return {"sglext": ids} if ids else {}
+
+
+def _tokens(reply: ChatReply, fields: ChatCompletionBody) -> dict[str, Any]:
+    """What a choice has of its tokens: vLLM's `token_ids` are `response_token_ids` in SGLang."""
+    found: dict[str, Any] = {"logprobs": None}
+    ids = list(reply.ids)
+    if fields.logprobs:
+        texts = reply.texts
+        if fields.return_tokens_as_token_ids:
+            texts = [f"token_id:{i}" for i in ids]
+        content = [
+            {"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, log_prob in zip(texts, reply.log_probs, strict=True)
+        ]
+        found["logprobs"] = {"content": content, "refusal": None}
+    if fields.return_token_ids:
+        found |= {"token_ids": ids, "response_token_ids": ids}
+        found["prompt_token_ids"] = list(reply.prompt_ids)
+        if reply.inserted is not None:  # ours: nobody else has a name for it
+            first, last = reply.inserted
+            found["token_mask"] = [not first <= at < last for at in range(len(ids))]
+    if fields.return_meta_info:
+        found["meta_info"] = {
+            "prompt_tokens": len(reply.prompt_ids),
+            "completion_tokens": len(ids),
+            "finish_reason": {"type": "length" if reply.finish_reason == "length" else "stop"},
+            "output_token_logprobs": list(zip(reply.log_probs, ids, reply.texts, strict=True)),
+        }
+    return found
+
+
+def event(data: Mapping[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

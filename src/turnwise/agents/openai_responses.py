@@ -3,10 +3,10 @@
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 
 from turnwise.agents.live import EventWriter
 from turnwise.agents.openai_chat import error_body as error_body
@@ -14,7 +14,7 @@ from turnwise.agents.requests import (
     ApiError,
     ChatReply,
     ChatRequest,
-    Shape,
+    client_tools,
     pieces,
     read_sampling,
     read_text,
@@ -24,16 +24,11 @@ from turnwise.agents.requests import (
 )
 from turnwise.chat import Message
 
-PATH = "/responses"
-_IGNORED = (
-    "include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning",
-    "safety_identifier", "service_tier", "store", "stream_options", "top_logprobs", "truncation",
-    "user",
-)  # fmt: skip
+PATH = "/v1/responses"
 _REFUSED = ("background", "conversation", "prompt")
 
 
-class ResponsesBody(Shape):
+class ResponsesBody(BaseModel):
     """The fields of a request that have an effect."""
 
     model: str
@@ -53,11 +48,13 @@ class ResponsesBody(Shape):
     _name: str = PrivateAttr(default_factory=lambda: secrets.token_hex(12))
     _created: int = PrivateAttr(default_factory=lambda: int(time.time()))
     """Of the response: its id and those of its items are made of the name."""
+    _namespaces: dict[str, dict[str, str]] = PrivateAttr(default_factory=dict)
+    """By the name that the policy knows: the name and the namespace of a tool that has one."""
 
 
 def parse(data: Any, earlier: Mapping[str, Sequence[Message]]) -> tuple[ResponsesBody, ChatRequest]:
     """Read a request; `earlier` has the conversations of responses by their ids."""
-    fields = validated(ResponsesBody, data, ignored=_IGNORED, refused=_REFUSED)
+    fields = validated(ResponsesBody, data, refused=_REFUSED)
     if ((fields.text or {}).get("format") or {}).get("type", "text") != "text":
         raise unsupported("text.format")
     messages: list[Message] = []
@@ -75,7 +72,7 @@ def parse(data: Any, earlier: Mapping[str, Sequence[Message]]) -> tuple[Response
     messages += _messages(items)
     if fields.instructions:  # those of an earlier response are not carried over
         messages.insert(0, {"role": "system", "content": fields.instructions})
-    tools = [_tool(tool) for tool in fields.tools or ()]
+    tools = [_tool(tool) for tool in client_tools(_flat_tools(fields), "function")]
     return fields, ChatRequest(
         messages,
         tools,
@@ -88,13 +85,26 @@ def parse(data: Any, earlier: Mapping[str, Sequence[Message]]) -> tuple[Response
     )
 
 
+def _flat_tools(fields: ResponsesBody) -> Iterator[Mapping[str, Any]]:
+    """The tools, also those in namespaces, whose names begin with the namespace."""
+    for tool in fields.tools or ():
+        if tool.get("type") != "namespace":
+            yield tool
+            continue
+        for member in tool.get("tools") or ():
+            if not isinstance(member, Mapping):
+                raise ApiError(f"tools has {member!r:.80} in a namespace, expected a tool")
+            place = {"namespace": str(tool.get("name")), "name": str(member.get("name"))}
+            fields._namespaces[_flat_name(place)] = place
+            yield {**member, "name": _flat_name(place)}
+
+
+def _flat_name(call: Mapping[str, Any]) -> Any:
+    name, namespace = call.get("name"), call.get("namespace")
+    return f"{namespace}__{name}" if namespace else name
+
+
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise ApiError(
-            f"a tool of type {tool.get('type')!r} is not supported; expected function",
-            code="unsupported_parameter",
-            param="tools",
-        )
     function = {name: tool.get(name) for name in ("name", "description", "parameters")}
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
@@ -118,7 +128,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
         elif kind == "reasoning" and turn is not None:
             turn["reasoning_content"] = read_text(item.get("content"), f"{param}.content")
         elif kind == "function_call" and turn is not None:
-            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            function = {"name": _flat_name(item), "arguments": item.get("arguments") or "{}"}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
@@ -180,7 +190,8 @@ def _item(fields: ResponsesBody, kind: str, content: Any) -> dict[str, Any]:
     if kind == "call":
         name = f"fc_{content['id'].removeprefix('call_')}"
         called = {"type": "function_call", "call_id": content["id"], **content["function"]}
-        return {"id": name, **called, "status": "completed"}
+        place = fields._namespaces.get(called["name"], {})
+        return {"id": name, **called, **place, "status": "completed"}
     if kind == "thought":
         part: dict[str, Any] = {"type": "reasoning_text", "text": content}
         return {"id": f"rs_{fields._name}", "type": "reasoning", "summary": [], "content": [part]}

@@ -1,15 +1,27 @@
 """What agents ask for and what they get, whichever API they speak."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from turnwise.chat import Message
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
 from turnwise.types import NotText, read_content
+
+_LOG = logging.getLogger("turnwise")
+_NO_EFFECT = frozenset((
+    "cache_control", "client_metadata", "context_management", "include", "inference_geo",
+    "labels", "max_tool_calls", "metadata", "output_config", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning", "reasoning_effort", "safetySettings",
+    "safety_identifier", "service_tier", "store", "stream_options", "thinking", "top_logprobs",
+    "truncation", "user", "verbosity",
+))  # fmt: skip
+"""Fields that clients send as a matter of course, and that change nothing here."""
 
 
 class ApiError(TurnwiseError, RuntimeError):
@@ -50,7 +62,8 @@ class ChatRequest:
     seed: int | None = None
     enable_thinking: bool | None = None
     """What the request asks for; training has the run's own setting."""
-    wants_log_probs: bool = False
+    wants_tokens: bool = False
+    """Whether the ids and log-probs of the reply are sent, so that it is sampled whole before."""
     response_id: str | None = None
     """The id by which a later request can continue the conversation, in OpenAI's responses."""
     has_instructions: bool = False
@@ -67,9 +80,15 @@ class ChatReply:
     """`stop`, `length` or `tool_calls`."""
     num_prompt_tokens: int
     num_sampled_tokens: int
-    tokens: Sequence[str] = field(default_factory=list)
-    """The text of each sampled token."""
-    log_probs: Sequence[float] = field(default_factory=list)
+    prompt_ids: Sequence[int] = ()
+    """All that the policy saw before it sampled `ids`."""
+    ids: Sequence[int] = ()
+    log_probs: Sequence[float] = ()
+    """One for each of `ids`; 0 for those that were not sampled."""
+    inserted: tuple[int, int] | None = None
+    """The span of `ids` that was not sampled, such as the end of a thought that was cut."""
+    texts: Sequence[str] = ()
+    """Of each of `ids`, if the request asks for tokens."""
 
     @property
     def content(self) -> str:
@@ -134,36 +153,29 @@ class ServedRequest:
     seconds: float
 
 
-class Shape(BaseModel):
-    """The fields that an API knows; others are refused."""
+@functools.lru_cache(maxsize=256)
+def log_once(text: str) -> None:
+    """Log what a client should know, not with every request."""
+    _LOG.warning(text)
 
-    model_config = ConfigDict(extra="forbid")
 
-
-def validated(
-    shape: type[BaseModel], body: Any, *, ignored: Sequence[str], refused: Sequence[str]
-) -> Any:
+def validated(shape: type[BaseModel], body: Any, *, refused: Sequence[str] = ()) -> Any:
     """Return a body as the fields of an API; raises ApiError with the first one that is wrong.
 
-    Fields that are `ignored` have no effect here; those that are `refused` must be empty.
+    Fields that are `refused` must be empty. Others that the shape does not have change nothing.
     """
     if not isinstance(body, Mapping):
         raise ApiError(f"the body is a {type(body).__name__}, expected a JSON object")
     for name in refused:
         if body.get(name):
             raise unsupported(name)
-    known = {name: body[name] for name in body if name not in (*ignored, *refused)}
+    for name in body.keys() - shape.model_fields.keys() - _NO_EFFECT - {*refused}:
+        log_once(f"The gateway does not know the field {name[:80]!r} of a request: it is ignored.")
     try:
-        return shape.model_validate(known)
+        return shape.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
         param = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            raise ApiError(
-                f"Unrecognized request argument supplied: {param}",
-                code="unknown_parameter",
-                param=param,
-            ) from None
         raise ApiError(f"{param}: {first['msg']}", param=param) from None
 
 
@@ -202,6 +214,18 @@ def read_text(content: Any, param: str, between: str = "") -> str:
         return read_content(content, between)
     except NotText as error:
         raise ApiError(f"{param} has {error}", param=param) from None
+
+
+def client_tools(
+    tools: Iterable[Mapping[str, Any]] | None, *kinds: str | None
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the tools of these types, which the client runs. Those that the server of an API runs,
+    such as a web search, are logged: the policy does not have them."""
+    for tool in tools or ():
+        if (kind := tool.get("type")) in kinds:
+            yield tool
+        else:
+            log_once(f"The gateway runs no tools: {kind!r:.80} is left out of a request.")
 
 
 def tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

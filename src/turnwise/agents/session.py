@@ -94,7 +94,7 @@ class AgentSession:
                 EpisodeStatus.TRUNCATED_BY_TURNS, f"have {most} turns (limits.max_turns)"
             )
         self._check_time()
-        if not self._honours_sampling or request.num_replies > 1 or request.wants_log_probs:
+        if not self._honours_sampling or request.num_replies > 1 or request.wants_tokens:
             on_delta = None
         tasks = [
             asyncio.ensure_future(self._reply(request, number, on_delta))
@@ -204,11 +204,20 @@ class AgentSession:
         if not calls and result.finish_reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
             reason = "length"
         reply = ChatReply(message, reason, len(prompt.ids), len(result.log_probs))
-        reply.log_probs = result.log_probs
-        if request.wants_log_probs:
-            decode = setup.chat.tokenizer.decode
-            reply.tokens = [str(decode([i], skip_special_tokens=False)) for i in result.sampled_ids]
+        if request.wants_tokens:
+            self._add_tokens(reply, prompt, result)
         return reply
+
+    def _add_tokens(self, reply: ChatReply, prompt: TreePrompt, turn: TurnTokens) -> None:
+        """Add what was recorded. The opening of a call, which the policy saw, is in its prompt."""
+        first, last = turn.inserted or (0, 0)
+        begin = last if first == 0 else 0
+        reply.prompt_ids, reply.ids = [*prompt.ids, *turn.ids[:begin]], turn.ids[begin:]
+        reply.inserted = (first, last) if 0 < first < last else None
+        gap = [0.0] * (last - first - begin)
+        reply.log_probs = [*turn.log_probs[:first], *gap, *turn.log_probs[first:]]
+        decode = self._setup.chat.tokenizer.decode
+        reply.texts = [str(decode([i], skip_special_tokens=False)) for i in reply.ids]
 
     def _read(
         self, request: ChatRequest, text: str, in_thought: bool, key: str

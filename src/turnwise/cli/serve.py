@@ -1,4 +1,4 @@
-"""`turnwise serve` serves a model by OpenAI's or Anthropic's API; `turnwise view` shows runs."""
+"""`turnwise serve` serves a model by the APIs of others; `turnwise view` shows runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def serve(
     device: opt.DeviceOption = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
 ) -> None:
-    """Serve a model over HTTP: chat completions and responses of OpenAI, messages of Anthropic.
+    """Serve a model by the APIs of OpenAI (chat completions, responses), Anthropic and Google.
 
     A conversation that a request continues keeps its exact tokens and its KV cache. The model of a
     run is served with the run's parser of tool calls, and sampled with its temperature unless a

@@ -32,12 +32,6 @@ class TurnTokens(GenerationResult):
     inserted: tuple[int, int] | None = None
     """The span of `ids` that was not sampled: the end of a thought, the opening of a call."""
 
-    @property
-    def sampled_ids(self) -> Sequence[int]:
-        if self.inserted is None:
-            return self.ids
-        return [*self.ids[: self.inserted[0]], *self.ids[self.inserted[1] :]]
-
     def record(self, text: str, **facts: Any) -> TurnRecord:
         """Returns the record of the turn; its place in a stream is known later."""
         return TurnRecord(
