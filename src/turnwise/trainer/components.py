@@ -29,7 +29,6 @@ from turnwise.models import check_tokenizer, load_tokenizer
 from turnwise.reward import RewardFn
 from turnwise.reward.function import reward_by_name
 from turnwise.tools import ToolRegistry
-from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.rollout import Curriculum, Rows, check_curriculum, evaluation_tasks
 from turnwise.trainer.state import (
@@ -178,7 +177,7 @@ class UserComponents:
         horizons = []
         for part in self.parts(config):
             environment = part.components.factory(part.config)()
-            tools = has_tools or bool(marked_tools(environment))
+            tools = has_tools or bool(environment.get_tools())
             horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
             close_environment(environment)
         return None if None in horizons else max(number or 0 for number in horizons)
