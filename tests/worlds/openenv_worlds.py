@@ -1,6 +1,6 @@
 """Servers written with OpenEnv's own package; run by the Python of `requirements/openenv.txt`.
 
-    python openenv_worlds.py WORLD PORT [MAX_SESSIONS]
+python openenv_worlds.py PORT
 """
 
 import asyncio
@@ -17,6 +17,8 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 
 class World(Environment):
@@ -147,28 +149,29 @@ class Shop(MCPEnvironment):
         return State(step_count=0)
 
 
+TASKS = {"train": list("abcdefgh"), "test": list("xyz")}
+
+
 class Quiz(World):
     """Tasks in two splits."""
 
-    TASKS = {"train": list("abcdefgh"), "test": list("xyz")}
-
     def list_splits(self):
-        return list(self.TASKS)
+        return list(TASKS)
 
     def list_tasks(self, split):
-        return self.TASKS[split]
+        return TASKS[split]
 
     def num_tasks(self, split):
-        return len(self.TASKS[split])
+        return len(TASKS[split])
 
     def get_task(self, split, index):
-        return self.TASKS[split][index]
+        return TASKS[split][index]
 
     def get_task_range(self, split, start=None, stop=None):
-        return [{"letter": letter} for letter in self.TASKS[split][start:stop]]
+        return [{"letter": letter} for letter in TASKS[split][start:stop]]
 
     def reset(self, seed=None, episode_id=None, split=None, index=None, **kwargs):
-        self.letter = self.TASKS[split][index]
+        self.letter = TASKS[split][index]
         return Text(text=f"Say {self.letter}.")
 
     def step(self, action, timeout_s=None, **kwargs):
@@ -182,7 +185,19 @@ class Slow(Repeat):
         await asyncio.sleep(1000)
 
 
+class Letters(World):
+    """Rewards small letters: what a model without training can learn in a few steps."""
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        return Text(text="Write.")
+
+    def step(self, action, timeout_s=None, **kwargs):
+        share = sum(c.islower() for c in action.message) / max(1, len(action.message))
+        return Text(text="", reward=share, done=True)
+
+
 WORLDS = {
+    "letters": (Letters, Reply, Text),
     "repeat": (Repeat, Reply, Text),
     "line": (Line, Move, Place),
     "count": (Count, Number, Text),
@@ -192,8 +207,13 @@ WORLDS = {
 }
 
 if __name__ == "__main__":
-    name, port, *most = sys.argv[1:]
-    app = create_app(
-        *WORLDS[name], env_name=name, max_concurrent_envs=int(most[0]) if most else 64
+    # Each world below a path of its own: a second process would need seconds to import OpenEnv.
+    apps = [
+        Mount(f"/{name}", create_app(*parts, env_name=name, max_concurrent_envs=64))
+        for name, parts in WORLDS.items()
+    ]
+    apps.append(Mount("/single", create_app(*WORLDS["repeat"], max_concurrent_envs=1)))
+    apps.append(Mount("/", create_app(*WORLDS["repeat"], max_concurrent_envs=64)))
+    uvicorn.run(
+        Starlette(routes=apps), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning"
     )
-    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")

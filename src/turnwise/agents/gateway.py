@@ -31,8 +31,8 @@ from turnwise.agents.live import EventWriter
 from turnwise.agents.requests import ApiError, ChatReply, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
 from turnwise.deadlines import LoopCall, LoopThread
-from turnwise.errors import ConfigError, describe_error
-from turnwise.http_server import AppServer, is_same_site, open_listener
+from turnwise.errors import describe_error
+from turnwise.http_server import AppServer, is_same_site, listen
 
 HOST = "127.0.0.1"
 _LOG = logging.getLogger("turnwise")
@@ -85,16 +85,7 @@ class Gateway:
 
     def listen(self) -> Gateway:
         """Take the port; connections wait there until `start`."""
-        try:
-            listener = open_listener(self.host, [self.port])
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen at {self.host}, port {self.port}: {error.strerror or error}. "
-                "Choose another port, or 0 for a free one."
-            ) from error
-        host, port = listener.getsockname()[:2]
-        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._listener = listener
+        self._listener, self.address = listen(self.host, self.port)
         return self
 
     def start(self) -> Gateway:

@@ -33,6 +33,9 @@ ADAPTERS: dict[str, str] = {
     "openenv": "turnwise.env.adapters.openenv:OpenEnvEnvironment",
 }
 
+# A dataset "openenv:http://localhost:8000" has the rows that a function of (rest, split) returns.
+TASK_SOURCES = {"openenv": "turnwise.env.adapters.openenv_server:task_rows"}
+
 
 def environment_factory(
     source: EnvironmentSource, config: EnvironmentConfig | Mapping[str, Any] | None = None

@@ -39,13 +39,14 @@ class OpenEnvEnvironment(BaseEnvironment):
     `source` is the server's URL; or the folder of an OpenEnv package, or a command with `{port}`,
     which are started here, once, and ended with this process. `headers` go with each request,
     `python` starts the server of a folder, `observation_field` is the only field of an observation
-    that the agent reads. Each can also be set in the config's `params`.
+    that the agent reads; other options are arguments of the server's `reset`. Each can also be set
+    in the config's `params`.
 
     The server's schema decides what an action is: the agent's reply, if it has one field; calls of
     the tool `act`, if it has several; calls of the server's own tools, if it is an MCP environment,
     whose episode a reply without a call ends. A reward of None is 0.
 
-    A row of a dataset with `split` and `index` selects a task; other rows are arguments of `reset`.
+    A row of a dataset with `split` and `index` selects a task; others are arguments of `reset` too.
     """
 
     max_steps = 1000
@@ -57,16 +58,20 @@ class OpenEnvEnvironment(BaseEnvironment):
         **options: Any,
     ) -> None:
         super().__init__(config)
-        self._source, self._options = source, {**self.config.params, **options}
-        self._server = find_server(source, self._options)
+        self._source, self._given = source, options
+        self._reset_options = {**self.config.params, **options}
+        self._observation_field = self._reset_options.pop("observation_field", None)
+        connection = (self._reset_options.pop(name, None) for name in ("headers", "python"))
+        self._server = find_server(source, *connection)
         self._socket: ClientConnection | None = None
         self._seen = ""
 
     async def reset(self, seed: int | None = None) -> str:
         self._done, self.step_count = False, 0
-        data = dict(self.task or {})
-        if data.keys() >= {"split", "index"}:
-            data = {"split": data["split"], "index": data["index"]}
+        task = self.task or {}
+        if task.keys() >= {"split", "index"}:
+            task = {"split": task["split"], "index": task["index"]}
+        data = {**self._reset_options, **task}
         if seed is not None:
             data["seed"] = seed % 2**31  # what every generator of random numbers takes
         return self._see(await self._in_loop(self._begin(data)))
@@ -113,7 +118,7 @@ class OpenEnvEnvironment(BaseEnvironment):
         return "\n\n".join(filter(None, texts))
 
     def spawn(self) -> Self:
-        return type(self)(self._source, self.config, **self._options)
+        return type(self)(self._source, self.config, **self._given)
 
     def close(self) -> None:
         socket, self._socket = self._socket, None
@@ -142,10 +147,9 @@ class OpenEnvEnvironment(BaseEnvironment):
         if not isinstance(fields, Mapping):
             expected = "{'type': 'observation', 'data': {'observation': {...}}}"
             raise self._fault(f"answered {answer!r:.200}, expected {expected}")
-        if (chosen := self._options.get("observation_field")) is not None:
+        if (chosen := self._observation_field) is not None:
             if chosen not in fields:
-                has = f"its observation has {', '.join(fields)}"
-                raise self._fault(f"has no {chosen!r}, which observation_field names; {has}")
+                raise self._fault(f"has no observation_field {chosen!r}: {', '.join(fields)}")
             shown = {chosen: fields[chosen]}
         elif self._server.is_mcp and "tool_name" in fields:
             shown = {"result": fields.get("error") or fields.get("result")}
@@ -204,7 +208,7 @@ class OpenEnvEnvironment(BaseEnvironment):
             close_timeout=_CLOSE_SECONDS,
             ping_interval=None,  # an environment may block its server's loop; calls have deadlines
             max_size=_MAX_MESSAGE,
-            proxy=True if self._server.proxies else None,
+            proxy=True if self._server.uses_proxy else None,
         )
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
