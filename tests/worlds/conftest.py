@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,31 +68,33 @@ def worlds(openenv_python):
         yield url
 
 
-@pytest.fixture
-def served():
-    """Serve an environment with `turnwise serve-env`; returns its URL."""
-    running = []
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    """The URLs of environments that `turnwise serve-env` serves."""
+    rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows.write_text('{"where": "north", "not": "south"}\n{"where": "south", "not": "north"}\n')
+    dig = f"{HERE / 'dig.py'}:Dig"
+    wanted = {
+        "text": ["guess-number"],
+        "tools": [dig],
+        "tasks": [f"{HERE / 'dig.py'}:Plain", "--dataset", str(rows)],
+    }
+    with ExitStack() as stack:
+        urls = {}
+        for name, arguments in wanted.items():
+            urls[name] = f"http://127.0.0.1:{free_port()}"
+            port = urls[name].rpartition(":")[2]
+            command = [sys.executable, "-m", "turnwise", "serve-env", *arguments, "--port", port]
+            stack.enter_context(serving(command, urls[name]))
+        yield urls
 
-    def serve(*arguments):
-        url = f"http://127.0.0.1:{free_port()}"
-        command = [sys.executable, "-m", "turnwise", "serve-env", *arguments]
-        context = serving([*command, "--port", url.rpartition(":")[2]], url)
-        running.append((context, context.__enter__()))
-        return url
 
-    yield serve
-    for context, _ in running:
-        context.__exit__(None, None, None)
-
-
-@pytest.fixture
-def client(openenv_python):
-    """What OpenEnv's own clients see of a server."""
-
-    def ask(what, url):
-        command = [openenv_python, str(HERE / "openenv_client.py"), what, url]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-        assert asked.returncode == 0, asked.stderr
-        return json.loads(asked.stdout)
-
-    return ask
+@pytest.fixture(scope="session")
+def seen(openenv_python, served):
+    """What OpenEnv's own clients see of these."""
+    asked = {**served, "many": served["text"]}
+    words = [word for item in asked.items() for word in item]
+    command = [openenv_python, str(HERE / "openenv_client.py"), *words]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)

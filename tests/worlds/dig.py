@@ -1,17 +1,12 @@
 from turnwise import BaseEnvironment, tool
 
 
-class Dig(BaseEnvironment):
+class Plain(BaseEnvironment):
     """Find the gold."""
 
     def reset(self):
         self.where = self.task["where"] if self.task else self.rng.choice(["north", "south"])
         return f"Dig, not {self.task['not']}." if self.task else "Dig."
-
-    @tool
-    def look(self, place: str) -> str:
-        """Look at a place."""
-        return "gold" if place == self.where else "sand"
 
     def step(self, action):
         if action == "explode":
@@ -21,3 +16,12 @@ class Dig(BaseEnvironment):
 
     def get_state_description(self):
         return "dig"
+
+
+class Dig(Plain):
+    """Find the gold, with a look before."""
+
+    @tool
+    def look(self, place: str) -> str:
+        """Look at a place."""
+        return "gold" if place == self.where else "sand"

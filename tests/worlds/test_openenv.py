@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -219,8 +220,9 @@ def test_a_reset_that_hangs_is_given_up(worlds):
 
 
 def own_command(openenv_python):
-    """A server of its own, which a test may kill."""
-    return shlex.join([openenv_python, str(HERE / "openenv_worlds.py")]) + " {port}"
+    """A server of its own, which a test may kill, and a mark that its processes have."""
+    mark = f"mark-{uuid.uuid4().hex}"
+    return shlex.join([openenv_python, str(HERE / "openenv_worlds.py")]) + f" {{port}} {mark}", mark
 
 
 def processes(mark):
@@ -241,7 +243,7 @@ def wait_until_gone(mark):
 
 
 def test_a_killed_server_fails_its_episodes_and_starts_again(openenv_python):
-    command = own_command(openenv_python) + " killed"
+    command, mark = own_command(openenv_python)
     server = openenv_server.find_server(command)
     try:
         results = played(command, lambda _: "die", range(2), limits={"step_timeout": 20.0})
@@ -251,20 +253,20 @@ def test_a_killed_server_fails_its_episodes_and_starts_again(openenv_python):
         assert [r.status for r in results] == [EpisodeStatus.DONE] * 3
     finally:
         server.close()
-    wait_until_gone(" killed")
+    wait_until_gone(mark)
 
 
 def test_a_server_ends_with_a_killed_trainer(openenv_python, tmp_path):
-    command = own_command(openenv_python) + " orphaned"
+    command, mark = own_command(openenv_python)
     code = (
         "import sys, time; from turnwise.env import OpenEnvEnvironment as E;"
         "E(sys.argv[1]); print('up', flush=True); time.sleep(1000)"
     )
     with subprocess.Popen([sys.executable, "-c", code, command], stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout.readline() == b"up\n"
-        assert len(processes("orphaned")) >= 2
+        assert len(processes(mark)) >= 2
         trainer.kill()
-    wait_until_gone("orphaned")
+    wait_until_gone(mark)
 
 
 def test_a_folder_is_started(openenv_python, tmp_path):
