@@ -37,7 +37,7 @@ test:  ## install, then run the tests
 	# Two processes with one thread each: with two each they would compete for the cores.
 	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests --ignore=tests/beside_agents --ignore=tests/beside_verl \
 		--ignore=tests/beside_vllm --ignore=tests/browser --ignore=tests/examples --ignore=tests/faults \
-		--ignore=tests/scale \
+		--ignore=tests/scale --ignore=tests/worlds \
 		$(addprefix --ignore=,$(LENGTHY)) \
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
@@ -77,6 +77,11 @@ test-agents:  ## real clients of the gateway: SDKs, agent frameworks and a codin
 	@py=$(call env,agents)
 	# The warnings are those of the clients.
 	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests/beside_agents --disable-warnings --durations 5
+
+.PHONY: test-worlds
+test-worlds:  ## environments of others, each in its own Python, and ours for their clients
+	@py=$(call env,dev)
+	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests/worlds --durations 5
 
 test-verl:  ## with VERL installed: its functions, its configuration and its own trainers
 	@py=$(call env,verl)

@@ -74,6 +74,7 @@ class _Session:
         return {"observation": {"text": text, "metadata": {}}, "reward": None, "done": False}
 
     async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
+        seen: dict[str, Any]
         match action:
             case {"type": "list_tools"} if self._server.tools:
                 return {"observation": {"tools": self._server.tools}, "reward": None, "done": False}
@@ -157,9 +158,11 @@ class EnvironmentServer:
             answers[f"GET /{name}/splits"] = lambda _: [{"name": s, "type": s} for s in rows]
             for what in ("num_tasks", "tasks", "task_range", "task"):
                 answers[f"POST /{name}/{what}"] = partial(self._tasks, what)
-        paths = {route.split()[1]: {route.split()[0].lower(): {}} for route in answers}
+        paths: dict[str, Any] = {
+            route.split()[1]: {route.split()[0].lower(): {}} for route in answers
+        }
         api = {"openapi": "3.1.0", "info": {"title": name, "version": "1.0.0"}, "paths": paths}
-        routes = [_route(*route.split(), answer) for route, answer in answers.items()]
+        routes = [_route(route, answer) for route, answer in answers.items()]
         self.app = Starlette(routes=[*routes, WebSocketRoute("/ws", self._serve)])
 
     # -- tasks -------------------------------------------------------------------------------------
@@ -237,7 +240,7 @@ class EnvironmentServer:
                 case "openenv/session/create":
                     answer = {"result": {"session_id": await self._open()}}
                 case "openenv/session/close":
-                    await self._close(key)
+                    await self._close(str(key))
                     answer = {"result": {"session_id": key, "closed": True}}
                 case "tools/list" if self.tools:
                     answer = {"result": {"tools": self.tools}}
@@ -255,17 +258,19 @@ class EnvironmentServer:
 async def _reply(session: _Session, frame: str) -> dict[str, Any] | None:
     """Returns the answer to a message of a WebSocket; None if it ends the session."""
     try:
-        match json.loads(frame):
-            case {"type": "reset", **rest}:
-                return {"type": "observation", "data": await session.reset(rest.get("data") or {})}
+        message = json.loads(frame)
+        match message:
+            case {"type": "reset"}:
+                answer = await session.reset(message.get("data") or {})
+                return {"type": "observation", "data": answer}
             case {"type": "step", "data": dict(action)}:
                 return {"type": "observation", "data": await session.step(action)}
             case {"type": "state"}:
                 return {"type": "state", "data": session.state}
             case {"type": "close"}:
                 return None
-            case other:
-                raise _Refused("UNKNOWN_TYPE", f"unknown message: {other!r:.200}")
+            case _:
+                raise _Refused("UNKNOWN_TYPE", f"unknown message: {message!r:.200}")
     except _Refused as error:
         return {"type": "error", "data": error.data}
     except Exception as error:
@@ -273,7 +278,9 @@ async def _reply(session: _Session, frame: str) -> dict[str, Any] | None:
         return {"type": "error", "data": {"message": describe_error(error), "code": code}}
 
 
-def _route(method: str, path: str, function: Callable[[dict[str, Any]], Any]) -> Route:
+def _route(route: str, function: Callable[[dict[str, Any]], Any]) -> Route:
+    method, path = route.split()
+
     async def handle(request: Request) -> Response:
         _check_site(request)
         try:

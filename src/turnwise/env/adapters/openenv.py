@@ -66,7 +66,7 @@ class OpenEnvEnvironment(BaseEnvironment):
         self._socket: ClientConnection | None = None
         self._seen = ""
 
-    async def reset(self, seed: int | None = None) -> str:
+    async def reset(self, seed: int | None = None) -> str:  # type: ignore[override]
         self._done, self.step_count = False, 0
         task = self.task or {}
         if task.keys() >= {"split", "index"}:
@@ -76,7 +76,9 @@ class OpenEnvEnvironment(BaseEnvironment):
             data["seed"] = seed % 2**31  # what every generator of random numbers takes
         return self._see(await self._in_loop(self._begin(data)))
 
-    async def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+    async def step(  # type: ignore[override]
+        self, action: str
+    ) -> tuple[str, float, bool, dict[str, Any]]:
         if self._socket is None:
             raise EnvironmentFault("step() was called before reset(). Begin with reset().")
         fields = self._read_action(action)
@@ -262,7 +264,7 @@ async def _end(socket: ClientConnection) -> None:
 def _text(value: Any) -> str:
     """Returns a field as text; what a tool of an MCP server returned, without its wrapping."""
     if isinstance(value, Mapping) and isinstance(value.get("content"), list):
-        texts = [part.get("text") for part in value["content"] if isinstance(part, Mapping)]
+        texts: list[Any] = [p.get("text") for p in value["content"] if isinstance(p, Mapping)]
         if texts and all(isinstance(text, str) for text in texts):
             return "\n".join(texts)
     if isinstance(value, Mapping) and value.keys() == {"error_type", "message"}:
