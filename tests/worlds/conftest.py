@@ -59,9 +59,6 @@ def serving(command, url):
 @pytest.fixture(scope="session")
 def worlds(openenv_python):
     """The URL of a server with all worlds, each below its name."""
-    if os.environ.get("DEV_WORLDS"):
-        yield os.environ["DEV_WORLDS"]
-        return
     url = f"http://127.0.0.1:{free_port()}"
     command = [openenv_python, str(HERE / "openenv_worlds.py"), url.rpartition(":")[2]]
     with serving(command, url):

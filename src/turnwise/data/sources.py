@@ -11,8 +11,8 @@ import numpy as np
 from turnwise.env.catalog import TASK_SOURCES
 from turnwise.env.prompts import read_prompt
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.user_code import import_object
 from turnwise.json_files import parse_json
+from turnwise.user_code import import_object
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
 

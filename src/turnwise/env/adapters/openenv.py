@@ -37,7 +37,8 @@ class OpenEnvEnvironment(BaseEnvironment):
     """An environment of an OpenEnv server; each episode is a session there, reset with its seed.
 
     `source` is the server's URL; or the folder of an OpenEnv package, or a command with `{port}`,
-    which are started here, once, and ended with this process. `headers` go with each request,
+    which are started here, once, and ended with this process. `headers` go with each request
+    (`$NAME` in them is an environment variable),
     `python` starts the server of a folder, `observation_field` is the only field of an observation
     that the agent reads; other options are arguments of the server's `reset`. Each can also be set
     in the config's `params`.

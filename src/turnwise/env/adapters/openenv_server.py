@@ -67,7 +67,8 @@ class OpenEnvServer:
 
     def __init__(self, source: str, headers: Mapping[str, str], python: str | None) -> None:
         self.url = source.rstrip("/")
-        self.headers = headers
+        # A token stays in its environment variable: settings are written into the run folder.
+        self.headers = {name: os.path.expandvars(value) for name, value in headers.items()}
         self.thread = LoopThread(f"OpenEnv {source}"[:50])
         """Its event loop has the connections, so that any loop and any thread can use them."""
         self._source, self._python = source, python
@@ -76,6 +77,9 @@ class OpenEnvServer:
 
     def open(self) -> None:
         """Starts the server if it is to run here and does not, and learns its actions."""
+        use = f"the OpenEnv server {self._source!r}"
+        require_use(use)
+        remember_use(use)
         with self._lock:
             is_elsewhere = self._source.startswith(("http://", "https://"))
             if not is_elsewhere and (self._process is None or self._process.poll() is not None):
@@ -103,7 +107,12 @@ class OpenEnvServer:
             if self.is_mcp:
                 request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
                 answer = self.ask("/mcp", request)
-                self.tools = [_definition(tool) for tool in answer["result"]["tools"]]
+                self.tools = []
+                for tool in answer["result"]["tools"]:
+                    given = tool.get("inputSchema") or tool.get("input_schema") or {}
+                    arguments = {"properties": {}, **given, "type": "object"}
+                    about = tool.get("description") or ""
+                    self.tools.append(ToolDefinition(tool["name"], about, arguments))
             elif len(fields) == 1:
                 self.reply_field, self.tools = next(iter(fields.items())), []
             answer = self.ask("/metadata")
@@ -146,9 +155,6 @@ class OpenEnvServer:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command, folder = self._command(port)
-        use = f"the OpenEnv server {self._source!r}"
-        require_use(use)
-        remember_use(use)
         self.close()
         log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server writes
         self._process = process = subprocess.Popen(
@@ -209,12 +215,6 @@ class OpenEnvServer:
             process.stdin.close()  # whatever is left then is killed
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_SECONDS)
-
-
-def _definition(tool: Mapping[str, Any]) -> ToolDefinition:
-    schema = tool.get("inputSchema") or tool.get("input_schema") or {}
-    parameters = {"properties": {}, **schema, "type": "object"}
-    return ToolDefinition(tool["name"], tool.get("description") or "", parameters)
 
 
 def task_rows(source: str, split: str | None) -> list[dict[str, Any]]:
