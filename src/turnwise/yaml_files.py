@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc] # the quick one
+class _Dumper(yaml.SafeDumper):  # CSafeDumper fails at half a surrogate pair, and escapes emoji
     """Quotes the strings that `_Loader` would read as numbers."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -36,8 +36,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
     def represent_text(self, text: str) -> yaml.ScalarNode:
         # Only in double quotes are all kinds of line breaks escaped.
         style = '"' if any(mark in text for mark in "\n\r\x85\u2028\u2029\ufeff") else None
-        node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-        return node
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)

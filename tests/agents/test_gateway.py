@@ -419,4 +419,5 @@ def test_pages_of_other_sites_cannot_use_a_model_without_a_key(headers, status):
         body = {"model": llm.model, "messages": QUESTION}
         assert ask(llm, CHAT, body, headers=headers)[0] == status
         with_key = gateway.open_at_root(make_session(), "secret")
+        assert "secret" not in repr(gateway)
         assert ask(with_key, CHAT, body, headers=headers)[0] == 200

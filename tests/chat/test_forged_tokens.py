@@ -1,6 +1,7 @@
 """Nothing but the template and the policy writes control tokens, in any layout."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -9,6 +10,7 @@ from tokenizers import AddedToken
 from chat.zoo import ZOO, zoo_format, zoo_tokenizer
 from turnwise import ConfigError
 from turnwise.chat import ChatFormat
+from turnwise.chat.encoding import ControlTokens
 from turnwise.models.tiny import make_tiny_tokenizer
 
 INERT = "hello there"
@@ -22,6 +24,12 @@ def control_ids(name):
     layout = ZOO[name]
     added = zoo_tokenizer(name).added_tokens_decoder
     return {i for i, token in added.items() if str(token) not in layout.text}
+
+
+def test_each_of_two_control_tokens_with_the_same_name_is_one():
+    tokenizer = SimpleNamespace(all_special_ids=[3, 5], all_special_tokens=["<end>", "<end>"])
+    control = ControlTokens(tokenizer, "")
+    assert control.among([5, 4, 3]) == (5, 3)
 
 
 def spellings(name):

@@ -47,12 +47,15 @@ def test_what_is_saved_is_what_is_loaded(tmp_path_factory, config):
     assert ConfigStore.load(path) == config
 
 
-@pytest.mark.parametrize("text", ["3e-5", "1e3", "1_000", ".5", "null", "no", "~", "0x1F", ""])
-def test_text_that_looks_like_a_number_stays_text(tmp_path, text):
+@pytest.mark.parametrize(
+    "text", ["3e-5", "1e3", "1_000", ".5", "null", "no", "~", "0x1F", "", "ü 😀", "name \udc80"]
+)
+def test_every_text_stays_that_text_and_can_be_read(tmp_path, text):
     config = ConfigStore()
     config.environment.params = {"value": text}
     config.save(tmp_path / "c.yaml")
     assert ConfigStore.load(tmp_path / "c.yaml").environment.params == {"value": text}
+    assert not text.isprintable() or text in (tmp_path / "c.yaml").read_text()
 
 
 def test_the_defaults_are_valid_and_every_field_has_help():

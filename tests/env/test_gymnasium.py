@@ -227,6 +227,8 @@ def test_spawned_environments_are_apart():
         assert twin.reset(seed=2) != first
         twin.step("1")
         assert (env.step_count, env.get_state_description()) == (0, first)
+        twin.done = True
+        assert (twin.spawn().step_count, twin.spawn().is_done()) == (0, False)
 
 
 def test_episodes_without_a_seed_differ_between_copies_and_follow_seed():

@@ -167,7 +167,11 @@ def test_episodes_in_threads_do_not_disturb_each_other():
 
 def test_spawn_keeps_the_settings_and_close_may_come_twice():
     env = TextArenaEnvironment("TicTacToe-v0", {"max_steps": 7}, seat=1, opponent=says("[4]"))
+    env.done = True
     fresh = env.spawn()
+    assert (fresh.step_count, fresh.is_done()) == (0, False)
+    assert fresh.config == env.config
+    assert fresh.config is not env.config
     assert (fresh.seat, fresh.max_steps, fresh.opponent) == (1, 7, env.opponent)
     assert fresh.reset().startswith("You are Player 1")
     with pytest.raises(EnvironmentFault, match="reset"):

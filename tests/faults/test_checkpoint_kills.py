@@ -5,6 +5,7 @@ import os
 
 from runs.saved_folders import check, die_at, fill, in_child
 from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint
+from turnwise.whole_files import discard
 
 
 def killed_everywhere(tmp_path, prepare, work):
@@ -115,8 +116,7 @@ def test_a_removal(tmp_path):
             store.save(step, fill(step))
 
     def remove(folder):
-        store = CheckpointStore(folder)
-        store.remove(store.newest())
+        discard(CheckpointStore(folder).newest().path)
 
     for folder, killed in killed_everywhere(tmp_path, prepare, remove):
         steps = [checkpoint.step for checkpoint in CheckpointStore(folder).list()]

@@ -15,6 +15,7 @@ from turnwise.inference.local import LocalEngine, UnsupportedModel
 from turnwise.inference.transformers import TransformersEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WITHOUT_CACHE = {"bart", "mamba", "recurrent-gemma", "minimax"}
 PARAMS = [SamplingParams(), SamplingParams(0.7, top_k=20), SamplingParams(0.0)]
 
 
@@ -115,6 +116,9 @@ def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, 
     instead = r"The transformers engine is used instead, which is slower\."
     said = [record.getMessage() for record in caplog.records if record.name.startswith("turnwise")]
     assert re.fullmatch(f"{line} {instead}", said[0])
+    # Padding and the cache of transformers are measured: most attention of other kinds has them.
+    is_slow = any("anew for every token, which is slow" in text for text in said)
+    assert is_slow == (name in WITHOUT_CACHE)
     check(model, converse_all(engine, num_turns=1))
 
 

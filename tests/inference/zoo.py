@@ -149,6 +149,20 @@ _LINEAR = {
     "linear_value_head_dim": 8,
 }
 REFUSED = {
+    "bart": (
+        lambda: hf.BartConfig(
+            vocab_size=VOCAB_SIZE,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=48,
+            max_position_embeddings=128,
+            is_decoder=True,
+            is_encoder_decoder=False,
+        ),
+        "it takes no positions of tokens",
+    ),
     "gemma2": (
         lambda: hf.Gemma2Config(**_MIXED, head_dim=16),
         "packed attention does not implement 'softcap'",

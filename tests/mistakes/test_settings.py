@@ -131,11 +131,11 @@ class LateExpert(Good):
         ),
         (
             {"config": {"checkpoint": {"best_metric": "eval/sampled/success"}}},
-            "training.eval_episodes is 0. Set it to 64",
+            "training.eval_episodes is 0: there are no evaluations",
         ),
         (
             {"config": {"training": {"kl_target": 0.1}}},
-            "training.kl_target got 0.1 and training.kl_coef 0.01 without a KL penalty",
+            "training.kl_target got 0.1 and training.kl_coef 0.01, and there is no KL penalty",
         ),
         (
             {"config": {"training": {"adv_estimator": "grpo", "group_size": 1}}},

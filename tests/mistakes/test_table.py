@@ -230,12 +230,12 @@ TRAINERS = [
     ({"tools": "calculator"}, "the setting tools: [calculator"),
     ({"tools": one}, "expected a list of functions"),
     ({"tools": [one, one]}, "there is already a tool 'one'"),
-    ({"limits": {"max_turns": 5}}, "limits=EpisodeLimits(max_turns=5)"),
+    ({"limits": {"max_turns": 5}}, "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)"),
     ({"dataset": {"prompt": "a"}}, "Make a list of it"),
     ({"dataset": "rows.jsonl"}, "there is no file rows.jsonl"),
     ({"dataset": iter([1])}, "Make a list of it"),
     ({"eval_dataset": 5}, "eval_dataset got int"),
-    ({"resume": "yes"}, "expected True to continue a run"),
+    ({"resume": "yes"}, "'auto': a run with the same settings that did not end is continued"),
     ({"model": torch.nn.Identity()}, "got model= without tokenizer="),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from runs.saved_folders import check, fill, hidden
 from turnwise import whole_files
-from turnwise.errors import CheckpointError, ConfigError
+from turnwise.errors import CheckpointError
 from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import RunFolder
@@ -64,10 +64,6 @@ class TestRoundTrip:
             state(path.stat()) for path in (saved.path, *saved.path.rglob("*"), *above)
         } <= before
         assert synced == {state(store.folder.stat())}
-
-    def test_wrong_numbers(self, tmp_path):
-        with pytest.raises(ConfigError, match="keep_last_n got 0"):
-            CheckpointStore(tmp_path, keep_last_n=0)
 
 
 class TestReplacing:
@@ -236,6 +232,15 @@ def test_a_file_that_is_gone_or_new(two):
     path.write_bytes(content)
     (last(two) / "parts" / "new").touch()
     refused(two, "parts/new was not there when")
+
+
+def test_a_file_that_cannot_be_read_is_the_cause(two):
+    path = last(two) / "weights.bin"
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="cannot use the checkpoint") as caught:
+        open_checkpoint(last(two))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,7 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path
         store.write(step, single_turns(1, 4))
     assert len(caplog.records) == 1
     assert "could not be stored" in caplog.text
+    assert "logged only once" in caplog.text
 
 
 def test_a_write_that_fails_leaves_nothing_behind(store, caplog, monkeypatch):

@@ -158,7 +158,7 @@ def test_an_unknown_option_of_wandb_is_refused():
     with pytest.raises(
         ConfigError, match=r"logging.wandb has no 'porject'.*Did you mean 'project'"
     ):
-        Trainer({"logging": {"wandb": {"porject": "maze"}}})
+        Trainer({"logging": {"wandb": dict.fromkeys(["porject", "zone", "b", "a"], "maze")}})
 
 
 def test_trackio_goes_on_after_a_resume(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from turnwise import ConfigError
 from turnwise.learner import PolicyValueModel
 from turnwise.learner.sharding import join_shards, split_shards
 from turnwise.learner.workers import Context
-from turnwise.scale.ray.transfer import from_arrays, to_arrays
+from turnwise.scale.ray.transfer import lazy_tensors, to_arrays
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -30,7 +30,9 @@ def sent(tensors):
     """Once through the object store, which keeps the bytes apart from the rest."""
     buffers = []
     data = pickle.dumps(to_arrays(tensors), protocol=5, buffer_callback=buffers.append)
-    return from_arrays(pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers]))
+    return dict(
+        lazy_tensors(pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers]))
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4), st.integers(1, 5))

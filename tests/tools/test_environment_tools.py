@@ -83,6 +83,23 @@ def test_it_works_on_the_loop_and_with_an_environment_of_its_own():
     assert asyncio.run(main()) == (True, "Now 2.")
 
 
+def test_two_environments_have_a_tool_each_under_names_and_limits_of_their_own():
+    async def wait(action):
+        await asyncio.sleep(60)
+
+    slow = AsyncCounter()
+    slow.step = wait
+    count = EnvironmentStepTool(Counter(), name="count", description="Count.")
+    hang = EnvironmentStepTool(slow, name="hang", step_timeout=0.01)
+    registry = ToolRegistry([count, hang])
+    assert registry.definitions[0].description == "Count."
+    assert registry.execute_tool("count", action="2") == (True, "Now 2.")
+    result = registry.execute(ToolCall("hang", {"action": "1"}))
+    assert result.failure is ToolFailure.ENVIRONMENT
+    assert "AsyncCounter.step() took longer than 0.01 s" in result.text
+    assert "raise step_timeout" in result.text
+
+
 def test_an_environment_that_breaks_is_not_the_models_mistake():
     registry = ToolRegistry([EnvironmentStepTool()])
     result = step(registry, "many", registry.open_context(Counter()))

@@ -104,7 +104,7 @@ class Late:
         ([Diary], r"got <class .*Diary.*, expected a list of objects"),
         ([print], "one of the methods on_step, on_evaluation, on_save"),
         (Diary(), "expected a list of objects"),
-        ([Late()], "on_step is async"),
+        ([Late()], "on_step is async, and fit.. awaits none. Write def on_step"),
     ],
 )
 def test_what_cannot_be_one_is_refused(tmp_path, callbacks, message):

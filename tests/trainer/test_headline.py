@@ -130,8 +130,8 @@ def test_a_run_says_it_when_it_begins_and_so_does_the_doctor(tmp_path):
     with small_trainer(tmp_path / "runs", Echo, *ONE_EPOCH, **options) as trainer:
         trainer.fit()
     text = (
-        "1 of 3 rows of eval_dataset are also in the training dataset: evaluations look better "
-        "than they would on new rows."
+        "1 of 3 rows of eval_dataset are also in the training dataset: evaluations on them look "
+        "better than they would on new rows."
     )
     (warning,) = [said for said in listener.said if said.startswith("warning: ")]
     assert warning.startswith(f"warning: {text} Remove these rows from one of the two datasets")

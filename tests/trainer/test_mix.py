@@ -173,7 +173,10 @@ class TestRefused:
             ([], "environments got an empty list"),
             ([(Echo, 0)], r"environments.0.weight got 0"),
             ([(Echo, 1, 2)], "expected an environment"),
-            ([{"environment": Echo, "wieght": 2}], "Did you mean 'weight'"),
+            (
+                [{"environment": Echo, "wieght": 2, **dict.fromkeys(["z", "odd", "b", "a"])}],
+                "Did you mean 'weight'",  # the first one
+            ),
             ([{"weight": 2}], "expected an environment"),
             ([{"environment": Echo(), "max_steps": 2}], "Echo is an instance"),
             ("guess-number", "expected a list of environments"),

@@ -107,6 +107,17 @@ def test_parsers_and_models_are_named_or_said_to_be_lost(tmp_path):
     assert (model.model_name, model.local_path) == ("<object>:SimpleNamespace", None)
 
 
+class Open(Echo):
+    """Has whatever attribute it is asked for."""
+
+    def __getattr__(self, name):
+        return name
+
+
+def test_an_instance_is_named_by_its_class():
+    assert UserComponents(environment=Open()).environment_name == "Open"
+
+
 def test_limits_come_back_as_they_were_given():
     for limits in (EpisodeLimits(max_turns=3, step_timeout=None), EpisodeLimits(max_turns=None)):
         again = episode_limits(names(limits=limits).validate())

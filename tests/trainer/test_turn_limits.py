@@ -90,7 +90,7 @@ def test_a_limit_below_the_environments_own_is_reported_once(environment):
 )
 def test_two_different_turn_limits_are_refused(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"inference.max_turns got 5 and limits.max_turns 7"):
+    with pytest.raises(ConfigError, match=r"inference.max_turns got 5 and limits.max_turns got 7"):
         Trainer(environment=Long, **given).fit()
     assert list(tmp_path.iterdir()) == []
 

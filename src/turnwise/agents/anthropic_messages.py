@@ -124,7 +124,6 @@ def _messages(message: Mapping[str, Any], param: str) -> list[Message]:
 
 
 def body(model: str, replies: Sequence[ChatReply], _: MessagesBody) -> dict[str, Any]:
-    """The body of a response."""
     reply = replies[0]
     blocks = [_block(kind, content) for kind, content in reply.blocks()]
     return {
@@ -203,6 +202,5 @@ def _event(kind: str, **data: Any) -> str:
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """An error as Anthropic writes it."""
     kind = _ERRORS.get(error.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None}

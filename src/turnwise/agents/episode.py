@@ -170,7 +170,16 @@ class AgentEpisode:
                 with self._timer.component("reward"):
                     record.reward = await self._setup.score(record.trajectory, None)
             elif value is None:
-                raise RewardError(_no_reward(returned))
+                ended = ""
+                if isinstance(returned, CommandResult):
+                    output = returned.output.strip()[-500:] or "nothing"
+                    code = returned.exit_code
+                    ended = f". The command ended with exit code {code} and wrote: {output}"
+                raise RewardError(
+                    "the agent left no reward, expected a number or a dict of numbers. Return one, "
+                    "write it as JSON into $TURNWISE_REWARD_FILE if it is a command, or pass "
+                    f"reward_fn{ended}"
+                )
             else:
                 record.reward = read_reward(value, count_turns(record.trajectory))
         except RewardError as error:
@@ -208,18 +217,6 @@ class AgentEpisode:
         record.fill_trajectory()
         trajectory.prompts = [_text(turns[0])] if turns else []
         return record
-
-
-def _no_reward(returned: Any) -> str:
-    """What to do about an agent without a reward."""
-    ended = ""
-    if isinstance(returned, CommandResult):
-        output = returned.output.strip()[-500:] or "nothing"
-        ended = f". The command ended with exit code {returned.exit_code} and wrote: {output}"
-    return (
-        "the agent left no reward, expected a number or a dict of numbers. Return one, write it as "
-        f"JSON into $TURNWISE_REWARD_FILE if it is a command, or pass reward_fn{ended}"
-    )
 
 
 def _text(turn: SampledTurn) -> str:

@@ -72,7 +72,8 @@ class ExpertSession(AgentSession):
         ]:
             raise ConfigError(
                 f"the expert's turn {text!r:.200} is read as {len(parsed)} tool calls, expected "
-                f"{len(calls)}. Reply with one call at a time, or with a text."
+                f"{len(calls)}: the request has no tools, or the model's format cannot write this. "
+                "Reply with one call at a time, or with a text."
             )
         wanted = (limits.max_tokens_per_turn, request.max_tokens)
         most = min((number for number in wanted if number is not None), default=len(ids))
@@ -91,7 +92,6 @@ class ExpertSession(AgentSession):
 
 
 def _read(reply: Any) -> tuple[str, str, list[ToolCall]]:
-    """The text, the thought and the calls of what an expert returned."""
     if isinstance(reply, str):
         return reply, "", []
     try:

@@ -4,8 +4,6 @@ It runs in a thread of the trainer's process with an event loop of its own, so t
 blocks its thread still gets its replies. Every episode has a base URL and a secret key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import hmac
@@ -16,9 +14,9 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from turnwise.agents import _extra as _extra  # isort: skip - its error names what to install
 from starlette.applications import Starlette
@@ -67,28 +65,34 @@ class LLM:
         }
 
 
-@dataclass
 class Gateway:
     """Serves the sessions of episodes over HTTP; use it as a context manager."""
 
-    model: str = "policy"
-    host: str = HOST
-    port: int = 0
-    on_request: Callable[[ServedRequest], None] | None = None
-    address: str = ""
-    _episodes: dict[str, tuple[AgentSession, str | None]] = field(default_factory=dict)
-    """The session and the key of each episode; None: no key is asked for."""
-    _listener: socket.socket | None = None
-    _server: AppServer | None = None
-    _thread: LoopThread = field(default_factory=functools.partial(LoopThread, "gateway"))
-    _serving: LoopCall[None] | None = None
+    def __init__(
+        self,
+        model: str = "policy",
+        host: str = HOST,
+        port: int = 0,
+        on_request: Callable[[ServedRequest], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.address = ""
+        self._host = host
+        self._port = port
+        self._on_request = on_request
+        self._episodes: dict[str, tuple[AgentSession, str | None]] = {}
+        """The session and the key of each episode; None: no key is asked for."""
+        self._listener: socket.socket | None = None
+        self._server: AppServer | None = None
+        self._thread = LoopThread("gateway")
+        self._serving: LoopCall[None] | None = None
 
-    def listen(self) -> Gateway:
+    def listen(self) -> Self:
         """Take the port; connections wait there until `start`."""
-        self._listener, self.address = listen(self.host, self.port)
+        self._listener, self.address = listen(self._host, self._port)
         return self
 
-    def start(self) -> Gateway:
+    def start(self) -> Self:
         """Serve requests, in a thread of its own."""
 
         def log_failure(serving: Future[None]) -> None:
@@ -112,16 +116,16 @@ class Gateway:
         if self._listener is not None:
             self._listener.close()
 
-    def __enter__(self) -> Gateway:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def open(self, session: AgentSession, key: str | None = None) -> LLM:
+    def open(self, session: AgentSession) -> LLM:
         """Serve a session at a URL of its own; any thread may call this."""
         name = secrets.token_hex(8)
-        key = key or f"sk-{secrets.token_urlsafe(24)}"
+        key = f"sk-{secrets.token_urlsafe(24)}"
         self._episodes[name] = session, key
         return LLM(f"{self.address}/{name}/v1", key, self.model)
 
@@ -190,10 +194,10 @@ class Gateway:
         return JSONResponse(api.error_body(error), error.status, {"x-should-retry": "false"})
 
     def _report(self, request: Request, status: int, started: float) -> None:
-        if self.on_request is not None:
+        if self._on_request is not None:
             prompt, sampled = getattr(request.state, "num_tokens", (0, 0))
             path, seconds = request.url.path, time.monotonic() - started
-            self.on_request(ServedRequest(request.method, path, status, prompt, sampled, seconds))
+            self._on_request(ServedRequest(request.method, path, status, prompt, sampled, seconds))
 
     def _session(self, request: Request) -> AgentSession:
         """Return the session of a request's episode, if its key is the episode's own."""
@@ -206,8 +210,9 @@ class Gateway:
         is_allowed = key is None or hmac.compare_digest(given.encode(), key.encode())
         if session is None or not is_allowed:
             raise ApiError(
-                "Incorrect API key provided, or the episode has ended. An agent needs the api_key "
-                "of its llm, a client of turnwise serve the key that the server printed.",
+                "Incorrect API key provided, or the episode has ended. An agent needs the base_url "
+                "and the api_key of one llm, a client of turnwise serve the key that the server "
+                "printed: 'Authorization: Bearer KEY'.",
                 status=401,
                 code="invalid_api_key",
             )

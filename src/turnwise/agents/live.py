@@ -38,8 +38,9 @@ class LiveText:
         thought, text = self._read(self.decode(ids))
         # A second thought can make a thought of the text before it. Then the rest is not sent.
         is_longer = thought.startswith(self._sent.thought) and text.startswith(self._sent.text)
-        delta = Delta(*self._sent.remaining(thought, text), self.num_prompt_tokens)
-        if is_longer and (delta.thought or delta.text):
+        new_thought, new_text = self._sent.remaining(thought, text)
+        if is_longer and (new_thought or new_text):
+            delta = Delta(new_thought, new_text, self.num_prompt_tokens)
             self._sent.add(delta)
             self.send(delta)
 

@@ -86,7 +86,6 @@ def parse(data: Any, _: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequ
 
 
 def body(model: str, replies: Sequence[ChatReply], _: ChatCompletionBody) -> dict[str, Any]:
-    """The body of a response."""
     return {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion",
@@ -151,7 +150,6 @@ class Events(EventWriter):
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """An error as OpenAI writes it."""
     kind = "invalid_request_error" if error.status < 429 else "server_error"
     if error.status == 429:
         kind = "insufficient_quota"
@@ -182,7 +180,6 @@ def _chat_message(message: Mapping[str, Any], number: int) -> Message:
 
 
 def _usage(replies: Sequence[ChatReply]) -> dict[str, int]:
-    """Tokens of a response, as OpenAI counts them."""
     prompt = replies[0].num_prompt_tokens if replies else 0
     sampled = sum(reply.num_sampled_tokens for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

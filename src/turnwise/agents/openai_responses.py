@@ -140,7 +140,6 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def body(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) -> dict[str, Any]:
-    """The body of a response."""
     reply = replies[0]
     is_cut = reply.finish_reason == "length"
     return {

@@ -115,7 +115,7 @@ class Sent:
         self.text += delta.text
 
     def remaining(self, thought: str, text: str) -> tuple[str, str]:
-        """Return of a thought and a text what is still to be shown."""
+        """Return what of a thought and a text is still to be shown."""
         return (
             thought[len(self.thought) :] if thought.startswith(self.thought) else "",
             text[len(self.text) :] if text.startswith(self.text) else "",
@@ -168,7 +168,6 @@ def validated(
 
 
 def unsupported(name: str) -> ApiError:
-    """Return the error for a field that has no meaning here."""
     return ApiError(
         f"Unsupported parameter: '{name}' is not supported by this server. Leave it out.",
         code="unsupported_parameter",
@@ -177,13 +176,11 @@ def unsupported(name: str) -> ApiError:
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return stop strings from one, several or none."""
     texts = [stop] if isinstance(stop, str) else stop or ()
     return tuple(text for text in texts if text)
 
 
 def read_sampling(fields: BaseModel) -> SamplingParams | None:
-    """Return sampling parameters, if a request has any."""
     names = ("temperature", "top_p", "top_k", "min_p")
     given = {name: getattr(fields, name, None) for name in names}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -229,21 +226,24 @@ def tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, An
     )
 
 
-def check_message(message: Message, number: int) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
     """Raise ApiError for calls without a function, and for names and ids that are no texts."""
-    calls = message.get("tool_calls") or []
-    texts = [message.get("name"), message.get("tool_call_id")]
-    try:
-        texts += [call.get("id") for call in calls]
-        is_valid = all(isinstance(call["function"]["name"], str) for call in calls)
-    except (AttributeError, KeyError, TypeError):
-        is_valid = False
-    if not is_valid or not all(isinstance(text, str | None) for text in texts):
-        raise ApiError(
-            f"messages[{number}] has a name, an id or tool_calls of the wrong type, expected texts "
-            "and a list of {'id': ..., 'function': {'name': ..., 'arguments': ...}}",
-            param=f"messages.{number}",
-        )
+    if not messages:
+        raise ApiError("messages is empty, expected at least one message", param="messages")
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls") or []
+        texts = [message.get("name"), message.get("tool_call_id")]
+        try:
+            texts += [call.get("id") for call in calls]
+            is_valid = all(isinstance(call["function"]["name"], str) for call in calls)
+        except (AttributeError, KeyError, TypeError):
+            is_valid = False
+        if not is_valid or not all(isinstance(text, str | None) for text in texts):
+            raise ApiError(
+                f"messages[{number}] has a name, an id or tool_calls of the wrong type, expected "
+                "texts and a list of {'id': ..., 'function': {'name': ..., 'arguments': ...}}",
+                param=f"messages.{number}",
+            )
 
 
 def pieces(text: str, size: int = 64) -> Iterator[str]:

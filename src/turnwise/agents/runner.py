@@ -49,7 +49,7 @@ def check_agent(agent: AgentSource) -> AgentSource:
         except TypeError as error:
             name = getattr(agent, "__name__", type(agent).__name__)
             raise ConfigError(
-                f"agent {name} cannot be called as {name}(task, llm): {error}"
+                f"agent {name} cannot be called as {name}(task, llm): {error}. Let it take both."
             ) from None
         except ValueError:  # a function of C, which does not say what it takes
             pass

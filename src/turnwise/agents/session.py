@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from turnwise.agents.live import LiveText
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, check_message
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, check_messages
 from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions
@@ -85,7 +85,7 @@ class AgentSession:
         """
         if self._is_closed:
             raise ApiError("the episode has ended", status=401, code="invalid_api_key")
-        self._check_messages(request.messages)
+        check_messages(request.messages)
         most = self._setup.limits.turn_limit(None)
         # A request that was refused or cancelled has no turn, and costs none.
         num_under_way = sum(not task.done() for task in self._tasks)
@@ -119,7 +119,7 @@ class AgentSession:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the tokens of a request's prompt, rendered from its messages."""
-        self._check_messages(request.messages)
+        check_messages(request.messages)
         prompt = ConversationTree(self.tree.writer).match(request.messages, request.tools)
         await self._encode(prompt, request)
         return len(prompt.ids)
@@ -148,12 +148,6 @@ class AgentSession:
             raise self._exhausted(
                 EpisodeStatus.TRUNCATED_BY_TIME, f"take {seconds:g} seconds (limits.max_seconds)"
             )
-
-    def _check_messages(self, messages: Sequence[Message]) -> None:
-        if not messages:
-            raise ApiError("messages is empty, expected at least one message", param="messages")
-        for number, message in enumerate(messages):
-            check_message(message, number)
 
     def _too_long(self, num_tokens: str) -> ApiError:
         self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS

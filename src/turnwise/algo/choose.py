@@ -293,7 +293,7 @@ class Algorithm:
         if clip_range != (None, None) and not loss.has_clip_range:
             raise ConfigError(
                 f"training.clip_ratio_low and clip_ratio_high got {clip_range}, expected null: the "
-                f"policy loss {loss.name!r} has no clip range"
+                f"policy loss {loss.name!r} has no clip range. training.policy_loss=ppo has one."
             )
         checked_bounds(training.importance_bounds)
         return cls(estimator, loss)
@@ -319,7 +319,7 @@ def compute_advantages(
     if shapes != [expected, expected]:
         raise ConfigError(
             f"advantage estimator {estimator.name!r} returned {shapes or type(output).__name__}, "
-            f"expected (advantages, returns), both {expected} as response_mask. One number per "
-            "episode becomes advantages[:, None] * response_mask."
+            f"expected (advantages, returns), both of the shape of response_mask, {expected}. One "
+            "number per episode becomes advantages[:, None] * response_mask."
         )
     return output

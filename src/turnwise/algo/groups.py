@@ -1,10 +1,8 @@
 """Statistics over groups of episodes that started from the same place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -21,8 +19,8 @@ class Groups:
     """Groups of episodes, numbered from 0.
 
     >>> scores = torch.tensor([1.0, 5.0, 3.0])
-    >>> Groups.from_index(["b", "a", "b"], scores).mean(scores)
-    tensor([2., 5., 2.])
+    >>> Groups.from_index(["b", "a", "b"], scores).sum(scores)
+    tensor([4., 5., 4.])
     """
 
     ids: torch.Tensor
@@ -36,7 +34,7 @@ class Groups:
     @classmethod
     def from_index(
         cls, index: GroupIndex, rows: torch.Tensor, precision: torch.dtype = torch.float64
-    ) -> Groups:
+    ) -> Self:
         """Return the groups of the rows of a tensor [B, ...], on its device.
 
         `precision` is the type in which the numbers to compare were given.
@@ -44,7 +42,8 @@ class Groups:
         labels = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if labels.shape != (len(rows),):
             raise ConfigError(
-                f"index got an array of shape {labels.shape}, expected groups: ({len(rows)},)"
+                f"index got an array of shape {labels.shape}, expected one group for each of the "
+                f"{len(rows)} episodes: ({len(rows)},)"
             )
         names, inverse = np.unique(labels, return_inverse=True)
         counts = np.bincount(inverse, minlength=len(names))
@@ -69,13 +68,10 @@ class Groups:
         """Each episode's group total: [B, ...] -> [B, ...]."""
         return self.totals(x)[self.ids]
 
-    def mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Each episode's group mean: [B] -> [B]."""
-        return self.sum(x) / self.sizes
-
     def centred(self, x: torch.Tensor) -> torch.Tensor:
         """x minus its group's mean; exactly 0 for a group of one, and where all are equal."""
-        return torch.where(self.is_alone, 0.0, self.without_rounding(x - self.mean(x), x))
+        mean = self.sum(x) / self.sizes
+        return torch.where(self.is_alone, 0.0, self.without_rounding(x - mean, x))
 
     def without_rounding(self, differences: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Differences between the x of a group, [B, ...], with 0 for what is only rounding.

@@ -21,7 +21,6 @@ ROUNDING = 4
 
 
 def as_mask(mask: torch.Tensor) -> torch.Tensor:
-    """Return the mask as bool."""
     return mask if mask.dtype is torch.bool else mask.bool()
 
 
@@ -143,17 +142,11 @@ def discounted_suffix_sum(x: torch.Tensor, mask: torch.Tensor, decay: float) -> 
 
     Masked tokens are skipped: they add nothing, discount nothing, and their own result is 0.
 
+    x is computed in float32 or wider, and decay is from 0 to 1.
+
     There is no loop over time. Read backwards, a row is S_j = x_j + decay · S_(j−1). With c_j the
     number of policy tokens so far, S_j = decay^c_j · Σ_(i ≤ j) decay^(−c_i) · x_i: a running sum of
     rescaled terms. Terms only shrink relative to the newest one, so nothing cancels.
-
-    Args:
-        x: [B, T], any float type; computed in float32 or wider.
-        mask: [B, T].
-        decay: from 0 to 1.
-
-    Returns:
-        [B, T], zero where masked.
     """
     mask = as_mask(mask)
     x = torch.where(mask, wide(x), 0.0)

@@ -50,9 +50,9 @@ class ControlTokens:
         self.names |= {token_id: str(name) for token_id, name in named}
         self.special = frozenset(special)
         """Tokens that decoding leaves out."""
-        self._by_name = {name: i for i, name in self.names.items() if len(name.strip()) > 1}
-        self.ids = frozenset(self._by_name.values())
+        self.ids = frozenset(i for i, name in self.names.items() if len(name.strip()) > 1)
         """Tokens that a text could spell; a single character is always ordinary text."""
+        self._by_name = {self.names[i]: i for i in self.ids}
         names = sorted(self._by_name, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
@@ -61,7 +61,7 @@ class ControlTokens:
         return tuple(filter(self.ids.__contains__, ids))
 
     def first(self, ids: Iterable[int]) -> int | None:
-        return next(iter(self.among(ids)), None)
+        return next(filter(self.ids.__contains__, ids), None)
 
     def named(self, names: Iterable[str]) -> frozenset[int]:
         wanted = set(names)
@@ -77,13 +77,14 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
     """Return a tokenizer's end token, and those that its generation_config.json lists."""
     from transformers import GenerationConfig  # it imports torch
 
-    source, ends = str(getattr(tokenizer, "name_or_path", "") or ""), None
+    ends = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    source = str(getattr(tokenizer, "name_or_path", "") or "")
     with suppress(OSError, ValueError):  # the file may be missing or broken
         # Nothing is downloaded.
-        ends = GenerationConfig.from_pretrained(source, local_files_only=True).eos_token_id
-    listed = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
-    end, size = tokenizer.eos_token_id, len(tokenizer)
-    return frozenset([*(i for i in listed if 0 <= i < size), *([] if end is None else [end])])
+        listed = GenerationConfig.from_pretrained(source, local_files_only=True).eos_token_id
+        numbers = listed if isinstance(listed, list) else [listed]
+        ends.update(i for i in numbers if isinstance(i, int) and 0 <= i < len(tokenizer))
+    return frozenset(ends)
 
 
 # One of these precedes a text that continues another; one whose token does not merge with it works.

@@ -384,7 +384,6 @@ class TurnEnd:
 
 
 def _end_of_answer(text: str) -> int:
-    """Return where the synthetic answer ends in a rendering."""
     if ANSWER not in text:
         raise ConfigError(
             "the chat template does not write the answers of the assistant, so it is not made for "

@@ -8,13 +8,11 @@ JSON in ASCII, `repr`, and capitals. Each pair of marks has a number of its own,
 a text that a template cut away is not taken for that of another.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 Change: TypeAlias = Callable[[str], str]
@@ -24,20 +22,16 @@ FindSpans: TypeAlias = Callable[[str], Sequence[Span]]
 _NUMBER = str(secrets.randbelow(10**24)).zfill(24)
 _MARKS = re.compile(rf"4{_NUMBER}([12])(\d{{7}})")
 # Templates compare roles and keys with these words; all other strings they only write.
-ROLES = frozenset(
-    {
-        *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython"),
-        *("observation", "environment", "tool_results", "tool_response"),
-    }
-)
-_WORDS = frozenset(
-    {
-        *("type", "function", "name", "description", "parameters", "properties", "required"),
-        *("items", "enum", "default", "nullable", "format", "title", "strict", "anyOf", "oneOf"),
-        *("allOf", "additionalProperties", "return", "returns", "arguments", "id", "content"),
-        *("object", "string", "number", "integer", "boolean", "array", "null", "text", "image"),
-    }
-)
+ROLES = frozenset((
+    "system", "developer", "user", "assistant", "model", "tool", "function", "ipython",
+    "observation", "environment", "tool_results", "tool_response",
+))  # fmt: skip
+_WORDS = frozenset((
+    "type", "function", "name", "description", "parameters", "properties", "required",
+    "items", "enum", "default", "nullable", "format", "title", "strict", "anyOf", "oneOf",
+    "allOf", "additionalProperties", "return", "returns", "arguments", "id", "content",
+    "object", "string", "number", "integer", "boolean", "array", "null", "text", "image",
+))  # fmt: skip
 # Generated ids of tool calls; some templates check their length.
 _CALL_ID = re.compile(r"call\d{5}")
 
@@ -53,10 +47,10 @@ class RenderedText:
     text: str
     spans: tuple[Span, ...] = ()
 
-    def after(self, start: int) -> RenderedText:
+    def after(self, start: int) -> Self:
         """Return the part from `start` on."""
         kept = [(max(a, start) - start, b - start) for a, b in self.spans if b > start]
-        return RenderedText(self.text[start:], tuple(kept))
+        return type(self)(self.text[start:], tuple(kept))
 
 
 def change_messages(messages: Sequence[Mapping[str, Any]], change: Change) -> list[dict[str, Any]]:

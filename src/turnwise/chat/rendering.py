@@ -96,15 +96,15 @@ class Renderer:
     def _render(
         self, messages: Sequence[Message], tools: list[Any] | None, generation_prompt: bool
     ) -> str:
-        apply = partial(
-            self._tokenizer.apply_chat_template,
-            list(messages),
-            chat_template=self._given,
-            add_generation_prompt=generation_prompt,
-            tokenize=False,
-            **self.variables,
-        )
         try:
+            apply = partial(
+                self._tokenizer.apply_chat_template,
+                list(messages),
+                chat_template=self._given,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **self.variables,
+            )
             try:
                 return str(apply(tools=tools))
             except TypeError:  # a template that iterates over tools unconditionally

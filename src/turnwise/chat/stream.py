@@ -67,9 +67,12 @@ class TokenStream:
         ([True, False, True], [-0.1, nan, -0.2])
         """
         first, last = inserted or (0, 0)
-        got, wanted = len(log_probs), len(ids) - (last - first)
-        if got != wanted:
-            raise ConfigError(f"a turn got {wanted} tokens and {got} log-probs, expected as many")
+        num_sampled = len(ids) - (last - first)
+        if num_sampled != len(log_probs):
+            raise ConfigError(
+                f"a turn got {num_sampled} tokens and {len(log_probs)} log-probs, expected one for "
+                "each token"
+            )
         start = len(self._ids)
         self._ids += ids
         self._sampled += log_probs
@@ -90,7 +93,8 @@ class TokenStream:
         >>> stream.context(4), stream.context(2)
         ([(0, 2), (3, 4)], [(0, 2)])
         """
-        assert 0 <= after <= len(self._ids), "no place in the stream"
+        if not 0 <= after <= len(self._ids):
+            raise ConfigError(f"begin_branch got {after}, expected 0 to {len(self._ids)} tokens")
         self._branches = list(self.branches)  # one that got no tokens never was
         if after < len(self._ids):
             self._branches.append((len(self._ids), after))

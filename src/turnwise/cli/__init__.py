@@ -28,7 +28,6 @@ from turnwise.legible import LegibleFormatter
 
 _EXAMPLES = "[bold]Examples[/bold]"
 
-
 app = typer.Typer(
     name="turnwise",
     no_args_is_help=True,

@@ -124,11 +124,12 @@ def agent_by_name(who: str) -> AgentMaker:
     is_class, num_needed = isinstance(agent, type), 0
     if callable(agent):
         parameters = inspect.signature(agent.__call__ if is_class else agent).parameters.values()
-        num_needed = -int(is_class) + sum(  # without self
+        num_needed = sum(
             one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
             and (one.default is one.empty or one.name == "state")
             for one in parameters
         )
+        num_needed -= is_class  # self
     if num_needed not in (1, 2):
         raise ConfigError(
             f"--agent got {who!r} of type {type(agent).__name__}; expected a function "
@@ -185,7 +186,7 @@ class ServedModel:
             else {"role": message["role"], "content": message["content"]}
             for message in messages
         ]
-        options: dict[str, Any] = {**self._options}
+        options: dict[str, Any] = dict(self._options)
         if self._sends_temperature:
             options["temperature"] = request.sampling.temperature
             if request.sampling.top_p < 1.0:
@@ -237,11 +238,12 @@ def open_chat_model(
     if source is not None:
         if backend not in ("local", "transformers"):
             raise ConfigError(
-                f"--backend {backend} cannot load a run. First: turnwise export {model} FOLDER"
+                f"--backend {backend} cannot load the checkpoint of {model}. Export it first "
+                f"(turnwise export {model} FOLDER), and name that folder."
             )
         if (given["dtype"], given["device"], tokenizer) != ("auto", "auto", None):
             raise ConfigError(
-                f"leave out --dtype, --device, --tokenizer: {model} is a run, which has its own."
+                f"leave out --dtype, --device and --tokenizer: {model} is a run, which has its own."
             )
         saved = find_checkpoint(source, which_checkpoint(checkpoint))
         step = saved.step

@@ -10,6 +10,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +40,6 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "reasoning-gym": ("reasoning_gym", "reasoning-gym tasks"),
     "peft": ("peft", "LoRA"),
     "qlora": ("bitsandbytes", "QLoRA, 4-bit weights"),
-    "parquet": ("pyarrow", "Parquet datasets"),
     "mcp": ("mcp", "tools of MCP servers"),
     "ray": ("ray", "training on a Ray cluster"),
     "verl": ("verl", "VERL's trainer"),
@@ -84,9 +84,10 @@ def doctor(
     failures = ", ".join(f.name for f in facts if f.is_basic and f.state == "broken")
     if as_json:
         print_json({"ok": not failures, "facts": [dataclasses.asdict(fact) for fact in facts]})
-    verdict = "can train. Start with: turnwise train"
-    verdict = f"cannot train: {failures} must be fixed." if failures else verdict
-    console.print(f"\nThis machine {verdict}", style="bold")
+    elif failures:
+        console.print(f"\nThis machine cannot train: {failures} must be fixed.", style="bold")
+    else:
+        console.print("\nThis machine can train. Start with: turnwise train", style="bold")
     raise typer.Exit(1 if failures else 0)
 
 
@@ -124,7 +125,9 @@ def _check_machine() -> Iterator[Fact]:
     yield Fact("software", "python", "ok", platform.python_version())
     yield Fact("software", "turnwise", "ok", __version__)
     yield tried("software", "torch", _describe_torch, is_basic=True)
-    yield tried("software", "transformers", _transformers_version, is_basic=True)
+    yield tried(
+        "software", "transformers", lambda: import_module("transformers").__version__, is_basic=True
+    )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Fact("hardware", "cpu", "ok", f"{cores} cores ({platform.machine()})")
     yield tried("hardware", "memory", _describe_memory)
@@ -150,12 +153,6 @@ def _describe_torch() -> str:
 
     built_for = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     return f"{torch.__version__}, {torch.get_num_threads()} threads, {built_for}"
-
-
-def _transformers_version() -> str:
-    import transformers
-
-    return str(transformers.__version__)
 
 
 def _describe_memory() -> str:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from turnwise.cli.eval_episodes import Part, Plan
     from turnwise.episode import EpisodeResult
 
-
 SplitName = StrEnum("SplitName", ["train", "eval"])
 
 
@@ -133,7 +132,8 @@ def evaluate(
     is_greedy = k is None if greedy is None else greedy
     if k is not None and (agent == "expert" or (agent is None and url is None and is_greedy)):
         raise ConfigError(
-            f"leave out --k: {agent or 'greedy'} attempts at a task are identical. Or: --sampled"
+            f"--k needs attempts that differ, and {agent or 'greedy'} attempts at a task are "
+            "identical. Leave out one of them."
         )
     if split is not None and dataset:
         raise ConfigError(
@@ -171,17 +171,18 @@ def evaluate(
         for name, each in parts.items():
             eval_episodes.play_part(each, plan, name)
     evaluated_on = {name: each.evaluated_on for name, each in parts.items()}
-    is_served = served is not None and greedy is None
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
-        "sampling": "the server's own" if is_served else "greedy" if is_greedy else "sampled",
+        "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
         "evaluated_on": evaluated_on if config.environments else evaluated_on[""],
         "split": split,
         "checkpoint": None,
         "in_training": None,
     }
+    if served is not None and greedy is None:
+        facts["sampling"] = "the server's own"
     if source is not None:
         folder = RunFolder(run_containing(source))
         if checkpoint == "best":

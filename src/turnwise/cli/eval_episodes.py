@@ -45,10 +45,6 @@ from turnwise.trainer.rollout import Rows, held_out_tasks, num_of_rows, run_task
 from turnwise.trainer.stopping import Interrupted, StopRequest
 
 _NUM_RESAMPLES = 2000
-NO_SUCCESS = (
-    "only the mean reward is given: pass@k needs info['success'] of the last step of an episode, "
-    "and no step reported it"
-)
 _AGENT_CONCURRENCY = 8
 """Concurrent episodes of a user's agent, which may wait for a server."""
 
@@ -112,7 +108,8 @@ def make_part(config: ConfigStore, split: str | None, name: str, plan: Plan) -> 
         )
     num_tasks = plan.num_tasks
     if rows is not None:
-        evaluated_on = count(len(rows), "training row") if is_trained_on else evaluated_on
+        if is_trained_on:
+            evaluated_on = count(len(rows), "training row")
         choose = num_of_rows if plan.k is None else min  # of several attempts, a row is one task
         num_tasks = choose(num_tasks, len(rows))
     return Part(config, components, rows, evaluated_on, num_tasks)
@@ -330,7 +327,7 @@ def attempt_scores(
         "pass_at_k": pass_at or None,
         "mean_at_k": estimate(rates, seed) if reports else None,
         "reward": estimate([task["reward"] for task in played], seed, is_rate=False),
-        "reason": None if pass_at else NO_SUCCESS,
+        "reason": None if pass_at else "only the mean reward is given: no step has info['success']",
         "tasks": list(tasks.values()),
     }
 

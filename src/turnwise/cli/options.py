@@ -49,10 +49,11 @@ EnvironmentOption = Annotated[str | None, _override("--env", "ENV", "Environment
 RewardOption = Annotated[str | None, _override("--reward", "FILE.PY:NAME", "Reward function.")]
 DatasetOption = Annotated[list[str] | None, _override("--dataset", "FILE", "Dataset; repeatable.")]
 ToolOption = Annotated[
-    list[str] | None, _override("--tool", "NAME", "calculator, python, FILE.PY:NAME; repeatable.")
+    list[str] | None,
+    _override("--tool", "NAME", "Tool: calculator, python, FILE.PY:NAME; repeatable."),
 ]
 ParserOption = Annotated[
-    str | None, _override("--parser", "NAME", "Of tool calls: json, hermes, FILE.PY:NAME ...")
+    str | None, _override("--parser", "NAME", "Parser of calls: json, hermes, FILE.PY:NAME ...")
 ]
 SystemPromptOption = Annotated[str | None, _override("--system-prompt", "TEXT", "System prompt.")]
 ModelOption = Annotated[

@@ -122,7 +122,7 @@ def play(
     elif env_run is None:
         if env is not None:
             raise ConfigError(
-                f"leave out {env_or_run} or --env {env}, which is for a run that has lost its own"
+                f"got the environment {env_or_run} and --env {env}, which is for runs. Name one."
             )
         overrides = dataclasses.replace(overrides, env=env_or_run)
     overrides.allow_code(player)
@@ -287,8 +287,8 @@ class Played(Trajectory):
             if calls:
                 names = ("name", "arguments", "success", "result")
                 turns[-1]["calls"] = [{n: getattr(call, n) for n in names} for call in calls]
-        facts = ("seed", "row", "status", "success", "total_reward", "score")
-        ending = {name.removeprefix("total_"): getattr(self, name) for name in facts}
+        ending = {name: getattr(self, name) for name in ("seed", "row", "status", "success")}
+        ending |= {"reward": self.total_reward, "score": self.score}
         return {name: v for name, v in ending.items() if v is not None} | {"turns": turns}
 
 
@@ -303,9 +303,9 @@ class Screen:
     is_quiet: bool
     played: Played = field(default_factory=Played)
     """The current episode."""
-    environment: BaseEnvironment | None = None
-    setup: EpisodeSetup | None = None
-    """What episodes are played with; None: only an environment."""
+    environment: BaseEnvironment = field(init=False)
+    setup: EpisodeSetup = field(init=False)
+    """What episodes are played with, unless there is only an environment."""
 
     def __post_init__(self) -> None:
         self._results = make_console(quiet=self.is_quiet)
@@ -314,8 +314,6 @@ class Screen:
     def on_start(self, agent: AgentRecord) -> None:
         """Print the beginning of an episode that is played like a model's."""
         env, setup = self.environment, self.setup
-        assert env is not None
-        assert setup is not None
         if self.player in WITHOUT_MODEL:  # without a description of tools for a model
             prefix, observation = agent.trajectory.prompts
             rules = [setup.system_prompt, prefix.strip()]

@@ -84,7 +84,7 @@ def plot(
     names = list(dict.fromkeys(metric or ()))
     names = names or [n for n in ("reward", "success") if all(n in run.metrics for run in every)]
     if not names:
-        raise ConfigError("these runs have no reward or success in common. Name what with --metric")
+        raise ConfigError("these runs share neither reward nor success. Name one with --metric.")
     curves = {
         title: {name: _mean_curve(group, name) for name in names} for title, group in groups.items()
     }
@@ -92,8 +92,8 @@ def plot(
     file.write_bytes(_draw(groups, curves, file.suffix[1:]))
     for title, group in groups.items():
         lasts = [f"{name} {line.mean[-1]:.3g} at last" for name, line in curves[title].items()]
-        says = [f"\n  {run.name}: {run.headline}" for run in group if run.headline is not None]
-        say(f"{title}: {', '.join(lasts)}{''.join(says)}")
+        headlines = [f"\n  {run.name}: {run.headline}" for run in group if run.headline]
+        say(f"{title}: {', '.join(lasts)}{''.join(headlines)}")
     say(f"The figure is in {output}.")
 
 
@@ -225,7 +225,8 @@ def _draw(
         notes.append(f"smoothed over {' or '.join(map(str, windows))} points")
     caption = "; ".join(notes)
     # Independent of the user's matplotlibrc, and in colours that colour-blind readers distinguish.
-    styles, figures = (import_extra(f"matplotlib.{name}", "plot") for name in ("style", "figure"))
+    styles = import_extra("matplotlib.style", "plot")
+    figures = import_extra("matplotlib.figure", "plot")
     style = styles.context(["default", "tableau-colorblind10", dict(_STYLE)])
     with style, io.BytesIO() as file:
         num_columns = 2 if len(metrics) == 4 else min(len(metrics), 3)

@@ -37,7 +37,9 @@ def serve(
     port: opt.PortOption = 8000,
     api_key: Annotated[
         str | None,
-        opt.option("Key of clients.", "SECRET", default="a new one", envvar="TURNWISE_API_KEY"),
+        opt.option(
+            "Key that clients must send.", "SECRET", default="a new one", envvar="TURNWISE_API_KEY"
+        ),
     ] = None,
     no_api_key: Annotated[bool, opt.flag("--no-api-key", "Serve all that reach the port.")] = False,
     name: Annotated[
@@ -166,8 +168,9 @@ def _key(host: str, given: str | None, is_open: bool) -> str | None:
 
 def _log(request: ServedRequest) -> None:
     """Print a line about a request that was answered."""
-    tokens = f"{request.num_prompt_tokens} + {request.num_sampled_tokens} tokens  "
-    tokens = tokens if request.num_sampled_tokens else ""
+    tokens = ""
+    if request.num_sampled_tokens:
+        tokens = f"{request.num_prompt_tokens} + {request.num_sampled_tokens} tokens  "
     asked = f"{time.strftime('%H:%M:%S')}  {request.method} {request.path}"
     say(f"{asked}  {request.status}  {tokens}{1000 * request.seconds:.0f} ms", err=True)
 

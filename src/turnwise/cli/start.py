@@ -47,11 +47,11 @@ def init(
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Choose another name, or move it away.")
-    class_name = "".join(word[0].upper() + word[1:] for word in module.split("_") if word)
+    class_name = "".join(word[:1].upper() + word[1:] for word in module.split("_")) or "MyEnv"
     folder.mkdir(parents=True, exist_ok=True)
     for file, template in FILES.items():
         text = (files("turnwise.cli") / "templates" / template).read_text(encoding="utf-8")
-        text = text.replace("MyEnv", class_name or "MyEnv").replace("my_env", module)
+        text = text.replace("MyEnv", class_name).replace("my_env", module)
         (folder / file.format(name=module)).write_text(text, encoding="utf-8")
     made = ", ".join(FILES).format(name=module)
     say(

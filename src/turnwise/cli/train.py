@@ -235,14 +235,12 @@ def _replay(run: Path, config: ConfigStore, lines: bool, as_json: bool) -> None:
         say(f"\n{outcome}\nIts folder is {outcome.folder}", err=as_json)
 
 
-def _train_with_verl(
-    config: ConfigStore, resume: Resume, overrides: Sequence[str], dry: bool
-) -> None:
+def _train_with_verl(config: ConfigStore, resume: Resume, words: Sequence[str], dry: bool) -> None:
     """Train with VERL, which prints its own progress; `dry` only prints its settings."""
     from turnwise.scale.verl import CustomRayPPOTrainer
 
     mode: Resume = "auto" if dry else resume
-    trainer = CustomRayPPOTrainer(config, resume=mode, verl_overrides=overrides)
+    trainer = CustomRayPPOTrainer(config, resume=mode, verl_overrides=words)
     if dry:
         print_file(trainer.dry_run())
         return
@@ -263,9 +261,9 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
         if values := [metrics[name] for metrics in history if name in metrics]:
             tenth = max(len(values) // 10, 1)
             first, last = brief(fmean(values[:tenth])), brief(fmean(values[-tenth:]))
-            many, steps = ("", "step") if tenth == 1 else (f" {tenth:,}", "steps")
-            ends = f"{first} in the first{many} training {steps}, {last} in the last{many}"
-            lines.append(f"{name:<8} {ends}")
+            steps = "training step" if tenth == 1 else f"{tenth:,} training steps"
+            many = "" if tenth == 1 else f" {tenth:,}"
+            lines.append(f"{name:<8} {first} in the first {steps}, {last} in the last{many}")
     files = RunFolder(Path(folder))
     if (main := headline(history, files.evaluated_on)) is not None:
         lines.append(str(main))

@@ -304,7 +304,9 @@ class MultiTurnChatHarness:
     ) -> None:
         chosen = inference_engine if engine is None else engine
         if chosen is None or environment is None or None not in (inference_engine, engine):
-            raise ConfigError("MultiTurnChatHarness needs one engine and one environment")
+            raise ConfigError(
+                "expected one engine and one environment: MultiTurnChatHarness(engine, environment)"
+            )
         self.inference_engine = chosen
         self.environment = environment
         self.max_turns = max_turns

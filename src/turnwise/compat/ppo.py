@@ -112,7 +112,8 @@ class PPOTrainer:
         data = _with_sampler_log_probs(PPOBatch.from_mapping(batch)).to(model.device)
         if data.advantages is None and not model.has_critic:
             raise ConfigError(
-                "a batch without advantages needs a critic: give PPOTrainer a value_model"
+                "a batch without advantages needs a critic to estimate them: give PPOTrainer a "
+                "value_model, or the batch its advantages"
             )
         if model.has_critic and (data.advantages is None or data.returns is None):
             if data.values is None:

@@ -41,12 +41,13 @@ class EnvironmentConfig(Section):
             return config
         if not isinstance(config, Mapping):
             raise ConfigError(
-                f"an environment takes a config, a dict or None, got {type(config).__name__}"
+                "an environment takes an EnvironmentConfig, a dict or None, "
+                f"got {type(config).__name__}"
             )
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {key: value for key, value in config.items() if key in names}
         others = {key: value for key, value in config.items() if key not in names}
-        return cls(**fields | {"params": {**config.get("params", {}), **others}})
+        return cls(**{**fields, "params": {**config.get("params", {}), **others}})
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting by name, as a dict does; a field that is None counts as missing."""
@@ -110,10 +111,12 @@ def part_names(items: Sequence[EnvironmentItem]) -> list[str]:
     taken = [item.name for item in items if item.name is not None]
     names: list[str] = []
     for item in items:
+        if item.name is not None:
+            names.append(item.name)
+            continue
         stem = re.sub(r"[^\w.-]+", "-", item.environment.rpartition(":")[2]).strip("-.") or "part"
         numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        free = (name for name in numbered if name not in {*taken, *names})
-        names.append(next(free) if item.name is None else item.name)
+        names.append(next(name for name in numbered if name not in {*taken, *names}))
     return names
 
 
@@ -150,6 +153,6 @@ def check_metric_names(names: Iterable[str], source: str) -> None:
     for name in names:
         if not _PART_NAME.fullmatch(name) or name in _METRICS_OF_RUNS:
             raise ConfigError(
-                f"{source}: the name {name!r} cannot stand in the metrics ('maze/reward'). Choose "
-                "another one of letters, digits, dots and dashes."
+                f"{source}: the name {name!r} cannot stand in the metrics, which have names such "
+                "as 'maze/reward'. Choose another one of letters, digits, dots and dashes."
             )

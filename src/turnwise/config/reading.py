@@ -13,14 +13,9 @@ from turnwise.config.fields import Section, SettingTypes, describe_settings, els
 from turnwise.errors import ConfigError
 from turnwise.yaml_files import find_line, parse_value
 
-SHORT_SECTIONS = {
-    "model": "model_name",
-    "environment": "name",
-    "dataset": "path",
-    "eval_dataset": "path",
-}
-"""Sections that may be written as one setting alone, such as `model: tiny`."""
 _DATASETS = ("dataset", "eval_dataset")
+SHORT_SECTIONS = {"model": "model_name", "environment": "name", **dict.fromkeys(_DATASETS, "path")}
+"""Sections that may be written as one setting alone, such as `model: tiny`."""
 
 Store = TypeVar("Store", bound=Section)
 

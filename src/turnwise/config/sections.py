@@ -70,7 +70,7 @@ class InferenceConfig(Section):
     backend: str = setting("local", "The engine: local, transformers, vllm, sglang, file.py:Class.")
     url: str | None = setting(None, "A running vLLM or SGLang server; null starts the engine.")
     options: dict[str, Any] = setting(
-        {}, "Options of the engine: {gpu_memory_utilization: 0.4} ..."
+        {}, "Options of the engine, for example {gpu_memory_utilization: 0.4, max_model_len: 8192}."
     )
     max_tokens: Positive = setting(64, "Maximum tokens of one turn of the model.")
     temperature: NonNegativeFloat = setting(1.0, "Sampling temperature; 0 is greedy.")
@@ -121,7 +121,9 @@ class TrainingConfig(Section):
     batch_size: Episodes = setting(
         32, "Starts (seeds, or rows of a dataset) of a training step, each played group_size times."
     )
-    group_size: Episodes | None = setting(None, "Episodes per start; null: 8 if compared, else 1.")
+    group_size: Episodes | None = setting(
+        None, "Episodes per start; null: 8 for estimators that compare a group, else 1."
+    )
     resample: NonNegative = setting(
         0, "Rounds of replacing zero-variance groups (all rewards of a group are equal) by others."
     )
@@ -130,22 +132,24 @@ class TrainingConfig(Section):
         "Updates by which an episode's oldest token may be behind the weights that are trained on "
         "it. 0: play, then learn; above: episodes go on while the learner updates.",
     )
-    on_error: ErrorPolicy = setting("retry", "Failed episodes; retry: three tries, then without.")
+    on_error: ErrorPolicy = setting("retry", "A failed episode; retry: three tries, then without.")
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
     kl_coef: NonNegativeFloat = setting(0.01, "Weight of the KL penalty.")
     kl_target: PositiveFloat | None = setting(None, "KL to which kl_coef adapts; null: constant.")
     kl_horizon: Positive = setting(10_000, "Episodes over which kl_coef adapts to kl_target.")
     kl_penalty: KLEstimate = setting("k1", "Estimator of the KL in the rewards.")
     update_epochs: Positive = setting(1, "Passes over each batch of episodes.")
-    mini_batch_size: Positive | None = setting(None, "Episodes per optimizer step; null: a batch.")
+    mini_batch_size: Positive | None = setting(None, "Episodes per optimizer step; null: all.")
     micro_batch_tokens: Positive | None = setting(
         None,
         "Tokens per forward pass: memory and speed depend on it, the result does not; null: 4,096 "
         "on a CPU, as many as fit into half of the free memory on a GPU.",
     )
     policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., file.py:name.")
-    policy_loss_options: dict[str, Any] = setting({}, "Its options: {tau_neg: 1.1} of sapo ...")
-    loss_agg_mode: LossAggregation | None = setting(None, "Aggregation; null: the policy loss's.")
+    policy_loss_options: dict[str, Any] = setting({}, "Options of the loss: {tau_neg: 1.1} ...")
+    loss_agg_mode: LossAggregation | None = setting(
+        None, "Aggregation of token losses; null keeps the policy loss's default."
+    )
     entropy_coef: NonNegativeFloat = setting(0.0, "Weight of the entropy bonus.")
     kl_loss_coef: NonNegativeFloat = setting(0.0, "Weight of a KL term in the loss.")
     kl_loss_type: KLLossType = setting("k3+", "KL estimator; with + the gradient is the KL's own.")
@@ -177,7 +181,7 @@ class TrainingConfig(Section):
     optimizer: str = setting(
         "adamw", "adamw; muon for hidden matrices, AdamW for the rest; or file.py:function."
     )
-    optimizer_options: dict[str, Any] = setting({}, "More arguments of it: momentum of muon ...")
+    optimizer_options: dict[str, Any] = setting({}, "More of its arguments: momentum of muon ...")
     weight_decay: NonNegativeFloat = setting(0.0, "Weight decay of the optimizer.")
     adam_betas: list[float] = setting([0.9, 0.95], "The two betas of AdamW.")
     adam_epsilon: PositiveFloat = setting(1e-8, "The epsilon of AdamW.")
@@ -189,7 +193,7 @@ class TrainingConfig(Section):
         "constant", "Learning-rate schedule after the warmup; linear and cosine decay to 0."
     )
     lora_rank: NonNegative = setting(0, "Rank of LoRA adapters; 0 trains all weights.")
-    lora_alpha: Positive | None = setting(None, "Scales updates by alpha / rank; null: twice rank.")
+    lora_alpha: Positive | None = setting(None, "Scales updates by alpha / rank; null: 2 * rank.")
     lora_target_modules: str | list[str] = setting(
         "all-linear",
         "The layers that get adapters, by the ends of their names, for example [q_proj, v_proj], "
@@ -208,7 +212,7 @@ class TrainingConfig(Section):
     warm_start_steps: Annotated[int, Ge(1), Le(1_000_000)] = setting(
         100, "Steps of the warm start."
     )
-    warm_start_learning_rate: PositiveFloat = setting(1e-3, "Its learning rate.")
+    warm_start_learning_rate: PositiveFloat = setting(1e-3, "Learning rate of the warm start.")
     eval_episodes: Annotated[int, Ge(0), Le(1_000_000)] = setting(
         0, "Episodes of an evaluation on held-out seeds, greedy and sampled; 0 disables it."
     )
@@ -246,7 +250,7 @@ class CheckpointConfig(Section):
     keep_last_n: Positive = setting(3, "How many of the newest checkpoints to keep.")
     best_metric: str = setting(
         "eval/greedy/reward",
-        "The checkpoint with its highest value is kept too; of equals the latest.",
+        "The checkpoint with the highest value of this metric is kept too; of equals the latest.",
     )
 
 
@@ -273,7 +277,7 @@ class LimitsConfig(Section):
     """Limits of one episode; null disables a limit."""
 
     max_turns: Positive | None = setting(None, "Maximum turns; null: inference.max_turns.")
-    max_tokens_per_turn: Positive | None = setting(None, "Of one turn; null: inference.max_tokens.")
+    max_tokens_per_turn: Positive | None = setting(None, "Per turn; null: inference.max_tokens.")
     max_thinking_tokens: Positive | None = setting(None, "Tokens before an open thought is closed.")
     max_tokens: Positive | None = setting(None, "Tokens of a conversation; null: model's context.")
     max_context_tokens: Positive | None = setting(
@@ -302,7 +306,7 @@ class RayConfig(Section):
     num_learners: Positive = setting(1, "Workers that compute each update together.")
     context_parallel_size: Positive = setting(1, "Learners that split the tokens of each episode.")
     gpus_per_worker: NonNegativeFloat = setting(0.0, "GPUs of each worker; with 0.5 two share one.")
-    address: str | None = setting(None, "auto, or host:port of its head; null starts a local one.")
+    address: str | None = setting(None, "auto, or host:port of the head; null starts a cluster.")
     max_failures: NonNegative = setting(
         3, "Losses of workers that a step survives; then the run ends."
     )
@@ -313,13 +317,12 @@ class LoggingConfig(Section):
     """What a run logs."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "The lowest logged level."
+        "info", "The lowest level that is logged."
     )
     sinks: list[str] = setting(
-        [], "Metrics also go to tensorboard, wandb, mlflow, trackio, file.py:Class."
+        [], "Also send metrics to: tensorboard, wandb, mlflow, trackio, or file.py:Class."
     )
     wandb: dict[str, Any] = setting(
-        {},
-        "The run there: {project: maze, name: first}; also tags, entity, group, job_type, notes.",
+        {}, "The run in Weights & Biases: project, name, entity, group, job_type, tags, notes."
     )
-    episodes_gb: NonNegativeFloat = setting(2.0, "Gigabytes of episodes; more are not kept.")
+    episodes_gb: NonNegativeFloat = setting(2.0, "Gigabytes for episodes; more are not kept.")

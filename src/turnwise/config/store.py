@@ -138,10 +138,9 @@ class ConfigStore(Section):
 
     def save(self, path: str | Path) -> None:
         """Write a YAML file with each setting's help; the file is written whole or not at all."""
-        path = Path(path)
         content = self.to_yaml().encode()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(Path(path), content)
 
     def to_yaml(self) -> str:
         """Return the settings as YAML, each under its line of help."""

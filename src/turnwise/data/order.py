@@ -50,7 +50,7 @@ def rows_for_step(
 
 
 @lru_cache(maxsize=4)  # all steps of an epoch share its order
-def _order(num_rows: int, epoch: int, seed: int, shuffle: bool) -> Any:
+def _order(num_rows: int, epoch: int, seed: int, shuffle: bool) -> np.ndarray[Any, Any]:
     if not shuffle:
         return np.arange(num_rows)
     # Unlike permutation(), a bit generator's stream is the same in all versions of numpy.

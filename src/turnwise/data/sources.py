@@ -1,7 +1,5 @@
 """Reads the rows of a dataset: from files, lists, and objects with a length and items."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -32,6 +30,28 @@ class Indexed(Protocol):
 Source: TypeAlias = str | Path | Sequence[str | Path | Mapping[str, Any]] | Indexed
 
 
+class LazyRows:
+    """The rows of an indexed dataset, read and checked on access."""
+
+    def __init__(self, source: Indexed, prompt_key: str | None) -> None:
+        self._source = source
+        self._prompt_key = prompt_key
+        if len(source) > 0:
+            _ = self[0]  # so that a wrong `prompt_key` fails before the training begins
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Row:
+        where = f"row {index} of the {type(self._source).__name__}"
+        try:
+            value = self._source[index]
+        except KeyError as error:
+            fix = "A table of pandas is given as table.to_dict('records')."
+            raise ConfigError(f"{where} cannot be read: KeyError {error}. {fix}") from error
+        return read_row(value, self._prompt_key, where)
+
+
 def read_rows(source: Source, prompt_key: str | None) -> list[Row] | LazyRows:
     """Return the rows of a source. Rows of files and lists are checked now, others when read.
 
@@ -58,28 +78,6 @@ def read_rows(source: Source, prompt_key: str | None) -> list[Row] | LazyRows:
         names = ", ".join(map(str, source)) if isinstance(source, list) else type(source).__name__
         raise ConfigError(f"there are no rows in {names or 'the list'}")
     return rows
-
-
-class LazyRows:
-    """The rows of an indexed dataset, read and checked on access."""
-
-    def __init__(self, source: Indexed, prompt_key: str | None) -> None:
-        self._source = source
-        self._prompt_key = prompt_key
-        if len(source) > 0:
-            _ = self[0]  # so that a wrong `prompt_key` fails before the training begins
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Row:
-        where = f"row {index} of the {type(self._source).__name__}"
-        try:
-            value = self._source[index]
-        except KeyError as error:
-            fix = "A table of pandas is given as table.to_dict('records')."
-            raise ConfigError(f"{where} cannot be read: KeyError {error}. {fix}") from error
-        return read_row(value, self._prompt_key, where)
 
 
 def read_row(value: object, prompt_key: str | None, where: str) -> Row:

@@ -1,7 +1,5 @@
 """Run a coroutine from sync code, and end the tasks that it leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -79,49 +77,6 @@ async def _end_tasks() -> None:
         keep_for_ever(task)
 
 
-class LoopThread:
-    """A daemon thread that runs coroutines in one event loop, side by side.
-
-    Thread and loop are the same for all of them, since user code may keep objects that belong to
-    one, such as a database connection or an HTTP client. A thread that user code blocks is
-    abandoned.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> LoopCall[T]:
-        """Run a coroutine alongside the others."""
-        if self.loop is None:
-            self.loop = new_loop()
-            self._thread.start()
-        return LoopCall(coroutine, self.loop)
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Call a function in the loop; does nothing if it does not run."""
-        if self.loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has closed
-                self.loop.call_soon_threadsafe(function)
-
-    def end(self, seconds: float = 0.0) -> None:
-        """Cancel what still runs, and let the thread end; wait for it that long."""
-        if self.loop is not None:
-            self.call_soon(self.loop.stop)
-            self._thread.join(seconds)
-
-    @property
-    def ident(self) -> int:
-        return self._thread.ident or 0
-
-    def _work(self) -> None:
-        assert self.loop is not None
-        try:
-            self.loop.run_forever()
-        finally:
-            close_loop(self.loop)
-
-
 class LoopCall(Generic[T]):
     """Another thread's handle of a coroutine that runs in a `LoopThread`."""
 
@@ -170,3 +125,46 @@ class LoopCall(Generic[T]):
             self._loop.call_soon_threadsafe(cancel_task)
         concurrent.futures.wait([self.outcome], timeout=seconds)
         return self.is_over
+
+
+class LoopThread:
+    """A daemon thread that runs coroutines in one event loop, side by side.
+
+    Thread and loop are the same for all of them, since user code may keep objects that belong to
+    one, such as a database connection or an HTTP client. A thread that user code blocks is
+    abandoned.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> LoopCall[T]:
+        """Run a coroutine alongside the others."""
+        if self.loop is None:
+            self.loop = new_loop()
+            self._thread.start()
+        return LoopCall(coroutine, self.loop)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop; does nothing if it does not run."""
+        if self.loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has closed
+                self.loop.call_soon_threadsafe(function)
+
+    def end(self, seconds: float = 0.0) -> None:
+        """Cancel what still runs, and let the thread end; wait for it that long."""
+        if self.loop is not None:
+            self.call_soon(self.loop.stop)
+            self._thread.join(seconds)
+
+    @property
+    def ident(self) -> int:
+        return self._thread.ident or 0
+
+    def _work(self) -> None:
+        assert self.loop is not None
+        try:
+            self.loop.run_forever()
+        finally:
+            close_loop(self.loop)

@@ -154,7 +154,8 @@ def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[st
         name = str(error).rpartition(" ")[2].strip("'")
         raise ConfigError(
             f"{_name(source)} takes {signature}: {error}. Set environment.params: {{{name}: ...}} "
-            f"(-p {name}=...), or pass an object: environment={_name(source)}(...)."
+            f"(-p {name}=...), or pass an object: environment={_name(source)}(...). An argument "
+            "named config gets all settings of the environment."
         ) from None
     return arguments
 

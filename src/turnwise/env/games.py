@@ -66,7 +66,6 @@ class _Game(BaseEnvironment):
 
 
 def require(holds: bool, message: str) -> None:
-    """Raises an error for an invalid parameter."""
     if not holds:
         raise ConfigError(message)
 

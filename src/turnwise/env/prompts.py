@@ -1,10 +1,8 @@
 """`PromptEnvironment`: one prompt of a dataset, one reply, compared with the row's answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError
@@ -32,12 +30,14 @@ class Prompt:
         return [*system, *self.history, {"role": "user", "content": self.text}]
 
     @classmethod
-    def read(cls, prompt: object) -> Prompt:
+    def read(cls, prompt: object) -> Self:
         """Reads a text, or chat messages of which the last is a user's."""
         if isinstance(prompt, str):
             return cls(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise ConfigError(f"a prompt is {_shown(prompt)}, expected a text or messages")
+            raise ConfigError(
+                f"a prompt is {_shown(prompt)}, expected a text or a list of messages"
+            )
         messages = []
         for number, message in enumerate(prompt):
             try:
@@ -110,7 +110,7 @@ class PromptEnvironment(BaseEnvironment):
 
     def _task(self) -> Mapping[str, Any]:
         if self.task is None:
-            fix = "Give a dataset, EpisodeTask(seed, task=row), or set env.task = {'prompt': ...}."
+            fix = "Pass a dataset, or EpisodeTask(seed, task=row), or set .task = {'prompt': ...}."
             raise ConfigError(f"{type(self).__name__} has no task to play. {fix}")
         return self.task
 

@@ -22,12 +22,20 @@ class EnvironmentStepTool(Tool):
     that status.
     """
 
-    name = "environment_step"
-    description = "Act in the environment; the answer is what you see then."
-    timeout = None  # the step has one, whose error names the environment
+    timeout = None  # `step_timeout` instead, whose error names the environment
 
-    def __init__(self, environment: BaseEnvironment | None = None) -> None:
+    def __init__(
+        self,
+        environment: BaseEnvironment | None = None,
+        *,
+        name: str = "environment_step",
+        description: str = "Act in the environment; the answer is what you see then.",
+        step_timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> None:
         self._environment = environment
+        self._step_timeout = step_timeout
+        self.name = name
+        self.description = description
 
     async def execute(self, action: str, context: ToolContext) -> StepResult:
         """Act.
@@ -48,7 +56,7 @@ class EnvironmentStepTool(Tool):
             step = functools.partial(finish_without_loop, step(), who)
         try:
             result: StepResult = await call_with_deadline(
-                step, timeout=DEFAULT_TIMEOUT, waiting_for=who
+                step, timeout=self._step_timeout, waiting_for=who, limit_name="step_timeout"
             )
         except EnvironmentFault:
             raise

@@ -89,7 +89,9 @@ class EpisodeLimits(LimitsConfig):
         for name, value in vars(self).items():
             least = 0 if name == "max_tool_calls" or name.endswith(("timeout", "seconds")) else 1
             if value is not None and not (isinstance(value, int | float) and value >= least):
-                raise ConfigError(f"{name} got {value!r}, expected {least} or more, or None")
+                raise ConfigError(
+                    f"{name} got {value!r}, expected a number from {least} up, or None"
+                )
         per_turn, thinking = self.max_tokens_per_turn, self.max_thinking_tokens
         if per_turn is not None and thinking is not None and thinking >= per_turn:
             raise ConfigError(

@@ -74,7 +74,10 @@ def chat_episode(
         assert agent is not None
         assert agent.conversation is not None
         if list(request.prompt_ids) != list(agent.record.stream.path):
-            raise EngineError("a tool asks the model itself, which one behind a URL cannot do")
+            raise EngineError(
+                "a tool asks the model itself, in a conversation of its own, which a model behind "
+                "a URL does not take part in"
+            )
         return await reply(agent.conversation.history, request)
 
     episode = Episode(_with_player(setup, answer), factory, task)

@@ -129,7 +129,8 @@ class Watchdog:
                 raise self.stalled from None
 
     def _watch(self) -> None:
-        pause, limit = self._pause(), self._stall_timeout
+        limit = self._stall_timeout
+        pause = max(min(self._report_after, limit) / 4, 0.01)
         has_run = threading.Event()
         self._call_in_loop(has_run.set)
         blocked, reported = 0.0, time.monotonic()
@@ -154,9 +155,6 @@ class Watchdog:
                 # An asynchronous run without episodes may have to wait for its learner.
                 if self._waits.report() or is_blocked:
                     _LOG.warning("Nothing has moved for %.0f s. %s", quiet, self._state(is_blocked))
-
-    def _pause(self) -> float:
-        return max(min(self._report_after, self._stall_timeout) / 4, 0.01)
 
     def _call_in_loop(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # it has ended

@@ -78,7 +78,9 @@ class Skeleton:
                     shapes[name] = torch.Size(tensors.get_slice(name).get_shape())
         self._compare(shapes, self.as_files_have_them(self._model.state_dict()))
 
-    def _compare(self, shapes: Mapping[str, torch.Size], expected: Mapping[str, Any]) -> None:
+    def _compare(
+        self, shapes: Mapping[str, torch.Size], expected: Mapping[str, torch.Tensor]
+    ) -> None:
         # A tied weight may be left out under its second name.
         missing = sorted(expected.keys() - shapes.keys() - self._model.all_tied_weights_keys.keys())
         if missing:
@@ -169,11 +171,7 @@ def export_tensors(weights: Mapping[str, torch.Tensor]) -> str:
         _, size, stride, offset, _, dtype, device, *storage = arguments
         gpu, dtype_name = gpus[torch.device(device).index], str(dtype).removeprefix("torch.")
         handles.append((name, list(size), list(stride), offset, dtype_name, gpu, storage))
-    return json.dumps(handles, default=_encode_bytes)
-
-
-def _encode_bytes(value: bytes) -> dict[str, str]:
-    return {"bytes": base64.b64encode(value).decode()}
+    return json.dumps(handles, default=lambda x: {"bytes": base64.b64encode(x).decode()})
 
 
 def open_tensors(handles: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -203,13 +201,15 @@ class WeightSender:
     """The learner's end of a group."""
 
     def __init__(self, url: str, num_workers: int, backend: str) -> None:
-        parts, size, name = urlsplit(url), 1 + num_workers, f"turnwise-{uuid.uuid4().hex}"
+        parts = urlsplit(url)
+        size = 1 + num_workers
         port = parts.port or (443 if parts.scheme == "https" else 80)
         with socket.create_connection((parts.hostname or "localhost", port), timeout=10.0) as link:
             host = str(link.getsockname()[0])  # the address of this machine that the server reaches
         self._store = _distributed.TCPStore(
             host, 0, size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
         )
+        name = f"turnwise-{uuid.uuid4().hex}"
         self.address = GroupAddress(host, self._store.port, size, name, backend)
         self._group: Any = None
 
@@ -265,9 +265,9 @@ def join_group(address: GroupAddress, rank: int, store: Any = None) -> Any:
     """Return a group that torch's registry does not know: the process may have another one."""
     size = address.world_size
     store = store or _distributed.TCPStore(address.host, address.port, size, timeout=_TIMEOUT)
-    kind, device = _distributed.ProcessGroupGloo, "cpu"
-    if address.backend == "nccl":
-        kind, device = _distributed.ProcessGroupNCCL, "cuda"
+    is_nccl = address.backend == "nccl"
+    device = "cuda" if is_nccl else "cpu"
     for prefix in (address.name, f"{address.name}/", f"{device}/"):
         store = _distributed.PrefixStore(prefix, store)
+    kind = _distributed.ProcessGroupNCCL if is_nccl else _distributed.ProcessGroupGloo
     return kind(store, rank, size, _TIMEOUT)

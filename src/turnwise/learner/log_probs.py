@@ -64,7 +64,8 @@ def chosen_log_probs(
     """
     if not temperature > 0:
         raise ConfigError(
-            f"temperature got {temperature}, expected a number above 0: greedy has no log-probs"
+            f"temperature got {temperature}, expected a number above 0: a greedy policy has no "
+            "log-probs to learn from"
         )
     kernels = _kernels_for(head, hidden)
     keeps_logits = False
@@ -74,9 +75,16 @@ def chosen_log_probs(
     if chunk_tokens is None:
         size = _KERNEL_CHUNK if kernels is not None else _torch_chunk(hidden)
         chunk_tokens = len(hidden) if keeps_logits else size // len(head.weight)
-    settings = (head.scale, head.softcap, temperature, kernels, max(1, chunk_tokens), keeps_logits)
     both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, targets, settings
+        hidden,
+        head.weight,
+        head.bias,
+        targets,
+        head,
+        temperature,
+        kernels,
+        max(1, chunk_tokens),
+        keeps_logits,
     )
     return both
 
@@ -106,10 +114,13 @@ class _ChosenLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        settings: tuple[Any, ...],
+        head: Head,
+        temperature: float,
+        kernels: Any,
+        chunk: int,
+        keeps_logits: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        scale, softcap, temperature, kernels, chunk, keeps_logits = settings
-        head, ctx.kept = Head(weight, bias, scale, softcap), []
+        ctx.kept = []
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
         for start in range(0, len(hidden), chunk):
@@ -117,7 +128,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             if kernels is not None:
                 raw = F.linear(hidden[rows], weight, bias)
                 chosen[rows], totals[rows], entropy[rows] = kernels.log_probs(
-                    raw, targets[rows], scale / temperature
+                    raw, targets[rows], head.scale / temperature
                 )
                 if keeps_logits:
                     ctx.kept.append(raw)
@@ -128,7 +139,8 @@ class _ChosenLogProbs(torch.autograd.Function):
             log_probs = _log_probs_(logits, totals[rows])
             entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
-        ctx.settings = settings
+        ctx.settings = (head.scale, head.softcap, temperature, chunk)
+        ctx.kernels = kernels
         # An entropy that is only logged has no gradient, and then costs none.
         ctx.set_materialize_grads(False)
         return chosen, entropy
@@ -139,7 +151,7 @@ class _ChosenLogProbs(torch.autograd.Function):
         ctx: Any, grad_chosen: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, totals, entropy = ctx.saved_tensors
-        scale, softcap, temperature, kernels, chunk, _ = ctx.settings
+        scale, softcap, temperature, chunk = ctx.settings
         factor = scale / temperature
         grad_chosen = torch.zeros_like(totals) if grad_chosen is None else grad_chosen
         head = Head(weight, bias, scale, softcap)
@@ -153,10 +165,10 @@ class _ChosenLogProbs(torch.autograd.Function):
             rows = slice(start, start + chunk)
             to_chosen = grad_chosen[rows]
             to_entropy = None if grad_entropy is None else grad_entropy[rows]
-            if kernels is not None:
+            if ctx.kernels is not None:
                 # The logits, which the kernel replaces by their gradients.
                 grads = kept.pop() if kept else F.linear(hidden[rows], weight, bias)
-                kernels.log_probs_backward_(
+                ctx.kernels.log_probs_backward_(
                     grads, targets[rows], totals[rows], entropy[rows], to_chosen, to_entropy, factor
                 )
             else:
@@ -183,7 +195,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grads.sum(0)
             del grads  # before the next chunk
-        return grad_hidden, grad_weight, grad_bias, None, None
+        return grad_hidden, grad_weight, grad_bias, *[None] * 6
 
 
 def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:

@@ -164,12 +164,20 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
 def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
     """Return the merged weight of a layer; of a sharded one, made of the shards."""
     weight, parts = layer.get_base_layer().weight, adapter(layer)
-    if parts is None or not isinstance(low := parts[0], DTensor):
+    if parts is None:
         return merged_weight(layer, name)
-    _, high, scale = parts
-    key, first = threshold_key(f"{name}.weight"), first_element(weight)
-    shards = (local_shard(weight), low.full_tensor(), local_shard(high))
-    return as_shard(round_merged(*shards, scale, key, first=first), weight)
+    low, high, scale = parts
+    if not isinstance(low, DTensor):
+        return merged_weight(layer, name)
+    rounded = round_merged(
+        local_shard(weight),
+        low.full_tensor(),
+        local_shard(high),
+        scale,
+        threshold_key(f"{name}.weight"),
+        first=first_element(weight),
+    )
+    return as_shard(rounded, weight)
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:

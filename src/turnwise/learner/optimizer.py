@@ -81,7 +81,8 @@ class MasterWeight:
         """Return values of the master as the module gets them."""
         if self.key is None:
             return values.detach()
-        weight, first = self.weight, first_element(self.parameter)
+        weight = self.weight
+        first = first_element(self.parameter)
         return round_weight(
             values.detach(), weight.dtype, self.key, first=first, device=weight.device
         )

@@ -6,7 +6,6 @@ Dropout stays off while learning: the ratio of PPO compares two policies, not tw
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from inspect import signature
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -89,8 +88,6 @@ class Trunk:
         if self.layout == "packed":
             try:
                 # Packed episodes are independent only if nothing but our attention mixes them.
-                if "position_ids" not in signature(self._body.forward).parameters:
-                    raise UnsupportedAttention("it takes no positions of tokens")
                 with self._lock:
                     calls = probe_attention(self.model)
                 if any(call.window != call.given_window for call in calls):

@@ -162,17 +162,16 @@ class Learner(BaseLearner):
     def _score(
         self, model: PolicyValueModel, batch: PPOBatch, packs: Sequence[Pack] | None = None
     ) -> Outputs:
-        kind: Any = {
-            "device": model.device,
-            "dtype": torch.promote_types(model.policy.dtype, torch.float32),
-        }
-        log_probs, entropy, values = torch.zeros((3, *batch.input_ids.shape), **kind).unbind()
-        last_values = torch.zeros(len(batch), **kind)
+        device = model.device
+        dtype = torch.promote_types(model.policy.dtype, torch.float32)
+        zeros = torch.zeros((3, *batch.input_ids.shape), device=device, dtype=dtype)
+        log_probs, entropy, values = zeros.unbind()
+        last_values = torch.zeros(len(batch), device=device, dtype=dtype)
         for rows, outputs in self._for_each_pack(batch, model.forward_pack, packs):
             log_probs[rows], entropy[rows] = outputs.log_probs, outputs.entropy
             if outputs.values is not None and outputs.last_values is not None:
-                values[rows] = outputs.values.to(values.dtype)
-                last_values[rows] = outputs.last_values.to(values.dtype)
+                values[rows] = outputs.values.to(dtype)
+                last_values[rows] = outputs.last_values.to(dtype)
         if not model.has_critic:
             return Outputs(log_probs, entropy, None, None)
         return Outputs(log_probs, entropy, values, last_values)

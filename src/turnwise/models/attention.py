@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -144,6 +145,8 @@ def probe_attention(model: Any, context_length: int | None = None) -> list[Atten
             "its tokens reach each other in other ways than transformers' attention interface, "
             "such as a convolution, a recurrent state or an attention of its own"
         )
+    if "position_ids" not in signature(model.get_decoder().forward).parameters:
+        raise UnsupportedAttention("it takes no positions of tokens")
     return calls
 
 

@@ -47,7 +47,8 @@ def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     except OSError as error:
         if not folder.is_dir():
             raise ConfigError(
-                f"cannot make the folder {folder}: {error}. XDG_CACHE_HOME names another place."
+                f"cannot make the folder {folder}: {error}. "
+                "Set XDG_CACHE_HOME to another folder for caches."
             ) from error
     return folder
 

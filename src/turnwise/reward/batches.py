@@ -1,7 +1,5 @@
 """Batches of episodes in the layout of VERL's `DataProto`."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

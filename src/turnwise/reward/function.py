@@ -3,18 +3,17 @@
 All failures of a function become `RewardError`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from turnwise.config import RewardItem
 from turnwise.deadlines import call_with_deadline, is_async, run_sync
+from turnwise.env.base import BaseEnvironment
 from turnwise.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -25,9 +24,6 @@ from turnwise.errors import (
 from turnwise.reward.result import Reward, RewardFailure, add_rewards, count_turns, read_reward
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
 from turnwise.user_code import definition_note, import_object
-
-if TYPE_CHECKING:
-    from turnwise.env.base import BaseEnvironment
 
 RewardFn: TypeAlias = Callable[..., Any]
 """`f(trajectory)` or `f(trajectory, environment)`, synchronous or `async def`.
@@ -253,8 +249,10 @@ def score_trajectories(
 def check_scorable(trajectory: Trajectory) -> None:
     """Raises an error for a failed episode, which must not become a number."""
     if trajectory.status.is_error:
-        fix = "Leave out the episodes whose status.is_error, or play them again."
-        raise RewardError(f"the episode failed: {_why_failed(trajectory)} {fix}")
+        raise RewardError(
+            f"the episode failed and has no reward: {_why_failed(trajectory)} "
+            "Leave out the episodes whose status.is_error, or play them again."
+        )
 
 
 def list_trajectories(batch: TrajectoryBatch) -> list[Trajectory]:

@@ -98,7 +98,6 @@ class LLMJudge:
         )
 
     def render_prompt(self, trajectory: Trajectory) -> str:
-        """Returns the prompt for the judge."""
         blocks = [f"[Prompt]\n{text}" for text in trajectory.prompts if text]
         for turn, action in enumerate(trajectory.actions):
             blocks.append(f"[Turn {turn + 1}, agent]\n{action}")
@@ -141,10 +140,7 @@ class Answer(NamedTuple):
 
 
 class ChatServer:
-    """A client of one server with OpenAI's chat interface; its methods block.
-
-    Requests to a busy or unreachable server are retried a few times, with growing pauses.
-    """
+    """A client of one server with OpenAI's chat interface; its methods block."""
 
     def __init__(self, base_url: str, api_key: str | None = None, timeout: float = 60.0) -> None:
         """`base_url` ends in /v1 on most servers."""

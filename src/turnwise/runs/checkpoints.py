@@ -112,7 +112,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             changed = [name for name in saved if _digest(path / name) != saved[name]]
             problems = [f"{name} was changed or cut since it was saved" for name in changed]
     except OSError as error:  # a bad disk, or the run has pruned it in the meantime
-        problems = [str(error)]
+        raise CheckpointError(f"cannot use the checkpoint {path}: {error}") from error
     if problems:
         raise CheckpointError(f"cannot use the checkpoint {path}: {min(problems)}")
     return checkpoint
@@ -137,7 +137,8 @@ def read_manifest(path: Path) -> Checkpoint:
 
 def _read_format(path: Path) -> dict[str, Any]:
     content = read_json_object(path)
-    if (number := content.get("format")) != _FORMAT:
+    number = content.get("format")
+    if number != _FORMAT:
         raise ConfigError(f"{path} has format {number!r}, and this turnwise reads {_FORMAT}")
     return content
 
@@ -174,8 +175,11 @@ class BestMark:
         >>> BestMark(4, "eval/greedy/reward", 0.5, 0.25, 0.75, 16).about
         'the best by eval/greedy/reward: 0.5 (0.25 to 0.75, 16 episodes)'
         """
-        known = [] if self.low is None else [f"{self.low:.4g} to {self.high:.4g}"]
-        known += [] if self.num_episodes is None else [f"{self.num_episodes:,} episodes"]
+        known = []
+        if self.low is not None:
+            known.append(f"{self.low:.4g} to {self.high:.4g}")
+        if self.num_episodes is not None:
+            known.append(f"{self.num_episodes:,} episodes")
         more = f" ({', '.join(known)})" if known else ""
         return f"the best by {self.metric}: {self.value:.4g}{more}"
 
@@ -213,8 +217,6 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep_last_n: int = 3) -> None:
-        if keep_last_n < 1:
-            raise ConfigError(f"keep_last_n got {keep_last_n}, expected 1 or more")
         self.folder = Path(folder).expanduser().resolve()
         self.keep_last_n = keep_last_n
 
@@ -255,10 +257,6 @@ class CheckpointStore:
             )
         return None
 
-    def remove(self, checkpoint: Checkpoint) -> None:
-        """Delete a checkpoint, for a run that is rewound to an earlier step."""
-        discard(checkpoint.path)
-
     def mark_best(
         self,
         checkpoint: Checkpoint,
@@ -291,7 +289,6 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def _folders(self) -> dict[int, Path]:
-        """Return every folder with the name of a checkpoint, by step."""
         try:
             for path in self.folder.glob(".step-*.replaced"):
                 restore(path.with_name(path.name[1:].removesuffix(".replaced")))
@@ -311,7 +308,7 @@ class CheckpointStore:
         except ConfigError as error:
             _LOG.warning("no checkpoint is removed, since the best one is not known: %s", error)
             return
-        past = [one for one in self._folders().items() if one[0] <= step]
+        past = [(number, path) for number, path in self._folders().items() if number <= step]
         for number, path in past[: -self.keep_last_n]:
             if best is None or number != best.step:
                 try:

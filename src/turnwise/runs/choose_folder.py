@@ -71,7 +71,7 @@ def choose_run_folder(
     if name is not None:
         if not re.fullmatch(r"[\w.][\w.+=-]*", name) or name in (".", ".."):
             raise ConfigError(
-                f"checkpoint.run_name got {name!r}, expected a folder's name of letters and digits"
+                f"checkpoint.run_name got {name!r}, expected letters, digits, dots and dashes"
             )
         folder = RunFolder(base / name)
         if not folder.exists:
@@ -80,7 +80,9 @@ def choose_run_folder(
             return folder, False
         if not _is_run(folder) or resume == "never":
             kind = "a run" if _is_run(folder) else "something that is not a run"
-            raise ConfigError(f"there is {kind} in {folder.path}. Choose another run_name.")
+            raise ConfigError(
+                f"there is {kind} in {folder.path}. Choose another checkpoint.run_name."
+            )
         if obstacles := _obstacles(folder, config, environment, allow_changes=allow_changes):
             raise ConfigError(
                 f"the run in {folder.path} has other settings: {'; '.join(obstacles)}. "
@@ -102,11 +104,12 @@ def choose_run_folder(
             changed = changed_code(folder, identity)
             if not changed or resume == "always":
                 return folder, True
-            note = (
+            _LOG.warning(
                 "%s changed since the run in %s began: a new run begins in a folder of its "
-                "own. To continue the old one in spite of that, pass resume=True (or --resume)."
+                "own. To continue the old one in spite of that, pass resume=True (or --resume).",
+                " and ".join(changed),
+                folder.path,
             )
-            _LOG.warning(note, " and ".join(changed), folder.path)
     if resume == "always":
         raise ConfigError(
             f"there is no run to resume in {base}: none with these settings that did not end. "
@@ -120,8 +123,9 @@ def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[
     before = folder.status.get("identity")
     if identity is None or not isinstance(before, dict):
         return []
-    changed = [n for n in dict.fromkeys([*before, *identity]) if before.get(n) != identity.get(n)]
-    return [f"the {name.replace('system_prompt', 'system prompt', 1)}" for name in changed]
+    names = dict.fromkeys([*before, *identity])
+    changed = [name for name in names if before.get(name) != identity.get(name)]
+    return [f"the {name.replace('system_prompt', 'system prompt')}" for name in changed]
 
 
 def _is_run(folder: RunFolder) -> bool:
@@ -202,8 +206,9 @@ def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
     content changed: folders of code and rows are not compared. Models and parsers have no such
     hash, so their names are compared unchanged.
     """
-    old, new, compared = dict(before.settings()), dict(now.settings()), _without_folders(now)
-    changed = [name for name, value in _without_folders(before).items() if value != compared[name]]
+    old, new = dict(before.settings()), dict(now.settings())
+    old_compared, new_compared = _without_folders(before), _without_folders(now)
+    changed = [name for name in new if old_compared[name] != new_compared[name]]
     return [Change(name, old[name], new[name]) for name in changed]
 
 
@@ -226,6 +231,7 @@ def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:
         if change.name in FIXED
     ]
     had_kl, has_kl = (
-        t.use_kl_in_reward or t.kl_loss_coef > 0 for t in (before.training, now.training)
+        config.training.use_kl_in_reward or config.training.kl_loss_coef > 0
+        for config in (before, now)
     )
     return [*refused, _REFERENCE] if has_kl and not had_kl else refused

@@ -74,7 +74,7 @@ class EpisodeStore:
             self._used = None
             if not self._has_warned:
                 self._has_warned = True
-                what = "The episodes of step %d could not be stored in %s: %s. The run continues."
+                what = "The episodes of step %d could not be stored in %s: %s (logged only once)"
                 _LOG.warning(what, step, self.folder, describe_error(error))
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:

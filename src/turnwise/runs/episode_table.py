@@ -268,7 +268,6 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _token_arrays(records: Sequence[AgentRecord], columns: Columns) -> list[pa.Array]:
-    """Return each of `_AGENT_TOKENS` with one list for each agent."""
     streams = [agent.stream for agent in records]
     lengths = np.array([len(stream) for stream in streams], np.int64)
     total = int(lengths.sum())

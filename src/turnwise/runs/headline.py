@@ -129,9 +129,9 @@ def policy_movement(metrics: Mapping[str, float]) -> list[str]:
     >>> policy_movement({"kl": 1e-13, "grad_norm": 0.7, "num_steps": 1})
     ['grad_norm']
     """
-    names = (
-        ("kl_ref", "kl", "grad_norm") if kl_is_informative([metrics]) else ("kl_ref", "grad_norm")
-    )
+    names = ["kl_ref", "kl", "grad_norm"]
+    if not kl_is_informative([metrics]):
+        names.remove("kl")
     return [name for name in names if name in metrics]
 
 

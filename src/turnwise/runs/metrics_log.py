@@ -144,8 +144,3 @@ def _decode(line: bytes, where: str) -> dict[str, Any]:
         if value is not None and not isinstance(value, str | int | float):
             raise ConfigError(f"{where}: {name!r} got {value!r:.60}, expected a number or text")
     return {name: value for name, value in values.items() if value is not None}
-
-
-def numeric_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that are numbers."""
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

@@ -22,17 +22,14 @@ Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 """`code` is `file.py:Name`, `module:Name` or a built-in name; `rows` a file or folder of a dataset;
 `conversations` a file of a warm start; `model` and `folder` are folders."""
 
-_BY_KIND: dict[Kind, tuple[str, ...]] = {
-    "code": (
-        *("environment.name", "environments", "agent", "expert", "reward", "tools", "parser"),
-        *("training.adv_estimator", "training.policy_loss", "training.optimizer"),
-        *("inference.backend", "logging.sinks"),
-    ),
-    "rows": ("dataset.path", "eval_dataset.path"),
-    "model": ("model.model_name", "model.local_path", "model.reference", "policies"),
-    "conversations": ("training.warm_start",),
+_BY_KIND: dict[Kind, str] = {
+    "code": "environment.name environments agent expert reward tools parser inference.backend "
+    "training.adv_estimator training.policy_loss training.optimizer logging.sinks",
+    "rows": "dataset.path eval_dataset.path",
+    "model": "model.model_name model.local_path model.reference policies",
+    "conversations": "training.warm_start",
 }
-NAMES = {name: kind for kind, names in _BY_KIND.items() for name in names}
+NAMES = {name: kind for kind, names in _BY_KIND.items() for name in names.split()}
 """The settings that name code or files. New ones must be added here."""
 _FIELDS: dict[type, dict[str, Kind]] = {
     RewardItem: {"function": "code"},
@@ -47,8 +44,6 @@ _FIELDS: dict[type, dict[str, Kind]] = {
     },
 }
 _TOOL_FIELDS: dict[str, Kind] = {"tool": "code", "packages": "folder", "cwd": "folder"}
-_PLAYERS = ("expert", "random")
-"""What `training.warm_start` may name instead of a file."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,8 @@ class Named:
 
     def file_in(self, folder: Path) -> Path | None:
         """Return the file or folder that the name means relative to a folder; None: not there."""
-        if self.text.startswith("<") or (self.kind == "conversations" and self.text in _PLAYERS):
+        is_player = self.kind == "conversations" and self.text in ("expert", "random")
+        if self.text.startswith("<") or is_player:
             return None
         if self.module is not None:
             return module_file(self.module, folder)
@@ -123,10 +119,10 @@ def _names(setting: str, kind: Kind, holder: Any, key: Any) -> Iterator[Named]:
 def servers_in(config: ConfigStore) -> list[dict[str, Any]]:
     """Return the tools that are MCP servers which are started, not those with a URL."""
     lists = [config.tools, *(item.tools or [] for item in config.environments or ())]
-    servers = [
-        tool for tools in lists for tool in tools if isinstance(tool, dict) and "mcp" in tool
+    tools = [tool for tools in lists for tool in tools if isinstance(tool, dict)]
+    return [
+        one for one in tools if not str(one.get("mcp", "http:")).startswith(("http:", "https:"))
     ]
-    return [one for one in servers if not str(one["mcp"]).startswith(("http:", "https:"))]
 
 
 # ---- where they are ----

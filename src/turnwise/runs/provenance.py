@@ -21,10 +21,11 @@ _GIT_SECONDS = 5.0
 def provenance() -> dict[str, Any]:
     """Return how and where the current process was started."""
     words = without_secrets(list(sys.orig_argv), known=setting_types())
-    git, versions = None, {}
-    if (commit := _git("rev-parse", "HEAD")) is not None:
+    commit, git = _git("rev-parse", "HEAD"), None
+    if commit is not None:
         changes = _git("status", "--porcelain", "--untracked-files=no")
         git = {"commit": commit, "dirty": bool(changes)}
+    versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
@@ -48,10 +49,13 @@ def provenance() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
-    settings = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    command, quiet = ["git", *words], subprocess.DEVNULL
     # There may be no git, no repository, or a git that hangs.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        output = subprocess.check_output(command, stderr=quiet, timeout=_GIT_SECONDS, env=settings)
+        output = subprocess.check_output(
+            ["git", *words],
+            stderr=subprocess.DEVNULL,
+            timeout=_GIT_SECONDS,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
         return output.decode(errors="replace").strip()
     return None

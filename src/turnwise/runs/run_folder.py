@@ -14,7 +14,7 @@ from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.json_files import parse_json, read_bytes, read_json_object
 from turnwise.legible import LegibleFormatter
-from turnwise.runs.metrics_log import MetricsLog, numeric_metrics
+from turnwise.runs.metrics_log import MetricsLog
 from turnwise.whole_files import explained, is_draft, write_whole
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class RunFolder:
         step stay: a run may be resumed twice without a step in between.
         """
         kept = [entry for entry in self.changes if entry["step"] <= step]
-        if settings := {change.name: [change.before, change.now] for change in changes}:
+        settings = {change.name: [change.before, change.now] for change in changes}
+        if settings:
             kept.append({"step": step, "settings": settings})
         if kept or self.changes_file.exists():
             lines = "".join(json.dumps(entry, default=str) + "\n" for entry in kept)
@@ -113,7 +114,8 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, float]]:
         """Return the numeric metrics of every step; empty if there are none."""
-        return [numeric_metrics(line) for line in MetricsLog(self.metrics_file).read()]
+        lines = MetricsLog(self.metrics_file).read()
+        return [{k: x for k, x in line.items() if isinstance(x, int | float)} for line in lines]
 
     def settings(self) -> ConfigStore | None:
         """Return the run's settings; None if it was killed before it wrote them."""
@@ -127,7 +129,8 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"another process is training in {self.path}. Wait, or set checkpoint.run_name"
+                    f"another process is training in {self.path}. Wait for it, or choose another "
+                    "checkpoint.run_name."
                 ) from None
             yield
 

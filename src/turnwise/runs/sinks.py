@@ -29,7 +29,7 @@ from turnwise.user_code import import_object, names_code
 from turnwise.whole_files import write_whole
 
 _PROJECT = "turnwise"
-_WANDB_OPTIONS = {"project", "name", "tags", "entity", "group", "job_type", "notes"}
+_WANDB_OPTIONS = ("project", "name", "tags", "entity", "group", "job_type", "notes")
 _MOST_PARAMS = 100  # per request, MLflow's limit
 _OTHER_MARKS = re.compile(r"[^\w.\- :/]")  # not allowed in MLflow's names
 _CLOSE_SECONDS = 8.0  # metrics that are not sent by then are lost
@@ -186,7 +186,8 @@ class MLflow(_OurSink):
             number = experiment.experiment_id
         run_id = str(client.create_run(number, run_name=self._name).info.run_id)
         param = self._module.entities.Param
-        settings, sections = [], [("", self._config)]
+        settings = []
+        sections = [("", self._config)]
         for prefix, section in sections:
             for key, value in section.items():
                 if isinstance(value, Mapping):
@@ -214,7 +215,7 @@ SINKS: Mapping[str, type[_OurSink]] = {
 
 def check_sinks(names: Sequence[str], wandb: Mapping[str, Any] | None = None) -> None:
     """Raise for unknown sinks, those that are not installed, and unknown options of wandb."""
-    for odd in (wandb or {}).keys() - _WANDB_OPTIONS:
+    for odd in (name for name in wandb or {} if name not in _WANDB_OPTIONS):
         raise ConfigError(f"logging.wandb has no {odd!r}. {did_you_mean(odd, _WANDB_OPTIONS)}")
     for name in names:
         _find_sink(name)
@@ -224,7 +225,8 @@ def make_sinks(
     names: Sequence[str], run_folder: Path, run_name: str, config: Mapping[str, Any]
 ) -> Sinks:
     """Return the sinks of these names; a missing package raises now, not during the run."""
-    settings, sinks = plain_json(config), dict[str, Sink]()
+    settings = plain_json(config)
+    sinks: dict[str, Sink] = {}
     for name in names:
         try:
             sinks[name] = _find_sink(name)(Path(run_folder), run_name, settings)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, overload
 
 from turnwise.errors import ToolError
 from turnwise.tools import schema
-from turnwise.tools.schema import split_docstring
 from turnwise.tools.types import ToolContext, ToolDefinition
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,7 +129,9 @@ class Tool(ABC):
         # Not inspect.getdoc of the class: that would find the docstring of Tool itself.
         doc = inspect.cleandoc(type(self).__doc__ or "") or inspect.getdoc(self.execute) or ""
         name = self.name or _CAMEL.sub("_", type(self).__name__).lower()
-        return ToolDefinition(name, self.description or split_docstring(doc)[0], self._spec.schema)
+        return ToolDefinition(
+            name, self.description or schema.split_docstring(doc)[0], self._spec.schema
+        )
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Validates and converts the arguments; a `ToolError` says how to call the tool."""
@@ -158,7 +159,9 @@ class FunctionTool(Tool):
         mark = mark or read_mark(function) or ToolMark()
         self._function = function
         self.name = mark.name or function.__name__
-        self.description = mark.description or split_docstring(inspect.getdoc(function) or "")[0]
+        self.description = (
+            mark.description or schema.split_docstring(inspect.getdoc(function) or "")[0]
+        )
         self.timeout = mark.timeout
         self.max_output = mark.max_output
         self.inline = mark.inline

@@ -161,8 +161,10 @@ def with_variables(value: Any) -> Any:
         return value
     for name in _VARIABLE.findall(value):
         if name not in os.environ:
-            fix = f"Secrets are not kept in run folders. Set it: export {name}=..."
-            raise ConfigError(f"an MCP server needs {name}: no environment variable {name}. {fix}")
+            raise ConfigError(
+                f"an MCP server needs ${{{name}}}, and there is no environment variable {name}. "
+                f"Secrets are not kept in run folders. Set it: export {name}=..."
+            )
     return _VARIABLE.sub(lambda match: os.environ[match[1]], value)
 
 

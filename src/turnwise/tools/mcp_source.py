@@ -287,7 +287,6 @@ class MCPTools:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the message of an error, or of the first error in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = one_line(str(error))

@@ -67,9 +67,7 @@ def read_thought(text: str, *, in_thought: bool = False) -> str:
 
 
 def _said(text: str, channel: str) -> str:
-    """Returns what harmony's messages on a channel say."""
-    said = [said.strip() for name, said in _MESSAGE.findall(text) if name == channel]
-    return "\n\n".join(said)
+    return "\n\n".join(said.strip() for name, said in _MESSAGE.findall(text) if name == channel)
 
 
 def _ends_thought(text: str) -> bool:

@@ -220,7 +220,8 @@ class ToolContext:
         """
         if self.asked is None or self._closed:
             raise ToolError(
-                "there is no model to ask: context.ask works in a tool, until the episode ends"
+                "there is no model to ask: context.ask works in a tool that an episode calls, "
+                "until the episode ends"
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]

@@ -122,22 +122,23 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     inference = config.inference
     if engine_class(inference.backend).shares_model:
         # In an asynchronous run the engine samples while the learner computes.
-        has_stream = {"own_stream": config.training.max_staleness > 0}
-        options = (has_stream if inference.backend == "local" else {}) | inference.options
+        options = dict(inference.options)
+        if inference.backend == "local":
+            options.setdefault("own_stream", config.training.max_staleness > 0)
         return create_inference_engine(model, inference.backend, options, tokenizer=tokenizer)
-    named = config.model
-    path = named.local_path or named.model_name
-    if named.trust_remote_code:
+    path = config.model.local_path or config.model.model_name
+    if config.model.trust_remote_code:
         require_model_code(path)
     options = {
-        "trust_remote_code": named.trust_remote_code,
+        "trust_remote_code": config.model.trust_remote_code,
         "start_timeout": inference.start_timeout,
     }
     if inference.url is not None:
         # The server's own path of the model may not exist on this machine.
         options["model_path"] = model_folder(path)
     else:
-        options |= {"dtype": named.dtype, "tensor_parallel_size": named.tensor_parallel_size}
+        options["dtype"] = config.model.dtype
+        options["tensor_parallel_size"] = config.model.tensor_parallel_size
     options |= inference.options
     limit = None if model is None else rotary_limit(model.config)
     is_other = inference.backend in ("vllm", "sglang")

@@ -259,7 +259,6 @@ class AsyncRollout(Rollout):
             await asyncio.Event().wait()  # until the run ends
 
     async def _next_task(self) -> tuple[_Group, EpisodeTask] | None:
-        """Return the next episode to play, as soon as one may start."""
         while not self._tasks_to_play:
             with self._lock:
                 draw = self._pacer.start()

@@ -43,7 +43,8 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     both = inference.max_turns, (user.limits or config.limits).max_turns
     if None not in both and both[0] != both[1]:
         raise ConfigError(
-            f"inference.max_turns got {both[0]} and limits.max_turns {both[1]}. Set one of them."
+            f"inference.max_turns got {both[0]} and limits.max_turns got {both[1]}, and both limit "
+            "the turns of an episode. Set one of them."
         )
     group_size(config, user.algorithm(config).estimator)
     name = config.checkpoint.best_metric
@@ -58,7 +59,8 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     is_default = name == CheckpointConfig().best_metric
     if name.startswith("eval/") and not is_default and not config.training.eval_episodes:
         raise ConfigError(
-            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0. Set it to 64."
+            f"checkpoint.best_metric got {name!r}, and training.eval_episodes is 0: there are no "
+            "evaluations. Set training.eval_episodes, for example to 64."
         )
 
 
@@ -110,19 +112,21 @@ def check_settings(config: ConfigStore) -> None:
         (
             not training.use_kl_in_reward
             and (training.kl_target is not None or (changes_kl_coef and not training.kl_loss_coef)),
-            f"training.kl_target got {training.kl_target} and training.kl_coef {training.kl_coef} "
-            "without a KL penalty in the reward. Set training.use_kl_in_reward to true, or "
+            f"training.kl_target got {training.kl_target} and training.kl_coef {training.kl_coef}, "
+            "and there is no KL penalty in the reward. Set training.use_kl_in_reward to true, or "
             "training.kl_loss_coef alone for a KL term in the loss.",
         ),
         (
             training.max_staleness > 0 and training.resample > 0,
             f"training.resample got {training.resample} with training.max_staleness "
-            f"{training.max_staleness}, and only synchronous steps replace groups. Set one to 0.",
+            f"{training.max_staleness}, and only synchronous steps replace groups. Set one of the "
+            "two to 0.",
         ),
         (
             training.max_staleness > 0 and bool(inference.options.get("sleep")),
             f"inference.options.sleep got true with training.max_staleness "
-            f"{training.max_staleness}: episodes are played during updates. Set one to false or 0.",
+            f"{training.max_staleness}: episodes are played during updates, so the engine cannot "
+            "sleep in them. Set sleep to false, or max_staleness to 0.",
         ),
         (
             training.warm_start not in (None, "expert", "random") and not is_file,
@@ -138,8 +142,13 @@ def _check_components(user: UserComponents) -> None:
     parser, tokenizer = user.parser, user.tokenizer
     is_parser = isinstance(parser, str) or _has(parser, "parse", "render")
     is_tokenizer = isinstance(tokenizer, str) or _has(tokenizer, "encode")
+    is_limits = isinstance(user.limits, EpisodeLimits)
     for name, is_right, expected in (
-        ("parser", is_parser, "a name such as 'hermes', or an object of a turnwise.ActionParser"),
+        (
+            "parser",
+            is_parser,
+            "a name such as 'hermes', or an object of a class derived from turnwise.ActionParser",
+        ),
         ("system_prompt", isinstance(user.system_prompt, str), "a string"),
         (
             "model",
@@ -148,7 +157,7 @@ def _check_components(user: UserComponents) -> None:
             "setting model.model_name, or model.local_path for a folder",
         ),
         ("tokenizer", is_tokenizer, "a Hugging Face tokenizer, or the name or folder of one"),
-        ("limits", isinstance(user.limits, EpisodeLimits), "limits=EpisodeLimits(max_turns=5)"),
+        ("limits", is_limits, "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)"),
     ):
         value = getattr(user, name)
         if value is not None and not is_right:
@@ -170,7 +179,8 @@ def _check_components(user: UserComponents) -> None:
             raise ConfigError(
                 "the rows of the dataset have no 'answer', and there is no reward function: every "
                 f"reply would earn 0. They have: {', '.join(map(str, first[0]))}. Name the column "
-                "with dataset.columns: {answer: its name}, or set reward (reward_fn=...)."
+                "with dataset.columns: {answer: its name}, or set reward: file.py:function "
+                "(Trainer(reward_fn=...))."
             )
 
 
@@ -195,7 +205,8 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
         for event in CALLBACK_EVENTS:
             if inspect.iscoroutinefunction(getattr(callback, event, None)):
                 raise ConfigError(
-                    f"callbacks got {callback!r:.80}, whose {event} is async. Write it without."
+                    f"callbacks got {callback!r:.80}, whose {event} is async, and fit() awaits "
+                    f"none. Write def {event}(...) without async."
                 )
     return given
 
@@ -206,12 +217,12 @@ def resume_mode(resume: Resume | bool) -> Resume:
         return "always" if resume else "never"
     if resume not in ("auto", "always", "never"):
         raise ConfigError(
-            f"resume got {resume!r}, expected True to continue a run, False (a new one) or 'auto'"
+            f"resume got {resume!r}, expected True to continue a run, False for a new one, or "
+            "'auto': a run with the same settings that did not end is continued."
         )
     return resume
 
 
 def _has(value: Any, *methods: str) -> bool:
-    """Return whether this is an object, and no class, with these methods."""
     is_object = not isinstance(value, type)
     return is_object and all(callable(getattr(value, name, None)) for name in methods)

@@ -146,8 +146,9 @@ class UserComponents:
             return source
         while isinstance(source, functools.partial) and self.agent is not None:
             source = source.func
-        kind = source if hasattr(source, "__qualname__") else type(source)
-        return str(kind.__qualname__).rpartition(".")[2]
+        if isinstance(source, BaseEnvironment):  # which may answer for every attribute
+            source = type(source)
+        return str(getattr(source, "__qualname__", type(source).__name__)).rpartition(".")[2]
 
     def parts(self, config: ConfigStore) -> tuple[MixEnvironment, ...]:
         """Return the environments of the mix; without one, the only one under an empty name."""
@@ -222,7 +223,7 @@ class UserComponents:
         """
         model, tokenizer = self.model, self.tokenizer
         if model is not None and tokenizer is None:
-            raise ConfigError("got model= without tokenizer=: pass the tokenizer of that model too")
+            raise ConfigError("got model= without tokenizer=: pass that model's tokenizer, too")
         if model is None and not has_weights:
             model = load_configured_model_in_parts(config, is_learner=False)
             tokenizer = tokenizer or load_configured_tokenizer(config)
@@ -261,13 +262,11 @@ class UserComponents:
         kinds = {}
         for part in self.mix:
             user = part.components
-            its_own = dataclasses.replace(
-                options,
-                reward_fn=user.reward_fn,
-                system_prompt=user.system_prompt,
-                tools=user.registry(part.config, closing) if part.has_own_tools else options.tools,
+            tools = user.registry(part.config, closing) if part.has_own_tools else options.tools
+            part_options = dataclasses.replace(
+                options, reward_fn=user.reward_fn, system_prompt=user.system_prompt, tools=tools
             )
-            kinds[part.name] = EpisodeKind(user.factory(part.config), its_own)
+            kinds[part.name] = EpisodeKind(user.factory(part.config), part_options)
         return kinds
 
 
@@ -339,7 +338,7 @@ def find_expert(given: Any, config: ConfigStore, agent: AgentSource | None) -> E
     if agent is not None and (start == "random" or (start == "expert" and expert is None)):
         raise ConfigError(
             f"training.warm_start got {start!r}, and an agent has no such player. Set it to "
-            f"expert, and Trainer(expert=...) or expert: file.py:name to {signature}."
+            f"expert, and pass Trainer(expert=...) or set expert: file.py:name, {signature}."
         )
     return cast("Expert | None", expert)
 
@@ -355,7 +354,6 @@ def no_environment(name: str) -> ConfigError:
 def _rows(
     dataset: Any, named: DatasetConfig, are_prompts: bool, name: str = "dataset"
 ) -> Rows | None:
-    """Return the rows of a dataset that was given, or that the settings name."""
     rows: Any = dataset
     if dataset is None:
         rows = dataset_by_name(named, are_prompts=are_prompts)
@@ -365,8 +363,9 @@ def _rows(
         return None
     if isinstance(rows, Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         raise ConfigError(
-            f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet) or a "
-            "list of rows. Make a list of it; of several splits pass one: dataset['train']."
+            f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
+            "of rows, or an object with len() and rows by number. Make a list of it; of several "
+            "splits pass one: dataset['train']."
         )
     if not len(rows):
         raise ConfigError(f"{name} has no rows, expected at least one")
@@ -389,14 +388,15 @@ def with_mix(
     for name in ("environment", "tools", "system_prompt", "environments"):
         if given.agent is not None and others[name] is not None:
             raise ConfigError(
-                f"agent= and {name}= are both given, and an agent has its own loop, tools and "
-                "prompts. Leave one of them out."
+                f"agent= and {name}= are both given. An agent has its own loop, tools and prompts, "
+                f"and no environment: leave out {name}=, or leave out agent=."
             )
     parsed: list[tuple[EnvironmentItem, UserComponents]] = []
     if environments is not None:
         if isinstance(environments, str | Mapping) or not isinstance(environments, Iterable):
             raise ConfigError(
-                f"environments got {environments!r:.200}, expected a list of environments"
+                f"environments got {environments!r:.200}, expected a list of environments, of "
+                "(environment, weight), or of dicts"
             )
         parsed = [_mix_environment(environment) for environment in environments]
         config = dataclasses.replace(config, environments=[item for item, _ in parsed]).validate()
@@ -437,7 +437,7 @@ def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComp
     if not isinstance(given, Mapping):
         given = {"environment": given}
     known = ("environment", *_SETTINGS, *_OBJECTS)
-    for odd in given.keys() - {*known}:
+    for odd in (key for key in given if key not in known):
         hint = did_you_mean(odd, known)
         raise ConfigError(f"an environment of a mix has no setting {odd!r}. {hint}")
     if "environment" not in given or isinstance(given["environment"], tuple):
@@ -453,7 +453,8 @@ def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComp
         )
     named = {key for key in _OBJECTS if _is_named(key, given.get(key))}
     objects = {key: given[key] for key in _OBJECTS if key in given and key not in named}
-    objects["tools"], curriculum = as_registry(objects.get("tools")), objects.get("curriculum")
+    objects["tools"] = as_registry(objects.get("tools"))
+    curriculum = objects.get("curriculum")
     check_curriculum(curriculum)
     if curriculum is not None and not {"dataset", "eval_dataset"} & set(given):
         objects["eval_dataset"] = evaluation_tasks(curriculum)

@@ -59,7 +59,8 @@ def evaluation_metrics(
         # Failed episodes count as failed only.
         ended_well = Collection(result for result in part if not result.status.is_error)
         metrics = episode_metrics(ended_well, success_reported)
-        metrics |= {"errors": fmean(failed)} if failed else {}
+        if failed:
+            metrics["errors"] = fmean(failed)
         # Where rows were played several times: confidence intervals count rows.
         is_repeated = metrics["num_groups"] < metrics["num_episodes"]
         kept = (*_EVALUATED, "num_groups") if is_repeated else _EVALUATED
@@ -97,11 +98,12 @@ def weighted_mean(by_environment: Mapping[str, Metrics], weights: Mapping[str, f
         total = sum(weights[env] for env in known)
         metrics[name] = sum(weights[env] * value for env, value in known.items()) / total
     if "reward_std" in metrics:  # of the mixture: the means of the environments differ too
-        scored = {e: v for e, v in by_environment.items() if "reward" in v}
-        squares = (
-            weights[e] * (v["reward_std"] ** 2 + v["reward"] ** 2) for e, v in scored.items()
-        )
-        mean_square = sum(squares) / sum(weights[env] for env in scored)
+        squares = {
+            env: {"square": values["reward_std"] ** 2 + values["reward"] ** 2}
+            for env, values in by_environment.items()
+            if "reward" in values
+        }
+        mean_square = weighted_mean(squares, weights)["square"]
         metrics["reward_std"] = math.sqrt(max(0.0, mean_square - metrics["reward"] ** 2))
     return metrics
 
@@ -272,11 +274,12 @@ class FailureReport:
             self._in_a_row[environment] = kind, number
             if not is_first_step and number < MAX_FAILED_STEPS:
                 continue
-            where = f" of {environment}" if environment else ""
-            which = f"every episode{where} failed in the same way in {number} steps in a row"
             if is_first_step:
                 where = f"{environment} in the first step" if environment else "the first step"
                 which = f"every episode of {where} failed in the same way"
+            else:
+                where = f" of {environment}" if environment else ""
+                which = f"every episode{where} failed in the same way in {number} steps in a row"
             return f"{which}, so there is nothing to learn from.\n{describe_failure(first)}"
         ended_well = [result for result in episodes if not result.status.is_error]
         turns = [turn for r in ended_well for agent in r.agents for turn in agent.turns]
@@ -331,5 +334,8 @@ def why_nothing_changes(num_broken_steps: int, metrics: Mapping[str, float]) -> 
         return None
     why = "no episode could be learned from. Look at the errors in log.txt."
     if metrics.get("num_skipped_steps"):
-        why = "the loss or its gradient was not a finite number. Lower training.learning_rate."
+        why = (
+            "the loss or its gradient was not a finite number. Lower training.learning_rate, "
+            "or look for extreme rewards."
+        )
     return f"{MAX_FAILED_STEPS} steps in a row changed nothing: {why}"

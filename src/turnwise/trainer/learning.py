@@ -250,10 +250,12 @@ class Advantages:
         rewards = batch.need("rewards")
         if training.use_kl_in_reward:
             sampled, mask = batch.behaviour_log_probs, batch.response_mask
-            coef, kind = self.kl_controller.value, training.kl_penalty
+            coef = self.kl_controller.value
             reference = batch.need("ref_log_probs")
             reference = without_rounding(sampled, reference, mask, learner.model.policy.dtype)
-            rewards, kl = apply_kl_penalty(rewards, sampled, reference, mask, coef, kind)
+            rewards, kl = apply_kl_penalty(
+                rewards, sampled, reference, mask, coef, training.kl_penalty
+            )
             metrics["kl_ref"], metrics["kl_coef"] = float(kl), coef
             self.kl_controller.update(kl, len(rows))
         if names := sorted({name for row in rows for name in row.reward.parts}):
@@ -329,8 +331,9 @@ def check_gap(
         raise TrainingStopped(
             f"the learner's log-probs differ from the sampler's: {name} is {metrics[name]:.3g} "
             f"nats, expected at most {limit:g} (training.max_log_prob_gap; null disables the "
-            "check). Likely causes: weights that did not reach the engine, another attention, a "
-            "quantised engine, a server with another model or temperature. If the gap is gone with "
+            "check), so the episodes come from another model than the one that is trained. Likely "
+            "causes: weights that did not reach the engine, another attention, a quantised engine, "
+            "a server with another model or temperature. If the gap is gone with "
             "inference.backend=transformers, it is the engine."
         )
 

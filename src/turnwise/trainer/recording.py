@@ -137,9 +137,11 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     all_rows: dict[str, Any] = {}
-    users = [(given, user), *((part.given, part.components) for part in user.mix)]
-    pairs = [(getattr(a, key), getattr(b, key)) for a, b in users for key in _DATASETS]
-    for (name, setting), (source, rows) in zip(settings.datasets(), pairs, strict=True):
+    sources: list[tuple[Any, Any]] = []
+    for as_given, filled in [(given, user), *((p.given, p.components) for p in user.mix)]:
+        sources.append((as_given.dataset, filled.dataset))
+        sources.append((as_given.eval_dataset, filled.eval_dataset))
+    for (name, setting), (source, rows) in zip(settings.datasets(), sources, strict=True):
         if rows is None or (source is None and setting.path is None):
             continue
         all_rows[name] = rows
@@ -169,7 +171,7 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
         "agent": "the policy that is trained",
         "datasets": datasets,
         "unrecorded": {"curriculum": object_label(user.curriculum)} if has_curriculum else {},
-        "limits": user.limits and dataclasses.asdict(user.limits),
+        "limits": None if user.limits is None else dataclasses.asdict(user.limits),
     }
     return RunRecord(settings, files, run_facts)
 
@@ -398,10 +400,9 @@ def _dataset_hash(rows: Any) -> str:
 
 
 def _dataset(given: Any) -> DatasetConfig:
-    """Return the setting for a dataset that was given in Python; rows in memory have a label."""
     if isinstance(given, CustomEnvDataset):  # the environment's own seeds
         return DatasetConfig()
-    origin, paths, here = DatasetConfig(), list[str | Path](), Path.cwd()
+    origin, paths = DatasetConfig(), list[str | Path]()
     if isinstance(given, str | Path):
         paths = [given]
     elif isinstance(given, list | tuple) and all(map(is_file_name, given)):
@@ -411,10 +412,13 @@ def _dataset(given: Any) -> DatasetConfig:
         origin, paths = given.origin, [*given.origin.paths]
     if not paths:
         return DatasetConfig(path=object_label(given))
+    here = Path.cwd()
     # Relative to the base directory, where they are below it: the project can be moved.
-    inside = [path for path in paths if Path(path).is_relative_to(here)]
-    below = {path: Path(path).relative_to(here) for path in inside}
-    return dataclasses.replace(origin, path=[os.fspath(below.get(path, path)) for path in paths])
+    names = []
+    for path in paths:
+        is_below = Path(path).is_relative_to(here)
+        names.append(os.fspath(Path(path).relative_to(here) if is_below else path))
+    return dataclasses.replace(origin, path=names)
 
 
 def _rows_to_keep(rows: Any) -> bytes:

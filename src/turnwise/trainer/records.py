@@ -25,7 +25,7 @@ from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.learning import RunComponents, Stopwatch
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.whole_files import explained, remove_abandoned, write_whole
+from turnwise.whole_files import discard, explained, remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
 SECONDS_BETWEEN_SAVES = 600.0
@@ -33,7 +33,6 @@ SECONDS_BETWEEN_SAVES = 600.0
 _MAX_HASHED_WHOLE = 50_000_000
 """Parameters of a model that is hashed whole, which takes a fraction of a second."""
 _NUM_HASHED_VALUES = 4096
-_OF_ENGINE = ("backend", "temperature", "top_p", "stall_timeout")
 
 
 class Records:
@@ -128,7 +127,7 @@ class Records:
         self._episodes.rewind(step)
         for checkpoint in self.checkpoints.list():
             if checkpoint.step > step:
-                self.checkpoints.remove(checkpoint)
+                discard(checkpoint.path)
         history = self._folder.read_metrics()
         for metrics in history:
             self._doctor.look(metrics)
@@ -147,8 +146,15 @@ class Records:
     ) -> None:
         """Write the episodes of a step or of its evaluation, with the columns of their tokens."""
         started = time.perf_counter()
-        about = {"began": clock.began, "phases": clock.phases, "baselines": baselines}
-        self._episodes.write(step, results, columns or {}, kind=kind, **about)
+        self._episodes.write(
+            step,
+            results,
+            columns or {},
+            kind=kind,
+            began=clock.began,
+            phases=clock.phases,
+            baselines=baselines,
+        )
         if kind == "train":
             self._seconds["time/log"] = time.perf_counter() - started
 
@@ -187,9 +193,10 @@ class Records:
         """Whether the last step was evaluated, and none before was better."""
         name = self._config.checkpoint.best_metric
         value, best = self._last.get(name), self.checkpoints.best
-        if value is None or best is None or best.metric != name:
-            return value is not None
-        return value >= best.value  # the latest of equals
+        if value is None:
+            return False
+        # The latest of equals.
+        return best is None or best.metric != name or value >= best.value
 
     def mark_if_best(self, saved: Checkpoint) -> None:
         """Mark a checkpoint as the best by the last metrics, if they are of the same step."""
@@ -271,7 +278,10 @@ def model_facts(
         "engine": {
             "class": type(components.engine).__name__,
             "shares_weights": components.engine.shares_model,
-            **{name: getattr(config.inference, name) for name in _OF_ENGINE},
+            "backend": config.inference.backend,
+            "temperature": config.inference.temperature,
+            "top_p": config.inference.top_p,
+            "stall_timeout": config.inference.stall_timeout,
             **components.engine.options,
         },
     }

@@ -55,9 +55,10 @@ class ReplayOutcome:
     """The folder of the replay."""
 
     def __str__(self) -> str:
-        text = f"{self.num_equal} with exactly the recorded metrics, the others up to rounding"
         if self.num_equal == self.num_steps:
             text = "all metrics are exactly those recorded"
+        else:
+            text = f"{self.num_equal} with exactly the recorded metrics, the others up to rounding"
         by_relation = {"bit for bit": self.equal_checkpoints, "not exactly": self.other_checkpoints}
         for relation, steps in by_relation.items():
             if steps:
@@ -186,8 +187,9 @@ class Replay(Trainer):
             )
         outcome.num_steps += 1
         outcome.num_equal += not worst
-        differ = f"{len(worst)} of {len(distances)} metrics differ by rounding: {shown}"
-        what = differ if worst else f"{len(distances)} metrics as recorded"
+        what = f"{len(distances)} metrics as recorded"
+        if worst:
+            what = f"{len(worst)} of {len(distances)} metrics differ by rounding: {shown}"
         self._reporter.say(f"replay of step {number}: {what}")
         path = self._source.checkpoints / f"step-{number:08d}"
         if path.is_dir():

@@ -127,8 +127,8 @@ class Rollout:
     ) -> None:
         self.collector = collector
         self._metrics: Metrics = {}
-        """Groups that the last step replaced, and the share of groups with equal rewards before:
-        of all groups, and of those of each environment of a mix. Empty without groups."""
+        """Groups that the last step replaced, and the share of groups with equal rewards before,
+        also of each environment of a mix. Empty without groups."""
         self._config = config
         self._estimator = estimator
         self._group_size = group_size(config, estimator)
@@ -141,8 +141,7 @@ class Rollout:
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
         collection = run_tasks(self.collector, tasks, stop, on_episode)
-        self._measure_zero_variance(collection)
-        equal = zero_variance_groups(collection)
+        equal = self._measure_zero_variance(collection)
         for attempt in range(1, self._config.training.resample + 1):
             if not equal:
                 break
@@ -158,15 +157,16 @@ class Rollout:
             collection = Collection(results, [*collection.dropped, *played.dropped])
         return collection
 
-    def _measure_zero_variance(self, collection: Collection) -> None:
-        if self._group_size == 1:
-            return
-        parts = {result.group: result.part for result in collection}
+    def _measure_zero_variance(self, collection: Collection) -> set[int]:
         equal = zero_variance_groups(collection)
+        if self._group_size == 1:
+            return equal
+        parts = {result.group: result.part for result in collection}
         self._metrics = {"zero_variance": len(equal) / (len(parts) or 1), "num_resampled": 0}
         for name in sorted({*parts.values()} - {""}):
             groups = {group for group, part in parts.items() if part == name}
             self._metrics[f"{name}/zero_variance"] = len(groups & equal) / len(groups)
+        return equal
 
     def step_done(self) -> None:
         """Called when the learner has updated on the last step and published its weights."""
@@ -211,7 +211,6 @@ class Rollout:
     def _first_tasks(
         self, purpose: str, step: int, attempt: int, numbers: Sequence[int]
     ) -> list[EpisodeTask]:
-        """Return the first task of each of these groups: its environment, row and seed."""
         training = self._config.training
         attempts = (attempt,) if purpose == "train" else ()
         weights = [part.weight for part in self._parts]
@@ -224,9 +223,12 @@ class Rollout:
             rows, curriculum = part.components.train_rows, part.given.curriculum
             chosen: Sequence[Task | None] = [None] * len(groups)
             if curriculum is not None and groups:
-                chosen, num = list(curriculum.choose(len(groups), rng)), len(groups)
-                if len(chosen) != num:
-                    raise ConfigError(f"the curriculum chose {len(chosen)} tasks, expected {num}")
+                chosen = list(curriculum.choose(len(groups), rng))
+                if len(chosen) != len(groups):
+                    raise ConfigError(
+                        f"the curriculum chose {len(chosen)} tasks, expected {len(groups)}: one "
+                        "per group"
+                    )
             elif rows is not None and attempt:  # other rows than those of the groups to replace
                 chosen = [rows[rng.randrange(len(rows))] for _ in groups]
             elif rows is not None:
@@ -286,7 +288,7 @@ def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None)
         name = names.get(estimator.name, estimator.name)
         raise ConfigError(
             f"training.group_size got 1, and the advantage estimator {name} compares the episodes "
-            "of a group. Set it to 4 or more."
+            "of a group: nothing would be learned. Set it to 4 or more."
         )
     return size
 

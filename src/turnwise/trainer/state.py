@@ -63,7 +63,8 @@ def write_state(
                     rest.append(name, tensor)
     if broken:
         raise CheckpointError(
-            f"the weights are not finite ({broken[0]}): not saved. Lower training.learning_rate."
+            f"the weights are not finite ({broken[0]}): not saved. The previous checkpoint is "
+            "intact; resume from it with a lower training.learning_rate."
         )
     state = {"progress": dict(progress), "random": _random_state()}
     (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
@@ -82,7 +83,8 @@ def read_state(checkpoint: Checkpoint, learners: Mapping[str, BaseLearner]) -> d
     needed |= {f"policy/{player}" for player in learners}
     if "torch" not in state.get("random", {}) or not needed <= progress.keys():
         raise ConfigError(
-            f"{checkpoint.path} was saved by another version of turnwise. Use it, or resume=False."
+            f"{checkpoint.path} was saved by another version of turnwise, whose checkpoints have "
+            "other contents. Resume it with that version, or begin a new run: resume=False."
         )
     for player, learner in learners.items():
         _read_learner(checkpoint, learner, player)
@@ -224,7 +226,8 @@ def check_reference(config: ConfigStore, tokenizer: Any) -> None:
     loaded = load_tokenizer(name, trust_remote_code=is_trusted)
     if loaded.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
-            f"model.reference: {name} has other tokens than the model: use one with its tokenizer"
+            f"model.reference: {name} has other tokens than the model, so that their log-probs "
+            "cannot be compared. Use a model with the same tokenizer."
         )
 
 
@@ -247,7 +250,8 @@ def _model_path(config: ConfigStore, *, runs_code: bool = True) -> str:
     if path.startswith("<object>:"):
         raise ConfigError(
             f"the model was an object of {path.removeprefix('<object>:')} that a script made. Save "
-            "it and its tokenizer with save_pretrained, and give --model (model.local_path)."
+            "it and its tokenizer in a folder with save_pretrained, and give --model or the "
+            "setting model.local_path: that folder"
         )
     if runs_code and config.model.trust_remote_code:
         require_model_code(path)
@@ -258,7 +262,9 @@ def has_same_weights(checkpoint: Checkpoint, learner: BaseLearner) -> bool:
     """Return whether all trained parameters are bit for bit those of a checkpoint."""
     saved = TensorFile(checkpoint.file(_WEIGHTS))
     layout = learner.state_layout().weights
-    return saved.shapes == {name: tuple(tensor.shape) for name, tensor in layout.items()} and all(
+    if saved.shapes != {name: tuple(tensor.shape) for name, tensor in layout.items()}:
+        return False
+    return all(
         torch.equal(tensor.cpu(), saved.read(name, rows.start, rows.stop))
         for name, rows, tensor in placed_weights(learner)
     )

@@ -83,12 +83,12 @@ class StopRequest:
         A call that holds the GIL for `stall_timeout` seconds ends the process.
         """
         self.thread = LoopThread("episodes")
-        kinds = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup it stays ignored
-            kinds.remove(signal.SIGHUP)
-        if threading.current_thread() is not threading.main_thread():
-            kinds.clear()
-        before = {kind: signal.signal(kind, self._on_signal) for kind in kinds}
+        before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # Under nohup SIGHUP stays ignored.
+                if kind is not signal.SIGHUP or signal.getsignal(kind) is not signal.SIG_IGN:
+                    before[kind] = signal.signal(kind, self._on_signal)
         try:
             with ended_if_unresponsive(stall_timeout, run_folder):
                 yield

@@ -231,15 +231,17 @@ class Trainer:
     @contextlib.contextmanager
     def _rollout(self, last_step: int | None = None) -> Iterator[Rollout]:
         """Open what chooses and plays the episodes of steps; by hand, without a last step."""
-        components, config, state = self.components, self.config, self._unplayed_state()
+        components, config, training = self.components, self.config, self.config.training
         parts, estimator = self._user.parts(config), components.advantages.estimator
-        size, max_staleness = config.training.batch_size, config.training.max_staleness
-        if last_step is None or not (max_staleness or state):
+        unplayed = self._unplayed_state()
+        if last_step is None or not (training.max_staleness or unplayed):
             yield Rollout(components.collector, config, parts, estimator)
             return
-        pacer = Pacer(size, max_staleness, version=self.step, num_updates=last_step)
-        if state is not None:
-            pacer.load_state_dict(state)
+        pacer = Pacer(
+            training.batch_size, training.max_staleness, version=self.step, num_updates=last_step
+        )
+        if unplayed is not None:
+            pacer.load_state_dict(unplayed)
         self._asynchronous = rollout = AsyncRollout(
             components.collector, config, parts, estimator, pacer, self._curriculum_lock
         )
@@ -337,7 +339,8 @@ class Trainer:
         number = num_episodes or self.config.training.eval_episodes or 32
         metrics: Metrics = {}
         stop = StopRequest(self._reporter.say)
-        for prefix, values in self._evaluate(number, stop, is_greedy=greedy)[1].items():
+        _, by_prefix = self._evaluate(number, stop, is_greedy=greedy)
+        for prefix, values in by_prefix.items():
             metrics |= {f"{prefix}{name}": value for name, value in values.items()}
         return metrics
 
@@ -381,7 +384,6 @@ class Trainer:
         return played, evaluation_metrics(played, weights, self._success_reported(played))
 
     def _success_reported(self, played: Collection) -> list[str]:
-        """Return the environments whose episodes, up to these, have reported success."""
         known = {*self._progress.success_reported, *environments_with_success(played)}
         self._progress.success_reported = sorted(known)
         return self._progress.success_reported

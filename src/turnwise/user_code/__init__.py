@@ -92,14 +92,16 @@ def import_file(path: Path) -> ModuleType:
         raise ConfigError(f"there is no file {path}")
     resolved = path.resolve()
     main = sys.modules["__main__"]
-    if (running := getattr(main, "__file__", None)) and Path(running).resolve() == resolved:
+    running = getattr(main, "__file__", None)
+    if running is not None and Path(running).resolve() == resolved:
         return main
     # The name is stable and registered, so that objects of the file can be copied and pickled.
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:8]
     name = f"turnwise_user_{path.stem}_{digest}"
     stamp = (resolved.stat().st_mtime_ns, resolved.stat().st_size)
-    if name in sys.modules and getattr(sys.modules[name], _STAMP, None) == stamp:
-        return sys.modules[name]
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, _STAMP, None) == stamp:
+        return known
     spec: Any = importlib.util.spec_from_file_location(name, resolved)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -110,8 +112,6 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _import_module(name: str, target: str) -> ModuleType:
-    if name in sys.modules:
-        return sys.modules[name]
     try:
         with _guarded(name):
             return importlib.import_module(name)
@@ -120,7 +120,8 @@ def _import_module(name: str, target: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"there is no module {name!r} for {target!r}. A file is written with its ending, .py"
+            f"there is no module {name!r} for {target!r}. A file is written with its ending: "
+            "path/to/file.py:Name"
         ) from None
 
 
@@ -132,7 +133,8 @@ def _guarded(name: str) -> Iterator[None]:
         yield
     except SystemExit as error:
         raise ConfigError(
-            f"{name} ended with {error!r} when it was imported. Put its script under\n{_GUARD}"
+            f"{name} ended with {error!r} when it was imported. Put what the file does as a "
+            f"script under the line\n{_GUARD}"
         ) from error
     finally:
         _importing.pop()
@@ -150,8 +152,7 @@ def refuse_during_import(action: str) -> None:
 def imported_files() -> list[ModuleType]:
     """Return the modules of users' files in this process: no other one can import their names."""
     # Not by `hasattr`: it makes some packages import other modules.
-    modules = list(sys.modules.values())
-    return [module for module in modules if _STAMP in getattr(module, "__dict__", ())]
+    return [one for one in [*sys.modules.values()] if _STAMP in getattr(one, "__dict__", ())]
 
 
 def module_file(module: str, folder: Path) -> Path | None:
@@ -220,12 +221,11 @@ def object_label(value: object) -> str:
 
 def instance_label(value: object) -> str:
     """Return the name of the class that makes an equal object without arguments, or a label."""
-    try:
-        is_equal = bool(vars(type(value)()) == vars(value))
-    except Exception:  # the user's constructor takes arguments, or objects have no attributes
-        is_equal = False
     name = code_name(value)
-    return name if is_equal and not is_lost(name) else object_label(value)
+    with contextlib.suppress(Exception):  # the constructor takes arguments; no attributes
+        if not is_lost(name) and vars(type(value)()) == vars(value):
+            return name
+    return object_label(value)
 
 
 def is_lost(label: str) -> bool:
@@ -239,13 +239,14 @@ def is_lost(label: str) -> bool:
 @contextlib.contextmanager
 def settings_from(folder: str | os.PathLike[str] | None, *, is_trusted: bool) -> Iterator[None]:
     """Treat settings in this block as read from a run folder; None: as the user's own."""
-    folders = [] if folder is None or is_trusted else [Path(folder)]
-    _untrusted.extend(folders)
+    if folder is None or is_trusted:
+        yield
+        return
+    _untrusted.append(Path(folder))
     try:
         yield
     finally:
-        for path in folders:
-            _untrusted.remove(path)
+        _untrusted.remove(Path(folder))
 
 
 def require_code(target: str, folder: Path | None = None) -> None:

@@ -53,7 +53,6 @@ def definition_note(function: Callable[..., Any]) -> str | None:
 
 
 def _file_label(file: str) -> str:
-    """Return the number of a notebook cell, or a file, relative to the working directory."""
     path, here = Path(file), Path.cwd()
     return _cell(file) or f'File "{path.relative_to(here) if path.is_relative_to(here) else file}"'
 

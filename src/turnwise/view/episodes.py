@@ -260,10 +260,10 @@ def find_episodes(episodes: EpisodeList, asked: Iterable[tuple[str, str]]) -> di
     for condition in conditions:
         table = table.filter(condition)
     column = page["sort"].removeprefix("-")
-    first = {column: "descending" if page["sort"] != column else "ascending"}
-    order = {**first, "step": "descending", "kind": "descending", "index": "ascending", **first}
-    shown = pc.sort_indices(table, list(order.items()))[start : start + limit]
-    rows = table.take(shown).to_pylist()
+    usual_order = [("step", "descending"), ("kind", "descending"), ("index", "ascending")]
+    order = [(column, "descending" if page["sort"].startswith("-") else "ascending")]
+    order += [key for key in usual_order if key[0] != column]
+    rows = table.take(pc.sort_indices(table, order)[start : start + limit]).to_pylist()
     files = {(row["kind"], row["step"]) for row in rows if text}
     texts = {key: episodes.texts(key, part) for key in files}
     for row in rows:
@@ -299,9 +299,11 @@ def neighbours(
     rows = episodes.table.filter(pc.field("kind") == kind)  # by step and index
     steps, indices = rows["step"].to_numpy(), rows["index"].to_numpy()
     (positions,) = ((steps == step) & (indices == index)).nonzero()
-    near = [n for place in positions for n in (int(place) - 1, int(place) + 1)]
-    ids = [f"{kind}-{steps[n]}-{indices[n]}" if 0 <= n < len(steps) else None for n in near]
-    return (ids[0], ids[1]) if ids else (None, None)
+    if not len(positions):
+        return None, None
+    before, after = int(positions[0]) - 1, int(positions[0]) + 1
+    ids = {n: f"{kind}-{steps[n]}-{indices[n]}" for n in (before, after) if 0 <= n < len(steps)}
+    return ids.get(before), ids.get(after)
 
 
 def overview(episodes: EpisodeList) -> Mapping[str, Any]:

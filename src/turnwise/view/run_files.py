@@ -43,7 +43,6 @@ class RunFiles:
     """The files of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.folder = RunFolder(path)
         self._read: dict[str, tuple[FileStamp, Any]] = {}
         self.problems: dict[str, str] = {}

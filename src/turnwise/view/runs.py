@@ -43,7 +43,6 @@ _READ_SECONDS = 0.1
 _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
 
-
 # Either file makes a folder a run; a copy of a run may lack the first.
 _MARKS = {"run.json", "metrics.jsonl"}
 _DEPTH = 3
@@ -93,7 +92,7 @@ class RunMetrics:
                 for finding in self._doctor.look(metrics):
                     text = f"{finding.text} {finding.because}".rstrip()
                     about = {"step": step, "name": finding.code, "text": text, "fix": finding.fix}
-                    self._findings.append({**about, "severity": "warning"})
+                    self._findings.append(about)
             return list(self._findings)
 
     def at(self, step: int) -> dict[str, Any]:
@@ -191,7 +190,8 @@ class ViewedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the run for the list; of one that cannot be read, the name and the reason."""
-        status, last = dict[str, Any](), dict[str, Any]()
+        status: Mapping[str, Any] = {}
+        last: Mapping[str, Any] = {}
         main = best = None
         try:
             status, steps = self._status(), list(self.metrics.steps)
@@ -250,10 +250,6 @@ class ViewedRun:
     def indexed(self) -> dict[str, int]:
         """Return how many files of episodes were read, of how many."""
         return {"files": self.episodes.num_files, "of": len(self._episode_files)}
-
-    @property
-    def has_unread_episodes(self) -> bool:
-        return self.episodes.num_files < len(self._episode_files)
 
     def _status(self) -> dict[str, Any]:
         return self.files.read(self.folder.status_file, read_json_object) or {}
@@ -363,5 +359,6 @@ def _runs_in(folder: Path) -> Iterator[Path]:
         is_run = not _MARKS.isdisjoint(files)
         if is_run:
             yield Path(path)
-        is_deepest = len(Path(path).relative_to(folder).parts) == _DEPTH
-        folders[:] = [name for name in folders if name[0] != "." and not is_run | is_deepest]
+        if is_run or len(Path(path).relative_to(folder).parts) == _DEPTH:
+            folders.clear()  # `os.walk` goes into those that are left
+        folders[:] = [name for name in folders if name[0] != "."]

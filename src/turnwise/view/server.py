@@ -82,7 +82,8 @@ class Viewer:
                 _LOG.exception("The list of runs could not be brought up to date.")
             # Polling thousands of runs takes long; most of the time belongs to the page's requests.
             pause = max(_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - started))
-            if any(run.has_unread_episodes for run in self.library.runs):
+            indexed = [run.indexed() for run in self.library.runs]
+            if any(files["files"] < files["of"] for files in indexed):
                 pause = 0.0
             await asyncio.sleep(pause)
 
@@ -154,12 +155,12 @@ class Viewer:
 
     def export(self, request: Request) -> Response:
         run = self._run(request)
-        if (name := request.path_params.get("id")) is None:
-            page, name = export_run(run), run.key
-        else:
-            (kind, step), index, episode = run.episode(name)
+        if "id" in request.path_params:
+            (kind, step), index, episode = run.episode(request.path_params["id"])
             page = export_episode(run.key, kind, step, index, episode, run.token_texts)
-            name = f"{run.key}-{name}"
+            name = f"{run.key}-{kind}-{step}-{index}"
+        else:
+            page, name = export_run(run), run.key
         headers = {"content-disposition": f'attachment; filename="{name}.html"'}
         return Response(page, 200, headers, media_type="text/html; charset=utf-8")
 
@@ -298,5 +299,6 @@ def listening(port: int | None) -> socket.socket:
         return open_listener(HOST, ports)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on port {port or PORT}: {error.strerror or error}. Name another --port."
+            f"cannot listen on port {port or PORT}: {error.strerror or error}. Choose another with "
+            "--port, or leave it out to take the next that is free."
         ) from None

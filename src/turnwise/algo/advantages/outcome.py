@@ -235,7 +235,6 @@ def compute_optimal_token_baseline_advantage(
     the baseline of a position that only one episode reached would be that episode itself.
 
     Args:
-        old_log_probs: [B, T].
         sum_pi_squared: [B, T], Σ_v π(v)² over the vocabulary.
         handle_zero_tail: At positions that only the longest episode of a group reaches, use
             baseline 0 rather than its own return.

@@ -5,11 +5,9 @@ each policy token, from 0; without it each contiguous run of policy tokens is a 
 chat templates produce.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -37,7 +35,7 @@ class Turns:
     @classmethod
     def from_batch(
         cls, rewards: torch.Tensor, response_mask: torch.Tensor, turn_ids: torch.Tensor | None
-    ) -> Turns:
+    ) -> Self:
         mask = as_mask(response_mask)
         if turn_ids is None:
             starts = mask.clone()
@@ -108,7 +106,8 @@ def compute_turn_gae_advantage_return(
         bootstrap_values=bootstrap_values,
         whiten=False,
     )
-    on_tokens, returns = turns.on_tokens(advantages), turns.on_tokens(returns)
+    on_tokens = turns.on_tokens(advantages)
+    returns = turns.on_tokens(returns)
     if whiten:
         on_tokens = masked_whiten(on_tokens, turns.mask, minuends=returns)
     return on_tokens, returns

@@ -32,10 +32,13 @@ def compute_value_loss(
     Metrics: `value_clip_fraction`, `value_mean`, `return_mean`, and `explained_variance`, which is
     1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 one that predicts only the mean.
     """
-    mask, values = as_mask(response_mask), torch.where(as_mask(response_mask), wide(vpreds), 0.0)
-    targets, before = (keep(x.detach().to(values.dtype), mask) for x in (returns, old_values))
+    mask = as_mask(response_mask)
+    values = torch.where(mask, wide(vpreds), 0.0)
+    targets = keep(returns.to(values.dtype), mask)
+    before = keep(old_values.to(values.dtype), mask)
     near = values.clamp(before - cliprange_value, before + cliprange_value)
-    unclipped, clipped = (values - targets).square(), (near - targets).square()
+    unclipped = (values - targets).square()
+    clipped = (near - targets).square()
     by_token = {
         "value_clip_fraction": is_above(clipped, unclipped),
         "value_mean": values,

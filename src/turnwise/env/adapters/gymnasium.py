@@ -13,14 +13,11 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 import yaml
 
-from turnwise import errors
 from turnwise.config import EnvironmentConfig
 from turnwise.env.adapters import gymnasium_spaces as space_texts
-from turnwise.env.adapters.gymnasium_spaces import InvalidActionError, Names, spaces
+from turnwise.env.adapters.gymnasium_spaces import InvalidActionError, Names, gymnasium, spaces
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault, MissingExtraError, did_you_mean
-
-gymnasium: Any = errors.import_extra("gymnasium", "gym")
 
 Env: TypeAlias = Any
 """A `gymnasium.Env`."""
@@ -109,6 +106,8 @@ class GymnasiumEnvironment(BaseEnvironment):
         self._allowed: list[int] | None = None
         self._policy: Any = None
         self._closed = False
+        self._done = False
+        self.step_count = 0
 
     def reset(self, seed: int | None = None) -> str:
         self._done = False

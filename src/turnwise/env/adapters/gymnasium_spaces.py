@@ -17,7 +17,8 @@ import numpy as np
 
 from turnwise.errors import ConfigError, TurnwiseError, import_extra
 
-spaces: Any = import_extra("gymnasium.spaces", "gym")
+gymnasium: Any = import_extra("gymnasium", "gym")
+spaces: Any = gymnasium.spaces
 
 Space: TypeAlias = Any
 """A `gymnasium.Space`; Gymnasium may not be installed where types are checked."""
@@ -41,8 +42,9 @@ def check_action_space(space: Space) -> None:
     """Raises an error for a space whose values cannot be written as text."""
     if not (_is_numeric(space) or isinstance(space, spaces.Text)):
         raise ConfigError(
-            f"actions of the space {space} cannot be written as text. Make it a Discrete, Multi"
-            "Discrete, MultiBinary, Box or Text by gymnasium.wrappers.TransformAction."
+            f"actions of the space {space} cannot be written as text. Wrap the environment in "
+            "gymnasium.wrappers.TransformAction, so that it takes a Discrete, MultiDiscrete, "
+            "MultiBinary, Box or Text."
         )
 
 
@@ -136,7 +138,9 @@ def _describe_value(value: Any) -> str:
         return value or "none"
     if not isinstance(value, int | float) and not hasattr(value, "__array__"):
         fix = "Give GymnasiumEnvironment a function that can: describe=lambda observation: ..."
-        raise ConfigError(f"cannot put a {type(value).__name__} into words. {fix}")
+        raise ConfigError(
+            f"cannot put an observation of type {type(value).__name__} into words. {fix}"
+        )
     value = np.asarray(value)  # it may be an array of jax or torch
     if value.size > MAX_NUMBERS:
         shape = " x ".join(map(str, value.shape))

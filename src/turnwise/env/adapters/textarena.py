@@ -17,13 +17,18 @@ from typing import Any, Self
 
 import yaml
 
-from turnwise import errors
 from turnwise.config import EnvironmentConfig
 from turnwise.env.adapters import Randomness
 from turnwise.env.base import BaseEnvironment
-from turnwise.errors import ConfigError, EnvironmentFault, describe_error, did_you_mean
+from turnwise.errors import (
+    ConfigError,
+    EnvironmentFault,
+    describe_error,
+    did_you_mean,
+    import_extra,
+)
 
-textarena: Any = errors.import_extra("textarena", "textarena")
+textarena: Any = import_extra("textarena", "textarena")
 
 MAX_TRIES = 2000
 """Moves that the random player tries before it takes an invalid one."""
@@ -157,8 +162,11 @@ class TextArenaEnvironment(BaseEnvironment):
 
     def spawn(self) -> Self:
         twin = copy.copy(self)  # with the same game as made, which is never played itself
+        twin.config = copy.deepcopy(self.config)
         twin._play = None
         twin._rng = None
+        twin._done = False
+        twin.step_count = 0
         return twin
 
     def close(self) -> None:

@@ -247,7 +247,9 @@ def check_odd_actions(harness: Harness) -> Iterator[Finding]:
             harness.step(env, text)
         except BrokenCallError as broken:
             problem = "a model can say any text, so step() must answer every text"
-            fix = "Instead, `return 'Which action?', 0.0, False, {'invalid_action': True}`."
+            fix = (
+                "Do not raise, `return 'Say what?', 0.0, False, {'invalid_action': True}` instead."
+            )
             yield Finding("error", "odd-actions", f"{broken.finding.message}; {problem}", fix)
             return
 
@@ -302,8 +304,8 @@ def check_speed(harness: Harness) -> Iterator[Finding]:
         # Without the slowest call: it may have loaded data, or the machine stalled.
         mean = statistics.fmean(sorted(seconds)[:-1] or seconds or [0.0])
         if mean > limit:
-            takes, most = f"{1000 * mean:.0f} ms", f"{1000 * limit:.0f} ms"
-            message = f"{name}() takes {takes} on average, expected under {most}"
+            takes = f"{1000 * mean:.0f} ms on average"
+            message = f"{name}() takes {takes}, expected under {1000 * limit:.0f} ms"
             fix = (
                 "Load data once, in __init__; if it waits for something outside, write `async def "
                 f"{name}` and `await`, so that other episodes are not held up."

@@ -340,11 +340,7 @@ class Harness:
 def replayed(transitions: Iterable[Transition]) -> Chooser:
     """Repeats the actions of an earlier episode."""
     actions = iter([turn.action for turn in transitions if turn.action is not None])
-
-    def choose(_env: BaseEnvironment) -> str | None:
-        return next(actions, None)
-
-    return choose
+    return lambda _env: next(actions, None)
 
 
 def _failed_call(what: str, error: BaseException) -> Finding:

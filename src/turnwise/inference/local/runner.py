@@ -1,7 +1,6 @@
 """Forwards of a Hugging Face model over packed tokens and the KV cache."""
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -225,17 +224,18 @@ class Runner:
 def _make_kv_cache(
     model: nn.Module, layers: Sequence[AttentionCall], cache_tokens: int | None, max_tokens: int
 ) -> KVCache:
-    shape = (len(layers), layers[0].num_kv_heads, layers[0].width)
+    num_layers, num_heads, width = len(layers), layers[0].num_kv_heads, layers[0].width
     parameter = next(model.parameters())
     device, dtype, largest = parameter.device, parameter.dtype, None
     if cache_tokens is None:
-        per_token = 2 * math.prod(shape) * dtype.itemsize
+        per_token = 2 * num_layers * num_heads * width * dtype.itemsize
         cache_tokens = min(max_tokens, _BUDGET // per_token)
         if device.type == "cuda":  # the rest is for the learner on the same device
             budget = int(0.3 * torch.cuda.mem_get_info(device)[0])
             largest = min(max_tokens, budget // per_token)
             cache_tokens = min(largest, _FIRST_ON_GPU // per_token)
-    return KVCache(max(cache_tokens, KVCache.UNIT * 4), *shape, dtype, device, largest)
+    cache_tokens = max(cache_tokens, KVCache.UNIT * 4)
+    return KVCache(cache_tokens, num_layers, num_heads, width, dtype, device, largest)
 
 
 def _probe_layers(model: Any, context_length: int) -> list[AttentionCall]:

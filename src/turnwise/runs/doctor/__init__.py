@@ -176,7 +176,7 @@ def shared_rows(facts: Mapping[str, Any]) -> Finding | None:
         return None
     return Finding(
         "shared-rows",
-        f"{' and '.join(texts)}: evaluations look better than they would on new rows.",
+        f"{' and '.join(texts)}: evaluations on them look better than they would on new rows.",
         "Remove these rows from one of the two datasets, or leave out eval_dataset: then a share "
         "of the training rows is held out by their content (training.eval_fraction).",
     )
@@ -194,8 +194,8 @@ def _example_episodes(folder: RunFolder, codes: set[str]) -> dict[str, str]:
 
 
 def _shown(episode: StoredEpisode, agent: StoredAgent) -> set[str]:
-    """Return the findings that an agent of an episode shows."""
-    turns, rewards = agent.turns, (agent.reward and agent.reward.per_turn) or [0.0]
+    turns = agent.turns
+    rewards = (agent.reward and agent.reward.per_turn) or [0.0]
     limit = episode.status.removeprefix("truncated_by_").replace("_", "-")
     succeeds = any(turn.info.get("success") for turn in turns[-1:])
     shown = {

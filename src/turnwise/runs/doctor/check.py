@@ -55,7 +55,6 @@ class Check:
 
 
 def _is_done(part: str, config: ConfigStore) -> bool:
-    """Return whether the settings already have what this part of a fix advises."""
     advice = re.search(r"\b(set|take) (\w+\.\w+)(?:=(\w+))?", part)
     if advice is None:
         return False

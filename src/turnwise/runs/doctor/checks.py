@@ -35,7 +35,6 @@ _EASIER = (
 
 
 def _most_frequent(history: History, prefix: str) -> str | None:
-    """Return the kind of errors with the highest rate, of metrics such as `errors/tool`."""
     names = sorted({name for step in history.steps for name in step if name.startswith(prefix)})
     most = max(names, key=lambda name: history.mean(name, 3) or 0.0, default=None)
     return most and most.removeprefix(prefix)
@@ -140,7 +139,8 @@ def _explodes(history: History) -> bool:
 
 @check(
     "Lower training.learning_rate to a tenth, then to a hundredth, and begin anew or from a "
-    "checkpoint of before. training.max_grad_norm does not help: it does not limit Adam's steps.",
+    "checkpoint of before. training.max_grad_norm does not help: the optimiser's step has the size "
+    "of the learning rate.",
     explains=_LOST_POLICY,
     is_of_updates=True,
 )

@@ -25,8 +25,6 @@ from turnwise.trainer.components import UserComponents
 from turnwise.trainer.learning import Advantages, RunComponents
 from turnwise.user_code import require_use
 
-__all__ = ["assemble"]
-
 
 def assemble(
     config: ConfigStore, user: UserComponents, total_steps: int | None = None

@@ -38,7 +38,8 @@ def put_for_workers(value: Any) -> Any:
     except TypeError as error:  # its message is the log of Ray's search
         raise ConfigError(
             f"your code cannot be sent to the workers of Ray: {error.__cause__ or error}. Create "
-            "locks, clients and open files in the environment's __init__, not as global variables."
+            "locks, clients and open files in the environment's __init__ or in the function that "
+            "uses them, not as global variables."
         ) from error
 
 

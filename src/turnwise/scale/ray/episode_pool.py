@@ -210,7 +210,6 @@ class EpisodePool:
         self._workers[worker.number] = self._request(worker.number)
 
     async def _watch(self) -> None:
-        """Kill workers that do not answer."""
         while True:
             for worker in self._workers:
                 if not worker.is_ready:

@@ -14,7 +14,7 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import EpisodeTask
 from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams, engine_class
 from turnwise.learner.sharding import join_shards
-from turnwise.scale.ray.transfer import LogLines, ModelSource, Weights, WorkerLog, from_arrays
+from turnwise.scale.ray.transfer import LogLines, ModelSource, Weights, WorkerLog, lazy_tensors
 from turnwise.trainer.assembly import make_collector, make_engine
 from turnwise.trainer.components import EpisodeKind
 from turnwise.trainer.state import seed_generators
@@ -127,7 +127,7 @@ class EpisodeWorker:
                 arrays = await asyncio.gather(*weights.objects)
 
                 def load() -> None:
-                    shards = [from_arrays(shard) for shard in arrays]
+                    shards = [dict(lazy_tensors(shard)) for shard in arrays]
                     self._engine.load_version(join_shards(shards), weights.version)
 
                 await asyncio.to_thread(load)

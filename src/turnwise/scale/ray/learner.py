@@ -294,7 +294,6 @@ class RemoteLearner(BaseLearner):
 
     @torch.no_grad()
     def _fetch_weights(self) -> None:
-        """Copy the workers' weights to the model of this process."""
         self._is_stale = False
         parameters = trained_parameters(self._model)
         for name, rows, tensor in placed_weights(self):

@@ -26,7 +26,7 @@ _MAX_LINES = 1000
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """Return views of CPU tensors, copies of others; Ray copies them into the store.
 
-    >>> from_arrays(to_arrays({"w": torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16)}))
+    >>> dict(lazy_tensors(to_arrays({"w": torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16)})))
     {'w': tensor([[1.5000, 2.0000]], dtype=torch.bfloat16)}
     """
     arrays: Arrays = {}
@@ -37,13 +37,8 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
     return arrays
 
 
-def from_arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
-    """Return new tensors: arrays in the store are read-only."""
-    return dict(lazy_tensors(arrays))
-
-
 def lazy_tensors(arrays: Arrays) -> LazyTensors:
-    """Return the tensors, each copied when it is read."""
+    """Return the tensors, each copied when it is read: arrays in the store are read-only."""
 
     def read(name: str) -> torch.Tensor:
         kind, shape, data = arrays[name]

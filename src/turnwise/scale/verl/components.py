@@ -72,7 +72,8 @@ def pack(components: EpisodeComponents) -> str:
     except Exception as error:  # whatever a user's object raises when it is pickled
         raise ConfigError(
             "the environment, the reward or a tool cannot be sent to VERL's workers: "
-            f"{describe_error(error)}. Open files, locks and connections in reset()."
+            f"{describe_error(error)}. Open files, locks and connections in reset(), or pass a "
+            "class or a factory instead of an object that holds them."
         ) from error
     finally:
         for module in modules:

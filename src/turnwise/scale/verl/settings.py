@@ -30,7 +30,6 @@ OWN_SECTION = "turnwise"
 """The section of VERL's config that carries the user's components to the agent loops."""
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
-REF = "actor_rollout_ref.ref"
 
 # VERL's names of the same algorithms.
 POLICY_LOSSES = {"ppo": "vanilla"} | {
@@ -47,7 +46,7 @@ ESTIMATORS = {
     )
 } | {"dr_grpo": "grpo"}  # fmt: skip
 
-FSDP_SECTIONS = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp")
+FSDP_SECTIONS = (f"{ACTOR}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
 
 COPIED: dict[str, tuple[str, ...]] = {
     "model.tensor_parallel_size": (f"{ROLLOUT}.tensor_model_parallel_size",),
@@ -104,8 +103,7 @@ FIXED: dict[str, Any] = {
 
 UNSUPPORTED = frozenset((
     "expert", "policies", "model.load_in_4bit", "model.reference", "checkpoint.best_metric",
-    "ray.max_failures",
-    "ray.context_parallel_size", "ray.min_actors",
+    "ray.max_failures", "ray.context_parallel_size", "ray.min_actors",
     "inference.enable_thinking", "inference.options", "inference.stale_kv",
     "inference.stall_timeout", "inference.start_timeout", "inference.summary_prompt",
     "inference.thoughts", "inference.url", "limits.max_context_tokens",
@@ -178,7 +176,6 @@ def refuse_mix(config: ConfigStore) -> None:
 
 
 def _refuse_unsupported(config: ConfigStore) -> None:
-    """Refuse what these settings ask for and VERL cannot do."""
     refuse_mix(config)
     values, defaults = dict(config.settings()), dict(ConfigStore().settings())
     for name in UNSUPPORTED:
@@ -284,7 +281,6 @@ def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
 
 
 def _update(config: ConfigStore, longest_episode: int) -> dict[str, Any]:
-    """Return the settings of the algorithm and the optimizer."""
     training = config.training
     low, high = training.clip_ratio_low, training.clip_ratio_high
     # VERL counts a mini-batch in starts, each with its whole group.

@@ -236,7 +236,6 @@ class CustomRayPPOTrainer:
         return self.metrics_history
 
     def _finish(self, folder: RunFolder, outcome: str, num_steps: int) -> None:
-        """Collect VERL's metrics, and report the outcome."""
         log = MetricsLog(folder.metrics_file)
         for step, data in take_metrics(folder.path):
             if "training/global_step" in data:

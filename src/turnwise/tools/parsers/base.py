@@ -191,7 +191,7 @@ _AFTER_NAME = " \t\r*"
 def _read_finite(digits: str) -> float:
     value = float(digits)  # also of NaN and Infinity, which are not JSON
     if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is not JSON of a finite number")
+        raise ValueError(f"{digits[:20]} is not JSON: a number must be finite")
     return value
 
 
@@ -253,7 +253,6 @@ def read_call(text: str, position: int, name: str) -> Attempt:
 
 
 def _make_call(name: str, arguments: Any) -> ToolCall:
-    """Returns a call; its arguments may be a JSON string."""
     if arguments is None or arguments == "":
         return ToolCall(name)  # models write these for a tool without arguments
     if isinstance(arguments, str):

@@ -435,7 +435,6 @@ class TagParser(FormatParser):
         return value
 
     def _write(self, value: Any, tool: str, argument: str) -> str:
-        """Returns a text that reads back as the value."""
         types = self._types.get((tool, argument), frozenset())
         if isinstance(value, str) and not self._needs_quotes(value, types):
             return value

@@ -41,9 +41,9 @@ class PythonCodeTool(Tool):
         allow_unsafe: bool = False,
         max_at_once: int | None = None,
     ) -> None:
-        self.limits = (
-            CodeLimits(**limits) if isinstance(limits, Mapping) else limits or CodeLimits()
-        )
+        if isinstance(limits, Mapping):  # from the settings
+            limits = CodeLimits(**limits)
+        self.limits = limits or CodeLimits()
         self.packages = package_folders(packages)
         reason = why_not_isolated()
         if reason is not None and not allow_unsafe:
@@ -88,15 +88,16 @@ class PythonCodeTool(Tool):
             return run.output or "(The program printed nothing. Print what you want to see.)"
         if run.problem is not None:
             raise RuntimeError(f"the program could not be started: {run.problem}")
-        end = f"was stopped: it used more {run.exceeded} than it may"
         if run.exceeded == "time":
             end = f"was stopped after {self.limits.seconds:g} seconds"
         elif run.exceeded == "output":
             end = "was stopped: it printed without end"
-        elif run.exit_code is not None:
+        elif run.exit_code is None:
+            end = f"was stopped: it used more {run.exceeded} than it may"
+        elif run.exit_code < 0:
+            end = f"was ended by {signal.Signals(-run.exit_code).name}"
+        else:
             end = f"ended with exit code {run.exit_code}"
-            if run.exit_code < 0:
-                end = f"was ended by {signal.Signals(-run.exit_code).name}"
         raise ToolError(f"{run.output.rstrip()}\nThe program {end}.".lstrip())
 
 

@@ -67,7 +67,7 @@ class CodeLimits:
                 raise ConfigError(f"{field.name} must be a number above 0, got {value!r}")
         if self.open_files < 16:
             raise ConfigError(
-                f"open_files must be at least 16 for Python itself, got {self.open_files}"
+                f"open_files must be at least 16, got {self.open_files}: Python needs some itself"
             )
 
 
@@ -168,7 +168,6 @@ def _follow(
     *,
     isolated: bool,
 ) -> CodeRun:
-    """Reads the output and the status lines of the process until it ends or must be ended."""
     assert process.stdout is not None
     output, lines = bytearray(), b""
     started: float | None = None

@@ -45,7 +45,6 @@ def main(status: int, parent: int) -> NoReturn:
 
 
 def _read_nothing() -> None:
-    """Replaces the standard input by an empty one."""
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)

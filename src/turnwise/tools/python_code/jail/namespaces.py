@@ -121,8 +121,7 @@ def _wanted(packages: list[str]) -> list[str]:
 def _holds_mounts(folder: str) -> bool:
     """Whether something is mounted below the folder; an overlay would not show it."""
     with open("/proc/self/mountinfo") as file:
-        mount_points = [line.split()[4] for line in file]
-    return any(point.startswith(f"{folder}/") for point in mount_points)
+        return any(line.split()[4].startswith(f"{folder}/") for line in file)
 
 
 def _show_copy(path: str, source: str) -> bool:
@@ -152,7 +151,6 @@ def _show_copy(path: str, source: str) -> bool:
 
 
 def _show(path: str, source: str, attributes: int) -> None:
-    """Bind-mounts a path of the old root into the new one."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.isdir(source):
         os.mkdir(path)
