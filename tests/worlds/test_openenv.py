@@ -5,12 +5,15 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from websockets.sync.server import serve
 
 from turnwise import EpisodeCollector, check_env, create_inference_engine, play_episode
 from turnwise.config import DatasetConfig
@@ -300,3 +303,66 @@ def test_a_folder_without_a_python(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=r"environment\.params\.python"):
         OpenEnvEnvironment(str(tmp_path))
+
+
+# -- servers that are none -------------------------------------------------------------------------
+
+WRONG = {
+    "{nope": "answered what OpenEnv does not: JSONDecodeError",
+    "[1]": "answered what OpenEnv does not: TypeError",
+    b"\xff": "answered what OpenEnv does not: UnicodeDecodeError",
+    '{"type": "error", "data": "no"}': "answered what OpenEnv does not: AttributeError",
+    '{"type": "error", "data": {"message": "no"}}': "failed in its reset: no",
+    '{"type": "observation", "data": null}': "expected {'type': 'observation', 'data':",
+    None: "was lost: ConnectionClosed",
+}
+
+
+@pytest.fixture
+def strange():
+    """A server that answers every message with `strange.answer`; None closes the session."""
+    bodies = {
+        "/schema": {"action": {"properties": {"message": {"type": "string"}}}},
+        "/metadata": {"name": "strange", "description": ""},
+    }
+    state = SimpleNamespace(answer=None, bodies=bodies)
+
+    def answer_http(connection, request):
+        if request.path == "/ws":
+            return None
+        return connection.respond(200, json.dumps(state.bodies.get(request.path)))
+
+    def talk(socket):
+        for _ in socket:
+            if state.answer is None:
+                return
+            socket.send(state.answer)
+
+    with serve(talk, "127.0.0.1", 0, process_request=answer_http) as server:
+        state.url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield state
+        server.shutdown()
+
+
+@pytest.mark.parametrize("answer", WRONG)
+def test_an_answer_that_is_wrong_is_an_error_of_the_episode(strange, answer):
+    env = OpenEnvEnvironment(strange.url)
+    strange.answer = answer
+    trajectory = play_episode(env, lambda *_: "hello", seed=1)
+    assert trajectory.status is EpisodeStatus.ENVIRONMENT_ERROR
+    assert WRONG[answer] in trajectory.error
+
+
+@pytest.mark.parametrize("schema", [None, [1], {"action": 3}, {"action": {"properties": [1]}}])
+def test_a_schema_that_is_wrong(strange, schema):
+    strange.bodies["/schema"] = schema
+    with pytest.raises(ConfigError, match="does not answer as an OpenEnv server"):
+        OpenEnvEnvironment(strange.url)
+
+
+def test_a_variable_in_a_header(strange, monkeypatch):
+    monkeypatch.setenv("WORLD_TOKEN", "secret")
+    env = OpenEnvEnvironment(strange.url, headers={"Authorization": "Bearer $WORLD_TOKEN"})
+    assert env._server.headers == {"Authorization": "Bearer secret"}
+    assert "secret" not in str(env.config)

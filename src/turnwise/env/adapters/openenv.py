@@ -37,11 +37,10 @@ class OpenEnvEnvironment(BaseEnvironment):
     """An environment of an OpenEnv server; each episode is a session there, reset with its seed.
 
     `source` is the server's URL; or the folder of an OpenEnv package, or a command with `{port}`,
-    which are started here, once, and ended with this process. `headers` go with each request
-    (`$NAME` in them is an environment variable),
-    `python` starts the server of a folder, `observation_field` is the only field of an observation
-    that the agent reads; other options are arguments of the server's `reset`. Each can also be set
-    in the config's `params`.
+    which are started here, once, and ended with this process. `headers` go with each request; a
+    `$NAME` in them is an environment variable. `python` starts the server of a folder.
+    `observation_field` is the only field of an observation that the agent reads. Other options are
+    arguments of the server's `reset`. Each can also be set in the config's `params`.
 
     The server's schema decides what an action is: the agent's reply, if it has one field; calls of
     the tool `act`, if it has several; calls of the server's own tools, if it is an MCP environment,
@@ -175,8 +174,10 @@ class OpenEnvEnvironment(BaseEnvironment):
         assert loop is not None
         try:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
-        except (OSError, WebSocketException, ValueError, LookupError) as error:
+        except (OSError, WebSocketException) as error:
             raise self._fault(f"was lost: {describe_error(error)}") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._fault(f"answered what OpenEnv does not: {describe_error(error)}") from error
 
     async def _begin(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Opens a session and resets it; waits while the server has as many as it takes."""
