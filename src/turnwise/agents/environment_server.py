@@ -68,7 +68,8 @@ class _Session:
                 server.factory, server.limits, EpisodeTimer(), task=task
             )
             text, _ = await self._episode.start(seed)
-            self._tools = ToolRegistry([EnvironmentStepTool()]).bind(self._episode.environment)
+            step = EnvironmentStepTool(step_timeout=server.limits.step_timeout)
+            self._tools = ToolRegistry([step]).bind(self._episode.environment)
             self._context = self._tools.open_context(self._episode.environment)
             self.state = {"episode_id": data.get("episode_id"), "step_count": 0}
         return {"observation": {"text": text, "metadata": {}}, "reward": None, "done": False}
@@ -84,7 +85,7 @@ class _Session:
                 seen = {"result": result.text} if result.success else {"error": error}
                 seen = {"tool_name": name, "result": None, "error": None, **seen}
             case {"message": str(text)} if not self._server.tools:
-                result = await self.call(EnvironmentStepTool.name, {"action": text})
+                result = await self.call("environment_step", {"action": text})
                 if not result.success:  # such as a step after the end
                     raise _Refused("EXECUTION_ERROR", result.text)
                 seen = {"text": result.text}

@@ -242,13 +242,13 @@ _COUNTERS = ("episode_id", "step_count")
 class _ServerTool(Tool):
     """An action that is not the agent's reply."""
 
-    timeout = None  # the step has one
+    timeout = None  # the step has one, and an episode's calls have limits.tool_timeout
 
     def __init__(self, environment: OpenEnvEnvironment, definition: ToolDefinition) -> None:
         self.name, self.description = definition.name, definition.description
         self.parameters = definition.parameters
         self._is_mcp = environment._server.is_mcp
-        self._step = EnvironmentStepTool(environment)
+        self._step = EnvironmentStepTool(environment, step_timeout=_ANSWER_SECONDS)
 
     async def execute(self, _context: ToolContext, **arguments: Any) -> StepResult:
         call = {"type": "call_tool", "tool_name": self.name, "arguments": arguments}
