@@ -28,13 +28,33 @@ from turnwise.algo import (
     apply_kl_penalty as apply_kl_penalty,
     compute_gae_advantage_return as compute_gae_advantage_return,
     compute_grpo_advantage as compute_grpo_advantage,
-    compute_kl_penalty as compute_kl_penalty,
     compute_policy_loss as compute_policy_loss,
-    compute_ppo_loss as compute_ppo_loss,
     compute_value_loss as compute_value_loss,
-    estimate_advantages as estimate_advantages,
 )
 from turnwise.chat import ChatFormat as ChatFormat, Conversation as Conversation
+from turnwise.compat.algorithms import (
+    compute_kl_penalty as compute_kl_penalty,
+    compute_ppo_loss as compute_ppo_loss,
+    estimate_advantages as estimate_advantages,
+)
+from turnwise.compat.multi_turn import (
+    MultiTurnChatHarness as MultiTurnChatHarness,
+    MultiTurnInferenceEngine as MultiTurnInferenceEngine,
+    MultiTurnManager as MultiTurnManager,
+)
+from turnwise.compat.ppo import (
+    DataParallelPPOActor as DataParallelPPOActor,
+    PPOTrainer as PPOTrainer,
+)
+from turnwise.compat.rewards import (
+    RewardManager as RewardManager,
+    RewardWeights as RewardWeights,
+)
+from turnwise.compat.rollouts import (
+    BatchInferenceManager as BatchInferenceManager,
+    InferenceEngine as InferenceEngine,
+    VLLMRolloutSPMD as VLLMRolloutSPMD,
+)
 from turnwise.config import (
     CheckpointConfig as CheckpointConfig,
     ConfigStore as ConfigStore,
@@ -54,6 +74,7 @@ from turnwise.data import (
 from turnwise.env import (
     BaseEnvironment as BaseEnvironment,
     CustomGameEnvironment as CustomGameEnvironment,
+    EnvironmentStepTool as EnvironmentStepTool,
     EpisodeStatus as EpisodeStatus,
     GridWorldEnvironment as GridWorldEnvironment,
     GuessNumberEnvironment as GuessNumberEnvironment,
@@ -80,9 +101,6 @@ from turnwise.episode import (
     EpisodeLimits as EpisodeLimits,
     EpisodeResult as EpisodeResult,
     EpisodeSummary as EpisodeSummary,
-    MultiTurnChatHarness as MultiTurnChatHarness,
-    MultiTurnInferenceEngine as MultiTurnInferenceEngine,
-    MultiTurnManager as MultiTurnManager,
     collect as collect,
     run_episode as run_episode,
 )
@@ -100,29 +118,22 @@ from turnwise.errors import (
 )
 from turnwise.inference import (
     BaseInferenceEngine as BaseInferenceEngine,
-    BatchInferenceManager as BatchInferenceManager,
-    InferenceEngine as InferenceEngine,
     LocalEngine as LocalEngine,
     SamplingParams as SamplingParams,
     ScriptedEngine as ScriptedEngine,
     SGLangInferenceEngine as SGLangInferenceEngine,
     VLLMInferenceEngine as VLLMInferenceEngine,
-    VLLMRolloutSPMD as VLLMRolloutSPMD,
     create_inference_engine as create_inference_engine,
 )
 from turnwise.learner import (
-    DataParallelPPOActor as DataParallelPPOActor,
     PolicyValueModel as PolicyValueModel,
     PPOBatch as PPOBatch,
-    PPOTrainer as PPOTrainer,
 )
 from turnwise.models import load_model as load_model
 from turnwise.reward import (
     LLMJudge as LLMJudge,
     Reward as Reward,
     RewardBatch as RewardBatch,
-    RewardManager as RewardManager,
-    RewardWeights as RewardWeights,
     WeightedReward as WeightedReward,
     compute_reward as compute_reward,
     compute_reward_async as compute_reward_async,
@@ -138,7 +149,6 @@ from turnwise.tools import (
     ActionParser as ActionParser,
     CalculatorTool as CalculatorTool,
     CodeLimits as CodeLimits,
-    EnvironmentStepTool as EnvironmentStepTool,
     MCPTools as MCPTools,
     PythonCodeTool as PythonCodeTool,
     Tool as Tool,

@@ -165,30 +165,3 @@ def compute_importance_weights(
         "is_ess": math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 0.0,
     }
     return on_tokens(response_mask, weight), metrics
-
-
-def compute_rejection_mask(
-    sampler_log_probs: Rows, log_probs: Rows, response_mask: Mask, criteria: dict[str, Any]
-) -> tuple[list[list[bool]], dict[str, float]]:
-    def accepts(name: str, i: int, t: int) -> bool:
-        place, _, kind = name.rpartition("_")
-        places = [t] if place == "token" else policy_tokens(response_mask[i])
-        logs = [log_probs[i][s] - sampler_log_probs[i][s] for s in places]
-        combined = {"token": sum, "seq_sum": sum, "seq_mean": mean, "seq_max": max}[place]
-        bounds = criteria[name]
-        if kind == "k1":
-            lower, upper = bounds if isinstance(bounds, tuple) else (1 / bounds, bounds)
-            return bool(lower <= math.exp(-combined(logs)) <= upper)
-        divergence = {"k2": lambda d: d * d / 2, "k3": lambda d: math.exp(d) - 1 - d}[kind]
-        return bool(combined([divergence(d) for d in logs]) <= bounds)
-
-    tokens = list(all_tokens(response_mask))
-    accepted = [[False] * len(row) for row in response_mask]
-    for i, t in tokens:
-        accepted[i][t] = all(accepts(name, i, t) for name in criteria)
-    metrics = {
-        f"rejected_{name}": mean([float(not accepts(name, i, t)) for i, t in tokens])
-        for name in criteria
-    }
-    metrics["rejected"] = mean([float(not accepted[i][t]) for i, t in tokens])
-    return accepted, metrics

@@ -7,7 +7,8 @@ import torch
 
 from algo.batches import assert_close, assert_same, make_batch
 from algo.reference import kl_coefficients, reference_of
-from turnwise.algo import KLController, compute_kl_penalty, estimate_kl
+from turnwise import compute_kl_penalty
+from turnwise.algo import KLController, estimate_kl
 from turnwise.errors import ConfigError
 
 KINDS = ["k1", "k2", "k3", "abs"]

@@ -6,12 +6,12 @@ import torch
 from algo.batches import as_lists, assert_close, assert_same, copied, make_batch
 from algo.cases import POLICY_LOSSES, VALUE_LOSSES, WITH_OPTIONS, each, every_mode
 from algo.reference_losses import clip_cov_candidates
+from turnwise import compute_ppo_loss
 from turnwise.algo import (
     POLICY_LOSSES as LOSSES_BY_NAME,
     compute_clip_cov_loss,
     compute_kl_cov_loss,
     compute_policy_loss,
-    compute_ppo_loss,
     compute_reinforce_loss,
     explained_variance,
     get_policy_loss,

@@ -1,7 +1,5 @@
 """KL and the correction between sampler and learner beside VERL 0.9.1, to 1e-5."""
 
-from typing import Any
-
 import pytest
 import torch
 from verl import DataProto
@@ -77,32 +75,3 @@ def test_importance_weights(level, bounds, batch):
 
 def as_threshold(bounds: float | tuple[float, float]) -> str:
     return "_".join(map(str, bounds)) if isinstance(bounds, tuple) else str(bounds)
-
-
-REJECTIONS: list[dict[str, Any]] = [
-    {"token_k1": (0.7, 1.2)},
-    {"token_k3": 0.02},
-    {"seq_sum_k1": (0.2, 3.0)},
-    {"seq_sum_k3": 3.0},
-    {"seq_mean_k1": (0.99, 1.01)},
-    {"seq_mean_k2": 0.04},
-    {"seq_max_k3": 1.0},
-    {"token_k2": 0.5, "seq_mean_k1": 1.02, "seq_sum_k3": 8.0},
-]
-
-
-@pytest.mark.parametrize("criteria", REJECTIONS, ids=str)
-def test_rejection_mask(criteria, batch):
-    mask, metrics = ours.compute_rejection_mask(batch.old, batch.new, batch.mask, criteria)
-    expected, verls = their_correction.compute_rollout_rejection_mask(
-        batch.new - batch.old,
-        batch.mask,
-        ",".join(criteria),
-        ",".join(as_threshold(bounds) for bounds in criteria.values()),
-    )
-    assert torch.equal(mask, expected.bool())
-    for name in criteria:
-        rejected = verls[f"rollout_rs_{name}_masked_fraction"]
-        assert_same(metrics[f"rejected_{name}"], rejected)
-    assert_same(metrics["rejected"], verls["rollout_rs_masked_fraction"])
-    assert 0 < metrics["rejected"] < 1, "the bounds must split this input"

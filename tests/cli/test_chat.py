@@ -208,3 +208,19 @@ def test_a_server_cannot_load_a_run(turnwise, runs):
     assert f"turnwise export {runs.script} FOLDER" in ran.err
     ran = turnwise("chat", str(runs.script), "--device", "cpu", typed="Hello\n")
     assert "is a run, which has its own" in ran.err
+
+
+def test_a_tool_that_is_typed_is_the_one_in_this_folder(
+    turnwise, runs, reads, tmp_path, monkeypatch
+):
+    """The folder in which the run began has a file of the same name."""
+    (tmp_path / "greenhouse.py").write_text(
+        "from turnwise import tool\n\n\n@tool\ndef look_up(kind: str) -> str:\n"
+        '    """Find the word of a kind."""\n    return "mine"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    reads('{"name": "look_up", "arguments": {"kind": "tree"}}', "It is mine.")
+    options = ("--tool", "greenhouse.py:look_up", "--max-tokens", "99")
+    ran = turnwise("chat", str(runs.tools), *options, typed="Which tree?\n")
+    assert ran.code == 0, ran.err
+    assert "look_up(kind='tree') -> mine" in ran.out

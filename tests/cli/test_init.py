@@ -83,6 +83,15 @@ def test_names_are_carried_through(turnwise, tmp_path, monkeypatch, name, enviro
     assert make_environment(ConfigStore.load("config.yaml").environment.name).reset()
 
 
+@pytest.mark.parametrize("name", ["_1", "1", "class", "my-env", "test_mine"])
+def test_a_name_that_python_cannot_import_is_refused(turnwise, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    ran = turnwise("init", name)
+    assert (ran.code, ran.out) == (2, "")
+    assert "expected a letter, then letters, digits and underscores" in " ".join(ran.err.split())
+    assert not any(tmp_path.iterdir())
+
+
 def test_nothing_is_overwritten(turnwise, made, monkeypatch):
     before = {path: path.read_text() for path in made.iterdir()}
     monkeypatch.chdir(made.parent)

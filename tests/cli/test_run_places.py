@@ -17,6 +17,24 @@ COMMANDS = {
     "plot": ["plot", "RUN", "-o", "curve.svg"],
 }
 
+MINE = """\
+from turnwise import BaseEnvironment
+
+
+class Greenhouse(BaseEnvironment):
+    def reset(self):
+        return "Mine."
+
+    def step(self, action):
+        return "", 7.0, True, {}
+
+    def get_state_description(self):
+        return "mine"
+
+    def sample_action(self, rng):
+        return "go"
+"""
+
 
 def command(name: str, run: object) -> list[str]:
     return [str(run) if word == "RUN" else word for word in COMMANDS[name]]
@@ -103,3 +121,15 @@ def test_the_runs_parameters_hold_and_can_be_replaced(turnwise, runs):
     ran = turnwise("check-env", str(runs.gym), "-p", "map_name=5x5", "--episodes", "1")
     assert ran.code == 1
     assert "KeyError: '5x5'" in ran.out
+
+
+def test_an_environment_that_is_typed_is_the_one_in_this_folder(
+    turnwise, runs, tmp_path, monkeypatch
+):
+    """The folder in which the run began has a file of the same name."""
+    (tmp_path / "greenhouse.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    options = ("--env", "greenhouse.py:Greenhouse", "--player", "random", "--json")
+    ran = turnwise("play", str(runs.tools), *options)
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["reward"] == 7

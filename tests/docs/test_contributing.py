@@ -58,7 +58,7 @@ def add(tmp_path, monkeypatch):
 
 def test_every_folder_and_table_of_the_page_exists():
     folders = re.findall(r"^\| an? [\w ]+ \| `([^`]+)` \| `([A-Z_]+)`", PAGE, re.M)
-    assert len(folders) == len(TABLES) == 5
+    assert len(folders) == len(TABLES) == 7
     for folder, table in folders:
         assert (ROOT / folder).exists()
         assert isinstance(getattr(importlib.import_module(TABLES[table]), table), dict)

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import turnwise
 from docs.seed_blocks import block, covers, only, put_modules, run
-from turnwise import ConfigStore, CustomRayPPOTrainer, RewardBatch, algo
+from turnwise import ConfigStore, CustomRayPPOTrainer, RewardBatch
 from turnwise.models import load_tokenizer
 from turnwise.scale.verl import to_verl_config
 from turnwise.scale.verl.settings import Resources
@@ -38,7 +38,7 @@ def check_signatures(text, of):
 @covers("extraction", 0, 1, 2)
 def test_function_signatures(source):
     text = block(source, "extraction", 0)
-    check_signatures(text, lambda indent: turnwise.DataParallelPPOActor if indent else algo)
+    check_signatures(text, lambda indent: turnwise.DataParallelPPOActor if indent else turnwise)
     check_signatures(block(source, "extraction", 1), lambda indent: turnwise.VLLMRolloutSPMD)
     text = block(source, "extraction", 2)
     assert "class RLHFDataset(Dataset)" in text

@@ -12,7 +12,10 @@ import pytest
 from checker_doors import Doors, only_finding
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker import check_env, checks
+from turnwise.episode import run_episode
 from turnwise.errors import EnvironmentFault, TurnwiseError
+from turnwise.inference import ScriptedEngine
+from turnwise.models import load_tokenizer
 from turnwise.tools import tool
 
 
@@ -335,10 +338,36 @@ class PlainTools(Doors):
     expert_action = BaseEnvironment.expert_action
 
 
-def test_tool_calls_count_as_steps():
+def test_a_turn_of_tool_calls_is_no_step():
     finding = only_finding(check_env(PlainTools, num_episodes=2), "termination", "note")
-    assert "cut at max_steps=4" in finding.message
+    assert "cut after 64 turns, with max_steps=4" in finding.message
     assert "return done=True" in finding.fix
+    engine = ScriptedEngine(load_tokenizer("tiny"), PlainTools().sample_action(None))
+    assert run_episode(engine, PlainTools).num_turns == 64
+
+
+class LooksFirst(PlainTools):
+    """More turns than steps: it is looked at four times, then a door is opened."""
+
+    max_steps = 2
+
+    def reset(self):
+        self.num_looks = 0
+        return super().reset()
+
+    @tool
+    def look(self) -> str:
+        """Look at the doors."""
+        self.num_looks += 1
+        return "Three doors."
+
+    def expert_action(self):
+        return self.right if self.num_looks == 4 else self.sample_action(None)
+
+
+def test_tool_calls_before_the_last_step_do_not_cut_the_episode():
+    report = check_env(LooksFirst, num_episodes=2)
+    assert list(report) == []
 
 
 def test_an_episode_without_an_end(monkeypatch):

@@ -19,6 +19,7 @@ from turnwise import (
     ScriptedEngine,
     collect,
 )
+from turnwise.episode import make_setup
 
 SHORT = EpisodeLimits(max_tokens_per_turn=8)
 
@@ -46,6 +47,13 @@ def test_results_come_in_the_order_asked():
     assert places == [(group, member, group) for group in range(40) for member in range(3)]
     assert len(collection.rollout) == 120
     assert collection.summary.num_turns == 360
+
+
+def test_an_attribute_that_a_setup_does_not_have_is_an_error():
+    setup = make_setup(Recording(), seed=3)
+    assert setup.replaced(seed=4).seed == 4
+    with pytest.raises(AttributeError, match="'sede'"):
+        setup.replaced(sede=4)
 
 
 def test_members_of_a_group_share_the_opening_and_not_the_sampling():

@@ -7,6 +7,7 @@ from turnwise import (
     ConfigError,
     CustomGameEnvironment,
     EnvironmentFault,
+    EnvironmentStepTool,
     EpisodeStatus,
     JSONActionParser,
     MultiTurnChatHarness,
@@ -18,7 +19,7 @@ from turnwise import (
     Trajectory,
     tool,
 )
-from turnwise.tools import EnvironmentStepTool, ToolCall
+from turnwise.tools import ToolCall
 
 PARSER = JSONActionParser()
 

@@ -6,6 +6,7 @@ from chat.families import FAMILIES, make_format
 from episode.worlds import Counting, Recording, tokenizer
 from turnwise import (
     BaseEnvironment,
+    EnvironmentStepTool,
     EpisodeLimits,
     EpisodeStatus,
     EpisodeSummary,
@@ -15,7 +16,7 @@ from turnwise import (
     run_episode,
     tool,
 )
-from turnwise.tools import EnvironmentStepTool, ToolCall, ToolContext, ToolFailure, get_parser
+from turnwise.tools import ToolCall, ToolContext, ToolFailure, get_parser
 
 JSON = get_parser("json")
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from turnwise import BatchInferenceManager, ConfigError
-from turnwise.inference import BaseInferenceEngine, FinishReason, GenerationResult, InferenceEngine
+from turnwise import BatchInferenceManager, ConfigError, InferenceEngine
+from turnwise.inference import BaseInferenceEngine, FinishReason, GenerationResult
 from turnwise.models import load_tokenizer
 
 PROMPTS = [f"prompt {i}" for i in range(25)]

@@ -1,6 +1,8 @@
 """Engines by the name of their backend."""
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,22 @@ def test_options_reach_model_and_engine(backend, folder):
         pytest.raises(ConfigError, match="holds 32"),
     ):
         engine.generate("x" * 30, max_tokens=9)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_run_only_when_asked(folder, tmp_path):
+    place = tmp_path / "own"
+    shutil.copytree(folder, place)
+    settings = json.loads((place / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "OwnTokenizer"}
+    settings |= {"auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    (place / "own.py").write_text("raise SystemExit('the code ran')\n")
+    with pytest.raises(ConfigError, match="trust_remote_code=True"):
+        create_inference_engine("tiny", "transformers", tokenizer=place)
+    with pytest.raises(SystemExit, match="the code ran"):
+        create_inference_engine(
+            "tiny", "transformers", {"trust_remote_code": True}, tokenizer=place
+        )
 
 
 def test_one_config_fits_every_backend():

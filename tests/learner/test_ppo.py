@@ -5,9 +5,9 @@ import torch
 
 from inference.tiny_models import make_model
 from learner.episodes import largest_difference, weights
-from turnwise import ConfigError, ConfigStore
+from turnwise import ConfigError, ConfigStore, DataParallelPPOActor, PPOTrainer
 from turnwise.algo import compute_policy_loss, compute_value_loss
-from turnwise.learner import DataParallelPPOActor, LearnerOptions, PPOTrainer, make_learner
+from turnwise.learner import LearnerOptions, make_learner
 
 
 def plain_gae(rewards, values, dones, gamma, lam):

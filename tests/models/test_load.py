@@ -5,10 +5,12 @@ import json
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from turnwise import ConfigError
 from turnwise.models import load_model, load_tokenizer, model_folder
 from turnwise.models.tiny import make_tiny
+from turnwise.models.weight_files import WeightFiles
 
 
 @pytest.fixture
@@ -123,3 +125,16 @@ def test_the_hub_out_of_reach(offline, name):
         load_model(name)
     assert ("Did you mean 'tiny'?" in str(raised.value)) == (name == "tinny")
     assert raised.value.__cause__ is not None
+
+
+def test_the_index_says_which_file_has_a_weight(tmp_path):
+    for file, value in (("first.safetensors", 1.0), ("last.safetensors", 2.0)):
+        save_file({"w": torch.full((3,), value)}, tmp_path / file)
+    index = {"metadata": {}, "weight_map": {"w": "first.safetensors", "v": "last.safetensors"}}
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    files = WeightFiles.find(str(tmp_path))
+    assert files.read("w", 1, 3).tolist() == [1.0, 1.0]
+    (tmp_path / "last.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match=r"cannot read .*last\.safetensors.*Is the file complete"):
+        WeightFiles.find(str(tmp_path))

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from turnwise import RewardManager, RewardWeights
 from turnwise.env import BaseEnvironment
 from turnwise.errors import ConfigError
-from turnwise.reward import Reward, RewardManager, RewardWeights, compute_reward, score_trajectories
+from turnwise.reward import Reward, compute_reward, score_trajectories
 from turnwise.types import RolloutData, Trajectory
 
 

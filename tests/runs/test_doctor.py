@@ -361,3 +361,21 @@ def test_the_guide_explains_every_finding():
     for name in settings_named:
         section, setting = name.split(".")
         assert hasattr(getattr(ConfigStore(), section), setting), name
+
+
+def test_findings_that_explain_each_other_are_told_as_one():
+    """Chance moves the policy of a reward without spread until its turns are cut."""
+    doctor = Doctor()
+    for step in range(14):
+        doctor.add(
+            {
+                "reward": 0.0,
+                "reward_std": 0.0,
+                "entropy": 1.0 + 0.3 * min(step, 10),
+                "cut_turns": min(0.2 * step, 1.0),
+            }
+        )
+    (finding,) = doctor.present()
+    assert finding.code == "cut-turns"
+    consequences = {one.code for one in finding.consequences}
+    assert consequences == {"constant-reward", "entropy-explosion"}

@@ -7,9 +7,11 @@ import pytest
 
 from trainer.worlds import Echo
 from turnwise import ConfigError, ConfigStore, EpisodeLimits
+from turnwise.scale.verl import trainer as verl_trainer
 from turnwise.scale.verl.running import METRICS_LOG
 from turnwise.scale.verl.settings import Resources, to_verl_config
 from turnwise.scale.verl.trainer import CustomRayPPOTrainer, take_metrics
+from turnwise.tools import tool
 
 LENGTH = "data.max_response_length"
 SETTINGS = ("inference.max_turns=4", "inference.max_tokens=100")
@@ -37,6 +39,36 @@ def test_a_half_line_of_verls_logger_is_left_out(tmp_path, caplog):
         assert take_metrics(tmp_path) == [(1, {"x": "a\u2028b"})]
     assert len(caplog.records) == 1
     assert not path.exists()
+
+
+def test_the_turns_are_those_of_the_environment_that_is_played(tmp_path, monkeypatch):
+    class Sized(Echo):
+        def __init__(self, size):
+            super().__init__()
+            self.max_steps = 10 * size
+
+    class WithTool(Echo):
+        @tool
+        def look(self) -> str:
+            """Look around."""
+            return "nothing"
+
+    monkeypatch.setattr(verl_trainer, "compose", lambda settings, _overrides: settings)
+    monkeypatch.setattr(verl_trainer, "check", lambda *_arguments: None)
+
+    def turns(environment, *overrides, **options):
+        overrides = [f"checkpoint.output_dir={tmp_path}", *overrides]
+        config = ConfigStore.load(overrides=overrides)
+        trainer = CustomRayPPOTrainer(config, environment, reporter=None, **options)
+        return trainer.verl_config()["actor_rollout_ref.rollout.multi_turn.max_assistant_turns"]
+
+    size = "environment.params.size=9"
+    assert turns(Sized, size) == 90
+    assert turns(Sized, size, "inference.max_turns=7") == 7
+    assert turns(Sized, size, limits=EpisodeLimits(max_turns=5)) == 5
+    assert turns("grid-world", "environment.params.size=6") == 36
+    # Calls of tools are turns too, of which there may be 64.
+    assert turns(WithTool) == 64
 
 
 class WithoutVerl(CustomRayPPOTrainer):

@@ -23,7 +23,6 @@ LAYERS = [
             "assemblers",
             "json_files",
             "http_server",
-            "late_names",
             "legible",
             "redaction",
             "whole_files",
@@ -70,15 +69,6 @@ HEAVY = {
 }
 
 
-# Modules whose names a package has too, imported when they are first used (`late_names`).
-REEXPORTED = {
-    "tools/__init__.py": {"turnwise.env.step_tool"},
-    "algo/__init__.py": {"turnwise.compat.algorithms"},
-    "episode/__init__.py": {"turnwise.compat.multi_turn"},
-    "inference/__init__.py": {"turnwise.compat.rollouts"},
-    "learner/__init__.py": {"turnwise.compat.ppo"},
-    "reward/__init__.py": {"turnwise.compat.rewards"},
-}
 IMPORTING = ("import_module", "import_extra")
 MODULE = re.compile(r"turnwise(\.[a-z_0-9]+)+(:\w+)?")
 
@@ -136,7 +126,6 @@ def test_a_module_imports_only_from_its_own_row_and_above(path):
     assert rows, f"{package} has no place in LAYERS"
     allowed = set().union(*LAYERS[: rows[0] + 1])
     names = imports_of(path) | named_by(path)
-    names -= REEXPORTED.get(str(path.relative_to(SOURCE)), set())
     used = {name.split(".")[1] for name in names if name.startswith("turnwise.")}
     assert used <= allowed
 

@@ -5,16 +5,9 @@ from typing import Any
 
 import pytest
 
+from turnwise import EnvironmentStepTool
 from turnwise.env import BaseEnvironment
-from turnwise.tools import (
-    EnvironmentStepTool,
-    ToolCall,
-    ToolContext,
-    ToolFailure,
-    ToolRegistry,
-    ToolResult,
-    tool,
-)
+from turnwise.tools import ToolCall, ToolContext, ToolFailure, ToolRegistry, ToolResult, tool
 from turnwise.types import StepResult
 
 

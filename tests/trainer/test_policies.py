@@ -6,6 +6,7 @@ import torch
 from trainer.worlds import small_config, small_model, small_trainer, training
 from turnwise import BaseEnvironment, Trainer, load_trained_model
 from turnwise.errors import ConfigError
+from turnwise.inference.local.engine import LocalEngine
 
 SETTINGS = (
     *training(
@@ -47,6 +48,22 @@ def weights(policy):
 
 def changed(before, after):
     return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_engines_end_when_a_later_part_of_the_run_cannot_be_made(tmp_path, monkeypatch):
+    closed = []
+
+    def close(engine):
+        closed.append(engine)
+
+    monkeypatch.setattr(LocalEngine, "close", close)
+    missing = f"policies.second.model={tmp_path / 'missing'}"
+    with (
+        small_trainer(tmp_path, Two, *SETTINGS, missing) as trainer,
+        pytest.raises(ConfigError, match="missing"),
+    ):
+        _ = trainer.components
+    assert len(closed) == 1
 
 
 def test_each_player_learns_with_its_own_model(tmp_path):

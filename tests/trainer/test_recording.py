@@ -121,7 +121,7 @@ def test_an_instance_is_named_by_its_class():
 def test_limits_come_back_as_they_were_given():
     for limits in (EpisodeLimits(max_turns=3, step_timeout=None), EpisodeLimits(max_turns=None)):
         again = episode_limits(names(limits=limits).validate())
-        assert again == limits
+        assert again == episode_limits(ConfigStore(), limits)
 
 
 def test_tools_that_the_settings_name_count_by_what_they_do(tmp_path, monkeypatch):
@@ -169,6 +169,24 @@ def test_rows_in_memory_are_kept_as_they_are_or_said_to_be_lost(monkeypatch):
     monkeypatch.setattr(recording, "MAX_KEPT_BYTES", 10)
     facts = record(dataset=rows).facts["datasets"]["dataset"]
     assert (facts["kept"], facts["rows"]) == (False, 2)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, ValueError, KeyError])
+def test_rows_that_raise_when_they_are_written_end_the_run(kind):
+    class Broken:
+        num_reads = 0
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            self.num_reads += index
+            if self.num_reads > 1:  # the first reading is for its hash
+                raise kind("the second row is broken")
+            return {"prompt": str(index)}
+
+    with pytest.raises(kind, match="the second row is broken"):
+        record(dataset=Broken())
 
 
 def test_rows_of_files_that_were_cut_are_not_the_rows_of_the_files(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """How many turns an episode has: the environment's own limit, or an explicit one."""
 
 import asyncio
+import dataclasses
+import json
 
 import pytest
 
@@ -11,6 +13,8 @@ from turnwise.episode import EpisodeCollector, episode_limits
 from turnwise.errors import ConfigError
 from turnwise.inference import ScriptedEngine
 from turnwise.models import load_tokenizer
+from turnwise.trainer.components import UserComponents
+from turnwise.trainer.recording import recorded
 from turnwise.types import EpisodeStatus
 
 
@@ -106,6 +110,10 @@ def test_two_different_turn_limits_are_refused(given, tmp_path, monkeypatch):
         (("inference.multi_turn=false",), {}, 3),
         ((), {"limits": EpisodeLimits(max_turns=2, max_tokens_per_turn=8)}, 16),
         ((), {"limits": EpisodeLimits(max_turns=2, max_tokens_per_turn=None)}, None),
+        ((), {"limits": EpisodeLimits(max_seconds=100)}, 12),
+        (("inference.max_turns=2",), {"limits": EpisodeLimits(max_tokens_per_turn=8)}, 16),
+        (("inference.max_tokens=5",), {"limits": EpisodeLimits(max_turns=2)}, 10),
+        (("inference.multi_turn=false",), {"limits": EpisodeLimits(max_turns=2)}, 3),
     ],
 )
 def test_the_horizon_of_the_loss_is_that_of_the_episodes(tmp_path, settings, given, horizon):
@@ -113,6 +121,58 @@ def test_the_horizon_of_the_loss_is_that_of_the_episodes(tmp_path, settings, giv
         max_steps = 4
 
     assert horizon_of(tmp_path, FourSteps, *settings, **given) == horizon
+
+
+DEFAULTS = vars(EpisodeLimits())
+
+
+@pytest.mark.parametrize("limit", DEFAULTS)
+@pytest.mark.parametrize(
+    "inference",
+    [
+        {},
+        {"max_tokens": 4},
+        {"max_turns": 3},
+        {"multi_turn": False},
+        {"multi_turn": False, "max_turns": 3},
+    ],
+)
+def test_limits_in_python_are_those_of_the_settings_and_are_recorded(limit, inference):
+    number = (DEFAULTS[limit] or 2) + 1
+    config = ConfigStore.of({"inference": inference})
+    given = UserComponents(environment=Long, limits=EpisodeLimits(**{limit: number}))
+    in_force = given.filled_from(config).limits
+    written = {"inference": inference, "limits": {limit: number}}
+    assert in_force == episode_limits(ConfigStore.of(written))
+    expected = {
+        "max_turns": inference.get("max_turns"),
+        "max_tokens_per_turn": inference.get("max_tokens", 64),
+        limit: number,
+    }
+    if not inference.get("multi_turn", True):
+        expected["max_turns"] = 1
+    assert vars(in_force) == {**DEFAULTS, **expected}
+    again = recorded(config, given).validate()
+    assert episode_limits(again) == in_force
+    assert UserComponents(environment=Long).filled_from(again).limits == in_force
+
+
+def test_a_number_that_is_given_is_not_a_default():
+    for number in (512, None):
+        given = EpisodeLimits(max_tokens_per_turn=number)
+        for limits in (given, dataclasses.replace(given, max_seconds=3)):
+            assert episode_limits(ConfigStore(), limits).max_tokens_per_turn == number
+    default = dataclasses.replace(EpisodeLimits(), max_seconds=3)
+    assert episode_limits(ConfigStore(), default).max_tokens_per_turn == 64
+    assert json.dumps(default.max_tokens_per_turn) == "512"
+
+
+def test_turns_and_tokens_of_the_settings_stay_in_force_with_limits(tmp_path):
+    settings = ("inference.max_tokens=4", "inference.max_turns=3", "training.batch_size=2")
+    with small_trainer(tmp_path, Long, *settings, limits=EpisodeLimits(max_seconds=100)) as trainer:
+        for episode in trainer.rollout():
+            assert len(episode.agents[0].turns) == 3
+            assert max(turn.tokens[1] - turn.tokens[0] for turn in episode.agents[0].turns) <= 4
 
 
 def horizon_of(tmp_path, environment, *settings, **given):

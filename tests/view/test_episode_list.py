@@ -57,6 +57,12 @@ class TestChanges:
         other.refresh()
         assert len(ids(other)) == 7
 
+    def test_a_step_without_episodes_is_read_once(self, run):
+        store_of(run).write(3, [])
+        refresh(run)
+        assert run.indexed() == {"files": 3, "of": 3}
+        assert not run.refresh()
+
     def test_the_run_folder_itself_is_left_alone(self, run):
         def files():
             return {p: p.stat().st_mtime_ns for p in run.folder.path.rglob("*")}

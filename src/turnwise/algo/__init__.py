@@ -5,8 +5,6 @@ the policy sampled. What takes a mask never lets a masked token change a result.
 advantages and returns, [B, T] each, and `index` [B] is the group of each episode.
 """
 
-from typing import TYPE_CHECKING
-
 from turnwise.algo.advantages.gae import compute_gae_advantage_return
 from turnwise.algo.advantages.outcome import (
     compute_dr_grpo_advantage,
@@ -37,11 +35,7 @@ from turnwise.algo.choose import (
     get_advantage_estimator,
     get_policy_loss,
 )
-from turnwise.algo.correction import (
-    compute_importance_weights,
-    compute_rejection_mask,
-    measure_log_prob_gap,
-)
+from turnwise.algo.correction import compute_importance_weights, measure_log_prob_gap
 from turnwise.algo.kl import KLController, apply_kl_penalty, estimate_kl
 from turnwise.algo.losses.covariance import compute_clip_cov_loss, compute_kl_cov_loss
 from turnwise.algo.losses.policy import (
@@ -57,12 +51,6 @@ from turnwise.algo.losses.policy import (
 )
 from turnwise.algo.losses.value import compute_value_loss, explained_variance
 from turnwise.algo.masked import BatchTotals, aggregate_loss, discounted_suffix_sum, masked_mean
-from turnwise.late_names import late_names
-
-if TYPE_CHECKING:
-    from turnwise.compat.algorithms import compute_kl_penalty, compute_ppo_loss, estimate_advantages
-else:
-    __getattr__ = late_names(__name__, "turnwise.compat.algorithms")
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",
@@ -92,15 +80,12 @@ __all__ = [
     "compute_gspo_loss",
     "compute_importance_weights",
     "compute_kl_cov_loss",
-    "compute_kl_penalty",
     "compute_opo_advantage",
     "compute_optimal_token_baseline_advantage",
     "compute_policy_loss",
-    "compute_ppo_loss",
     "compute_reinforce_loss",
     "compute_reinforce_plus_plus_advantage",
     "compute_reinforce_plus_plus_baseline_advantage",
-    "compute_rejection_mask",
     "compute_remax_advantage",
     "compute_rloo_advantage",
     "compute_sapo_loss",
@@ -108,7 +93,6 @@ __all__ = [
     "compute_turn_grpo_advantage",
     "compute_value_loss",
     "discounted_suffix_sum",
-    "estimate_advantages",
     "estimate_kl",
     "explained_variance",
     "get_advantage_estimator",

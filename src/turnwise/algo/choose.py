@@ -239,7 +239,8 @@ def look_up(setting: str, choice: Any, table: Mapping[str, Any]) -> Any:
         if choice in table:
             return table[choice]
         if ":" not in choice:
-            what, name = setting.replace("adv_", "advantage_").replace("_", " "), choice.lower()
+            what = setting.replace("adv_", "advantage_").replace("_", " ")
+            name = choice.lower()
             if (hint := answer_algorithm(name)) is None:
                 hint = did_you_mean(name, table)
                 if setting == "adv_estimator" and name in POLICY_LOSSES:

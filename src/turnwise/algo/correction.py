@@ -1,18 +1,17 @@
-"""Where the sampler's log-probs are not the learner's: measure, reweight, or reject.
+"""Where the sampler's log-probs are not the learner's: measure, or reweight.
 
 Engines round differently (bf16, other kernels), filter (top-p), or run on older weights. With
 ρ = π_learner / π_sampler per token, a loss that is multiplied by ρ is unbiased again.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import torch
 
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.masked import TensorMetrics, as_mask, keep, masked_mean, wide
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.errors import ConfigError
 
 Bounds: TypeAlias = float | Sequence[float]
 """An upper bound, or (lower, upper)."""
@@ -79,70 +78,6 @@ def compute_importance_weights(
         / (mask.sum().clamp(min=1) * weights.square().sum()).clamp(min=1e-30),
     }
     return weights, metrics
-
-
-@torch.no_grad()
-def compute_rejection_mask(
-    sampler_log_probs: torch.Tensor,
-    log_probs: torch.Tensor,
-    response_mask: torch.Tensor,
-    criteria: Mapping[str, Bounds],
-) -> tuple[torch.Tensor, TensorMetrics]:
-    """Reject tokens or whole sequences on which sampler and learner disagree too much.
-
-    Args:
-        criteria: What to measure, and its bounds; all must hold. Names are
-            `token_K`, `seq_sum_K`, `seq_mean_K` and `seq_max_K` with K one of k1, k2, k3, estimates
-            of the divergence of the learner from the sampler. k1 is log(π_sampler / π_learner) and
-            its bounds are on that ratio: (lower, upper), or an upper one whose inverse is the
-            lower; `seq_max_k1` does not exist.
-            For k2 and k3 an upper bound.
-
-    Returns:
-        The mask [B, T] bool without the rejected tokens, and metrics: the share of tokens that
-        each criterion rejected, and `rejected` over all.
-    """
-    mask = as_mask(response_mask)
-    difference = keep(wide(log_probs) - sampler_log_probs, mask)
-    difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    accepted = mask
-    metrics: TensorMetrics = {}
-    for name, bounds in criteria.items():
-        if name not in _CRITERIA:
-            raise ConfigError(f"there is no rejection {name!r}. {did_you_mean(name, _CRITERIA)}")
-        reduction, _, kind = name.rpartition("_")
-        divergence = keep(_DIVERGENCES[kind](difference), mask)
-        if reduction == "seq_max":  # of a kind that is never negative
-            divergence = torch.nn.functional.pad(divergence, (0, 1)).amax(1, keepdim=True)
-        elif reduction != "token":
-            divergence = divergence.sum(1, keepdim=True)
-            if reduction == "seq_mean":
-                divergence = divergence / mask.sum(1, keepdim=True).clamp(min=1)
-        lower, upper = checked_bounds(bounds)
-        if kind == "k1":
-            lower, upper = math.log(1.0 / upper if lower is None else lower), math.log(upper)
-        elif lower is not None:
-            raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
-        keeps = (divergence <= upper).expand_as(mask)  # not what is NaN
-        if lower is not None:
-            keeps = keeps & (divergence >= lower)
-        metrics[f"rejected_{name}"] = masked_mean((~keeps).float(), mask)
-        accepted = accepted & keeps
-    metrics["rejected"] = masked_mean((~accepted).float(), mask)
-    return accepted, metrics
-
-
-_DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "k1": lambda d: -d,
-    "k2": lambda d: 0.5 * d.square(),
-    "k3": lambda d: d.expm1() - d,
-}
-_CRITERIA = [
-    f"{reduction}_{kind}"
-    for reduction in ("token", "seq_sum", "seq_mean", "seq_max")
-    for kind in _DIVERGENCES
-    if (reduction, kind) != ("seq_max", "k1")  # which may be negative
-]
 
 
 def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:

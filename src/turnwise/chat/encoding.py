@@ -176,7 +176,8 @@ class Encoder:
         encoded = self._tokenizer(
             anchor + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        first, shift = len(self.encode_text(anchor)) if anchor else 0, len(anchor)
+        first = len(self.encode_text(anchor)) if anchor else 0
+        shift = len(anchor)
         offsets = encoded["offset_mapping"][first:]
         token_spans = [(max(0, a - shift), max(0, b - shift)) for a, b in offsets]
         return encoded["input_ids"][first:], token_spans

@@ -290,7 +290,8 @@ class ChatFormat:
         """Return how many of the tokens after an answer were sampled in the turn itself."""
         if not turn:
             return 0
-        last, end = turn[-1], self.turn_end
+        last = turn[-1]
+        end = self.turn_end
         if last in end.next_role_ids:  # the agent sampled the role of the next message
             return int(bool(ids) and ids[0] == last)
         if last in end.stop_ids:  # any of them is enough
@@ -308,7 +309,8 @@ class ChatFormat:
         """Return the stream with the template's end of turn at each turn but the last."""
         template = self.turn_end
         written = [] if template.end_id is None else [template.end_id]
-        ended, done = [], 0
+        ended = []
+        done = 0
         for _, end in turns[:-1]:
             if ids[end - 1] in template.closers:
                 ended += [*ids[done : end - 1], *written]

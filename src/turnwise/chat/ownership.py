@@ -119,7 +119,9 @@ class Marks:
         pieces: list[str] = []
         pairs: list[tuple[int, int, int]] = []
         opened: dict[int, int] = {}
-        length, at, is_whole = 0, 0, True
+        length = 0
+        at = 0
+        is_whole = True
         for mark in _MARKS.finditer(text):
             pieces.append(text[at : mark.start()])
             length += mark.start() - at

@@ -126,7 +126,8 @@ class ConversationTree:
     ) -> TreePrompt:
         """Find what these messages continue; `encode` the prompt, then `add` or `cancel` it."""
         digest = _digest(b"", tools)
-        parent, num_common = None, 0
+        parent = None
+        num_common = 0
         for number, message in enumerate(messages, 1):
             digest = _digest(digest, self._key(message))
             if message.get("role") == "assistant" and digest in self._known:

@@ -7,20 +7,19 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import typer
-
 from turnwise.agents.session import AgentSession
 from turnwise.chat import TEMPLATES, ChatFormat, Message
-from turnwise.cli.run_paths import find_source, run_containing, which_checkpoint
-from turnwise.cli.settings import Overrides, find_code
-from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
+from turnwise.cli.options import ModelOptions
+from turnwise.cli.run_paths import find_source
+from turnwise.cli.settings import Overrides, open_settings
+from turnwise.config import ConfigStore
 from turnwise.deadlines import call_with_deadline
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
@@ -41,8 +40,7 @@ from turnwise.inference import (
 from turnwise.models import LoadedModel
 from turnwise.reward.judge import Answer, ChatServer
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.runs.places import base_folders
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.tools import ActionParser, ToolRegistry, get_parser
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.tools.parsers import JSONActionParser
@@ -58,7 +56,12 @@ AgentMaker: TypeAlias = Callable[[int, int], Player]
 
 
 def load_players(
-    name: str | None, source: Path | None, config: ConfigStore, options: Mapping[str, Any]
+    name: str | None,
+    source: Path | None,
+    config: ConfigStore,
+    *,
+    base_model: str | None,
+    trust_remote_code: bool,
 ) -> tuple[LoadedModel, dict[str, LoadedModel]]:
     """Return the model of a run or a checkpoint, or the model `name`; and the models of those of
     the run's players that have their own.
@@ -66,18 +69,16 @@ def load_players(
     Without a name only a tokenizer is loaded: the actions of a player without a model become tokens
     too. The sections `model` and `inference` become those of the model that plays.
     """
-    model, is_trusted = options["model"], options["trust_remote_code"]
     if name is None:
-        if model is not None:
-            state.use_model(config, model)
+        if base_model is not None:
+            state.use_model(config, base_model)
         return LoadedModel(None, state.load_configured_tokenizer(config)), {}
     if source is None:
         config.model.model_name, config.model.local_path = name, None
-        config.model.trust_remote_code = is_trusted
+        config.model.trust_remote_code = trust_remote_code
         return state.load_configured_model(config), {}
-    which = which_checkpoint(options["checkpoint"])
-    load = partial(state.load_trained_model, source, which, trust_remote_code=is_trusted)
-    player, trained = load(model=model)
+    load = partial(state.load_trained_model, source, trust_remote_code=trust_remote_code)
+    player, trained = load(model=base_model)
     config.model, config.inference = trained.model, trained.inference
     return player, {policy: load(policy=policy)[0] for policy in config.policies}
 
@@ -216,7 +217,7 @@ class ChatModel:
 
 
 def open_chat_model(
-    ctx: typer.Context,
+    options: ModelOptions,
     closing: contextlib.ExitStack,
     overrides: Overrides,
     max_conversations: int,
@@ -227,43 +228,34 @@ def open_chat_model(
     That of a run comes with the run's prompt, tools and sampling, but without its environment.
     Without `has_tools` its tools are not imported: clients of a server bring theirs.
     """
-    names = ("model", "checkpoint", "backend", "template", "tokenizer")
-    model, checkpoint, backend, template, tokenizer = (ctx.params[name] for name in names)
-    given = {name: ctx.params[name] for name in ("dtype", "device", "trust_remote_code")}
-    is_trusted = given["trust_remote_code"]
-    source = find_source(model, checkpoint)
+    model, trust_remote_code = options.model, options.trust_remote_code
+    source = find_source(model, options.checkpoint)
     overrides.allow_code()
-    config, loaded = ConfigStore(), None
-    step = about = sampling = None
+    run = loaded = step = about = sampling = None
+    environment = ""
     if source is not None:
-        if backend not in ("local", "transformers"):
+        if options.backend not in ("local", "transformers"):
             raise ConfigError(
-                f"--backend {backend} cannot load the checkpoint of {model}. Export it first "
-                f"(turnwise export {model} FOLDER), and name that folder."
+                f"--backend {options.backend} cannot load the checkpoint of {model}. Export it "
+                f"first (turnwise export {model} FOLDER), and name that folder."
             )
-        if (given["dtype"], given["device"], tokenizer) != ("auto", "auto", None):
+        if (options.dtype, options.device, options.tokenizer) != ("auto", "auto", None):
             raise ConfigError(
                 f"leave out --dtype, --device and --tokenizer: {model} is a run, which has its own."
             )
-        saved = find_checkpoint(source, which_checkpoint(checkpoint))
-        step = saved.step
-        loaded, config = load_trained_model(saved.path, trust_remote_code=is_trusted)
-        sampling = SamplingParams(config.inference.temperature, top_p=config.inference.top_p)
-    environment = config.environment_name
-    config.environments = config.agent = config.expert = config.reward = None
-    config.environment = EnvironmentConfig()
-    config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
-    config.tools = config.tools if has_tools else []
-    with settings_from(source, is_trusted=is_trusted):
-        overrides.put_into(config)
-        if source is not None:
-            run = run_containing(source)
-            find_code(config, base_folders(run), run=run)
+        saved = find_checkpoint(source)
+        run, source, step = run_containing(source), saved.path, saved.step
+        loaded, trained = load_trained_model(source, trust_remote_code=trust_remote_code)
+        sampling = SamplingParams(trained.inference.temperature, top_p=trained.inference.top_p)
+        environment = trained.environment_name
+    with settings_from(source, is_trusted=trust_remote_code):
+        config = open_settings(source, overrides, plays=False, has_tools=has_tools)
         tools = tools_by_name(config.tools, closing) if config.tools else None
         chosen = parser_by_name(config.parser)
-    if loaded is None:
-        options = {name: value for name, value in given.items() if value not in ("auto", False)}
-        engine = create_inference_engine(model, backend, options, tokenizer=tokenizer)
+    if loaded is None or run is None:
+        engine = create_inference_engine(
+            model, options.backend, options.for_engine(), tokenizer=options.tokenizer
+        )
     else:
         prompt = "your system prompt"
         if overrides.system_prompt is None:
@@ -277,10 +269,11 @@ def open_chat_model(
             f"the model after step {step:,}, with {prompt} and {known}; its environment "
             f"{environment} is not used"
         )
-        engine = create_inference_engine(loaded.model, backend, tokenizer=loaded.tokenizer)
+        engine = create_inference_engine(loaded.model, options.backend, tokenizer=loaded.tokenizer)
     closing.enter_context(engine)
     if engine.tokenizer is None:
         raise ConfigError(f"{model} came without a tokenizer. Name one with --tokenizer.")
+    template = options.template
     if template is None and not engine.tokenizer.chat_template:
         if source is None:
             known = ", ".join(TEMPLATES)

@@ -41,7 +41,9 @@ def chat(
     backend: opt.BackendOption = opt.BackendName.local,
     system: Annotated[
         str | None,
-        opt.option("System prompt.", "TEXT", "--system", "--system-prompt", default="the run's"),
+        opt.option(
+            "System prompt.", "TEXT", "--system", "--system-prompt", default="the run's own"
+        ),
     ] = None,
     tool: opt.ToolOption = None,
     parser: opt.ParserOption = None,
@@ -79,13 +81,14 @@ def chat(
     turnwise chat http://localhost:8000 --backend vllm --tokenizer Qwen/Qwen3-0.6B
     echo "What is the capital of France?" | turnwise chat smollm2-135m
     """
+    options = opt.ModelOptions.typed(ctx)
     overrides = Overrides(tool=tool, parser=parser, system_prompt=system)
     with contextlib.ExitStack() as closing:
         with working(f"loading {model}"):
             from turnwise.cli.agents import open_chat_model
             from turnwise.inference import SamplingParams
 
-            opened = open_chat_model(ctx, closing, overrides, max_conversations=1)
+            opened = open_chat_model(options, closing, overrides, max_conversations=1)
         usual = opened.sampling or SamplingParams(0.7, top_p=0.9)
         sampling = SamplingParams(
             usual.temperature if temperature is None else temperature,

@@ -22,14 +22,14 @@ from rich.text import Text
 from turnwise import __version__
 from turnwise.cli import options as opt
 from turnwise.cli.common import make_console, print_finding, print_json
-from turnwise.cli.run_paths import find_run, metrics_file, run_containing
+from turnwise.cli.run_paths import find_run, metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.progress.lines import count
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.doctor import diagnose, findings, settings_if_readable
 from turnwise.runs.headline import headline
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.tools.python_code import why_not_isolated
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +14,12 @@ from rich.text import Text
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import make_console, print_json, working
-from turnwise.cli.run_paths import find_source, not_a_run, run_containing, which_checkpoint
+from turnwise.cli.run_paths import find_source, not_a_run
 from turnwise.cli.settings import Overrides, open_settings, read_settings
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.headline import headline
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.user_code import settings_from
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def evaluate(
     part: opt.PartOption = None,
     split: Annotated[
         SplitName | None,
-        opt.option("Rows that the run was trained on, or held-out ones.", default="eval, if any"),
+        opt.option(
+            "Rows that the run was trained on, or held-out ones.",
+            default="eval; train if there are none",
+        ),
     ] = None,
     agent: Annotated[
         str | None,
@@ -70,7 +74,9 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        opt.option("Maximum tokens of one turn.", default="the run's or server's, or 64", min=1),
+        opt.option(
+            "Maximum tokens of one turn.", default="the run's or the server's own, or 64", min=1
+        ),
     ] = None,
     episodes: Annotated[int, opt.option("Number of tasks to play.", min=1)] = 100,
     k: Annotated[
@@ -112,23 +118,7 @@ def evaluate(
     )
     if is_function and not has_environment:  # it is an agent that calls the model
         caller, agent = agent, None
-    who = caller or agent or url
-    if run_or_model is None and who is None:
-        raise ConfigError(
-            "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
-            "agent: turnwise eval --agent expert --env guess-number"
-        )
-    if source is None and env is None and (caller is None or run_or_model is None):
-        what = f"--agent {who} does not say what to play"
-        what = str(not_a_run(run_or_model)) if run_or_model else what
-        raise ConfigError(
-            f"{what}. A model plays in an environment that you name: --env guess-number"
-        )
-    players = [caller or agent, url, None if source or caller else run_or_model]
-    if len(named := [player for player in players if player]) > 1:
-        raise ConfigError(
-            f"got {' and '.join(named)}, and one of them plays. Leave out the others."
-        )
+    _check_who_plays(run_or_model, source, env, agent, caller, url)
     is_greedy = k is None if greedy is None else greedy
     if k is not None and (agent == "expert" or (agent is None and url is None and is_greedy)):
         raise ConfigError(
@@ -150,15 +140,15 @@ def evaluate(
         with working(f"loading {run_or_model or agent}"):
             from turnwise.cli import eval_episodes
             from turnwise.cli.agents import load_players
-            from turnwise.trainer.episode_metrics import weighted_mean
             from turnwise.trainer.state import find_checkpoint
 
-            settings = source
             if source is not None and agent is None:
-                settings = find_checkpoint(source, which_checkpoint(checkpoint)).path
-            config = open_settings(settings, overrides, takes_mix=True)
+                source = find_checkpoint(source).path
+            config = open_settings(source, overrides, takes_mix=True)
             name = run_or_model if agent is None else None
-            loaded = load_players(name, source, config, {**ctx.params, "model": model})
+            loaded = load_players(
+                name, source, config, base_model=model, trust_remote_code=trust_remote_code
+            )
         if max_tokens is not None:
             config.inference.max_tokens, config.limits.max_tokens_per_turn = max_tokens, None
         if seed is not None:
@@ -170,40 +160,30 @@ def evaluate(
         }
         for name, each in parts.items():
             eval_episodes.play_part(each, plan, name)
-    evaluated_on = {name: each.evaluated_on for name, each in parts.items()}
-    facts: dict[str, Any] = {
-        "name": run_or_model,
-        "environment": config.environment_name,
-        "sampling": "greedy" if is_greedy else "sampled",
-        "seed": config.training.seed,
-        "evaluated_on": evaluated_on if config.environments else evaluated_on[""],
-        "split": split,
-        "checkpoint": None,
-        "in_training": None,
-    }
-    if served is not None and greedy is None:
-        facts["sampling"] = "the server's own"
-    if source is not None:
-        folder = RunFolder(run_containing(source))
-        if checkpoint == "best":
-            best = CheckpointStore(folder.checkpoints).best
-            facts["checkpoint"] = str(best or "the last step: no evaluation has marked a best one")
-        with contextlib.suppress(ConfigError):  # the file of metrics may be damaged
-            if (trained := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
-                facts["in_training"] = trained.to_dict()
-    if agent is not None:
-        facts["played_by"] = agent
+    weights = {}
+    if config.environments is not None:
+        weights = dict(zip(parts, (item.weight for item in config.environments), strict=True))
     scored = {
         name: eval_episodes.score_players(each.played, plan.who, k, config.training.seed)
         for name, each in parts.items()
     }
-    weights = dict(zip(parts, (item.weight for item in config.environments or ()), strict=False))
-    kinds = ("success", "reward")
-    means = {
-        name: {kind: value for kind in kinds if (value := scores[plan.who][kind]) is not None}
-        for name, scores in scored.items()
+    mean = _mean_by_weight(scored, weights, plan.who)
+    sampling = "greedy" if is_greedy else "sampled"
+    evaluated_on = {name: each.evaluated_on for name, each in parts.items()}
+    facts: dict[str, Any] = {
+        "name": run_or_model,
+        "environment": config.environment_name,
+        "sampling": "the server's own" if served and greedy is None else sampling,
+        "seed": config.training.seed,
+        "evaluated_on": evaluated_on if weights else evaluated_on[""],
+        "split": split,
+        "checkpoint": None,
+        "in_training": None,
     }
-    mean = weighted_mean(means, weights) if weights else {}
+    if source is not None:
+        facts |= _facts_of_run(run_containing(source), checkpoint)
+    if agent is not None:
+        facts["played_by"] = agent
     if as_json:
         by_part = {name: {"weight": weights.get(name), **scored[name]} for name in parts}
         mixed: dict[str, Any] = {"parts": by_part, "mean_by_weight": mean}
@@ -223,6 +203,60 @@ def evaluate(
         console.print(f"mean over the environments by weight ({words}): {values}")
     if (main := facts["in_training"]) is not None:
         console.print(f"reported by the run itself: {main['text']}", soft_wrap=True)
+
+
+def _check_who_plays(
+    run_or_model: str | None,
+    source: Path | None,
+    env: str | None,
+    agent: str | None,
+    caller: str | None,
+    url: str | None,
+) -> None:
+    """Raise unless one player is named, and what it plays. A `caller` calls the model."""
+    who = caller or agent or url
+    if run_or_model is None and who is None:
+        raise ConfigError(
+            "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
+            "agent: turnwise eval --agent expert --env guess-number"
+        )
+    if source is None and env is None and (caller is None or run_or_model is None):
+        what = f"--agent {who} does not say what to play"
+        what = str(not_a_run(run_or_model)) if run_or_model else what
+        raise ConfigError(
+            f"{what}. A model plays in an environment that you name: --env guess-number"
+        )
+    players = [caller or agent, url, None if source or caller else run_or_model]
+    if len(named := [player for player in players if player]) > 1:
+        raise ConfigError(
+            f"got {' and '.join(named)}, and one of them plays. Leave out the others."
+        )
+
+
+def _facts_of_run(run: Path, checkpoint: str) -> dict[str, Any]:
+    """Return which checkpoint of a run is evaluated, and what the run itself reported."""
+    folder, facts = RunFolder(run), dict[str, Any]()
+    if checkpoint == "best":
+        best = CheckpointStore(folder.checkpoints).best
+        facts["checkpoint"] = str(best or "the last step: no evaluation has marked a best one")
+    with contextlib.suppress(ConfigError):  # the file of metrics may be damaged
+        if (trained := headline(folder.read_metrics(), folder.evaluated_on)) is not None:
+            facts["in_training"] = trained.to_dict()
+    return facts
+
+
+def _mean_by_weight(
+    scored: Mapping[str, Mapping[str, Any]], weights: Mapping[str, float], who: str
+) -> dict[str, float]:
+    """Return the success and the reward of a player over the environments of a mix."""
+    from turnwise.trainer.episode_metrics import weighted_mean
+
+    kinds = ("success", "reward")
+    means = {
+        name: {kind: value for kind in kinds if (value := scores[who][kind]) is not None}
+        for name, scores in scored.items()
+    }
+    return weighted_mean(means, weights) if weights else {}
 
 
 def _show_conversations(console: Console, result: EpisodeResult) -> None:

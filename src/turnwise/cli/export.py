@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from turnwise import __version__
 from turnwise.cli import options as opt
 from turnwise.cli.common import say, working
-from turnwise.cli.run_paths import require_run, run_containing, which_checkpoint
+from turnwise.cli.run_paths import require_run
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.progress.lines import count
 from turnwise.runs.headline import headline
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.whole_files import remove_abandoned, write_folder, write_whole
 from turnwise.yaml_files import dump
 
@@ -50,8 +50,15 @@ sampled at temperature {temperature}.
 |---|---|
 {settings}"""
 _SETTINGS = (
-    *("adv_estimator", "policy_loss", "learning_rate", "batch_size", "group_size"),
-    *("update_epochs", "lora_rank", "warm_start", "seed"),
+    "adv_estimator",
+    "policy_loss",
+    "learning_rate",
+    "batch_size",
+    "group_size",
+    "update_epochs",
+    "lora_rank",
+    "warm_start",
+    "seed",
 )
 
 
@@ -92,7 +99,7 @@ def export(
         from turnwise.models.load import without_progress_bars
         from turnwise.trainer.state import find_checkpoint, load_trained_model
 
-        saved = find_checkpoint(source, which_checkpoint(checkpoint))
+        saved = find_checkpoint(source)
         loaded, config = load_trained_model(
             saved.path, trust_remote_code=trust_remote_code, model=model, policy=policy
         )

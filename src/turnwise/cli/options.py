@@ -1,7 +1,8 @@
 """Arguments and options that several commands share."""
 
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 
@@ -87,3 +88,28 @@ HostOption = Annotated[str, option("Address to listen at; 0.0.0.0 for all of thi
 PortOption = Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)]
 ConfigPath = Annotated[str | None, option("Folder of the YAML file.", "DIR")]
 ConfigName = Annotated[str | None, option("Name of the YAML file, with or without .yaml.", "NAME")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of `turnwise chat` and `turnwise serve` that say which model replies."""
+
+    model: str
+    checkpoint: str
+    backend: str
+    template: str | None
+    tokenizer: str | None
+    dtype: str
+    device: str
+    trust_remote_code: bool
+
+    @classmethod
+    def typed(cls, ctx: typer.Context) -> Self:
+        """Return those that a command was called with."""
+        return cls(**{field.name: ctx.params[field.name] for field in fields(cls)})
+
+    def for_engine(self) -> dict[str, Any]:
+        """Return what an engine is created with, as far as it is given."""
+        given = {"dtype": self.dtype, "device": self.device}
+        options: dict[str, Any] = {name: one for name, one in given.items() if one != "auto"}
+        return options | ({"trust_remote_code": True} if self.trust_remote_code else {})

@@ -14,7 +14,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,7 +138,16 @@ def play(
             if env_run is not None:
                 screen.name = f"{config.environment.name} of {name}"
             seeds = range(first_seed, first_seed + episodes)
-            for episode in play_episodes(config, screen, seeds, player_run, ctx.params, is_bare):
+            for episode in play_episodes(
+                config,
+                screen,
+                seeds,
+                player_run,
+                is_bare=is_bare,
+                base_model=model,
+                is_greedy=greedy is not False,
+                trust_remote_code=trust_remote_code,
+            ):
                 played.append(episode)
                 if as_json:
                     print_json(episode.to_json(), indent=None)
@@ -158,8 +167,11 @@ def play_episodes(
     screen: Screen,
     seeds: Sequence[int],
     run: Path | None,
-    options: Mapping[str, Any],
+    *,
     is_bare: bool,
+    base_model: str | None,
+    is_greedy: bool,
+    trust_remote_code: bool,
 ) -> Iterator[Played]:
     """Play one episode per seed, by `run` if it is one; `is_bare`: there is only an environment."""
     player = screen.player
@@ -181,13 +193,19 @@ def play_episodes(
         from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
         has_model = player not in WITHOUT_MODEL and (run is not None or ".py:" not in player)
-        players = load_players(player if has_model else None, run, config, options)
+        players = load_players(
+            player if has_model else None,
+            run,
+            config,
+            base_model=base_model,
+            trust_remote_code=trust_remote_code,
+        )
         agent = None if has_model or player == "human" else agent_by_name(player)
         components = UserComponents().filled_from(config)
         factory, rows = components.factory(config), components.eval_rows
     with contextlib.ExitStack() as closing:
         collector = open_collector(
-            config, components, factory, players, closing, is_greedy=options["greedy"]
+            config, components, factory, players, closing, is_greedy=is_greedy
         )
         setup = collector.setup
         if player in WITHOUT_MODEL:  # a person takes time, and has no tokens

@@ -1,35 +1,38 @@
 """Finds the folder of a run from the name that a user typed, or raises a helpful error."""
 
 from pathlib import Path
-from typing import Literal
 
 from turnwise.errors import ConfigError
-
-METRICS = "metrics.jsonl"
+from turnwise.runs.checkpoints import CheckpointStore
+from turnwise.runs.run_folder import RunFolder, is_checkpoint, is_run, run_containing
 
 
 def find_run(name: str | Path) -> Path | None:
     """Return the folder if it is one of a run or of a checkpoint; None for anything else."""
     folder = Path(name).expanduser()
-    return folder if _is_run(folder) or is_checkpoint(folder) else None
+    return folder if is_run(folder) or is_checkpoint(folder) else None
 
 
 def find_source(name: str | None, checkpoint: str = "last") -> Path | None:
     """Return the run or checkpoint whose settings and weights are used; None for anything else.
 
     `checkpoint` is `best`, `last`, the step of a checkpoint of the run, or a checkpoint's folder.
-    Raise `ConfigError` for a folder that only contains runs.
+    A run stands for its last checkpoint. Raise `ConfigError` for a folder that only contains runs.
     """
     run = None if name is None else find_run(name)
     if run is None and name is not None:
         if runs_in(Path(name).expanduser()):
             raise not_a_run(name)
         refuse_missing_run(name)
+    folder = Path(checkpoint)
+    if run is not None and checkpoint != "last":
+        store = CheckpointStore(RunFolder(run_containing(run)).checkpoints)
+        if checkpoint == "best" and not is_checkpoint(run) and (best := store.best) is not None:
+            return store.path(best.step)
+        if checkpoint.isdecimal():
+            folder = store.path(int(checkpoint))
     if checkpoint in ("best", "last"):
         return run
-    folder = Path(checkpoint)
-    if run is not None and checkpoint.isdecimal():
-        folder = run_containing(run) / "checkpoints" / f"step-{checkpoint:0>8}"
     source = find_run(folder)
     if source is None:
         raise ConfigError(
@@ -37,19 +40,6 @@ def find_source(name: str | None, checkpoint: str = "last") -> Path | None:
             "its folder, for example runs/mine/checkpoints/step-00000010"
         )
     return source
-
-
-def which_checkpoint(checkpoint: str) -> Literal["best", "last"]:
-    """Return the checkpoint of a run to load; that of a checkpoint's own folder is its last."""
-    return "best" if checkpoint == "best" else "last"
-
-
-def run_containing(folder: Path) -> Path:
-    """Return the run that a checkpoint belongs to; a run, or a checkpoint by itself, as it is."""
-    if not is_checkpoint(folder):
-        return folder
-    parents = folder.parents if len(folder.parents) > 2 else folder.absolute().parents
-    return next((parent for parent in parents[:2] if _is_run(parent)), folder)
 
 
 def require_run(name: str, checkpoint: str = "last") -> Path:
@@ -63,11 +53,11 @@ def require_run(name: str, checkpoint: str = "last") -> Path:
 def metrics_file(name: str | Path) -> Path:
     """Return `metrics.jsonl` of a run, given its folder, a checkpoint in it, or the file."""
     path = Path(name).expanduser()
-    file = run_containing(path) / METRICS if path.is_dir() else path
-    if file.is_file() and file.name == METRICS:
+    file = RunFolder(run_containing(path)).metrics_file if path.is_dir() else path
+    if file.is_file() and file.name == "metrics.jsonl":
         return file
-    if _is_run(path) or is_checkpoint(path):
-        raise ConfigError(f"{path} has no {METRICS}: no step of this run was finished yet")
+    if is_run(path) or is_checkpoint(path):
+        raise ConfigError(f"{path} has no metrics.jsonl: no step of this run was finished yet")
     raise not_a_run(name)
 
 
@@ -99,16 +89,7 @@ def not_a_run(name: str | Path) -> ConfigError:
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder, newest first."""
     try:
-        runs = [path for path in folder.iterdir() if _is_run(path)]
+        runs = [path for path in folder.iterdir() if is_run(path)]
         return sorted(runs, key=lambda path: (-path.stat().st_mtime, path.name))
     except OSError:  # no such folder, or one that may not be read
         return []
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint of turnwise."""
-    return (folder / "state.json").is_file()
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in ("run.json", METRICS, "checkpoints"))

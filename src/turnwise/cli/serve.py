@@ -18,10 +18,11 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import say, working
-from turnwise.cli.run_paths import find_source, not_a_run, run_containing
+from turnwise.cli.run_paths import find_source, not_a_run
 from turnwise.cli.settings import Overrides, open_settings
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, import_extra
+from turnwise.runs.run_folder import run_containing
 from turnwise.user_code import settings_from
 
 if TYPE_CHECKING:
@@ -81,8 +82,11 @@ def serve(
         with working(f"loading {model}"):
             from turnwise.cli.agents import open_chat_model
 
+            options = opt.ModelOptions.typed(ctx)
             overrides = Overrides(parser=parser)
-            opened = open_chat_model(ctx, closing, overrides, max_conversations, has_tools=False)
+            opened = open_chat_model(
+                options, closing, overrides, max_conversations, has_tools=False
+            )
         gateway.start()
         llm = gateway.open_at_root(opened.session, key)
         url = llm.base_url

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cli.common import parameter_overrides, say
-from turnwise.cli.run_paths import run_containing
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, find_config
 from turnwise.env.catalog import ADAPTERS, BUILT_IN, adapter_code, environment_factory
 from turnwise.env.checker.harness import explain
@@ -25,7 +24,7 @@ from turnwise.env.driver import close_environment
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 from turnwise.reward.function import reward_by_name
 from turnwise.runs.places import base_folders, find_folder, find_models, names_in, servers_in
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.user_code import names_code, remember_agent, require_code
 
@@ -124,10 +123,8 @@ class Overrides:
             )
         if self.env is not None:
             if config.environments is not None or not config.environment.name.startswith("<"):
-                config.environments = config.agent = config.expert = None
-                config.environment = EnvironmentConfig()
-                config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
-                config.reward, config.tools = None, []
+                _drop_task(config)
+                config.tools = []
             config.environment.name = self.env
         if self.agent is not None:
             if not (config.agent or "").startswith("<"):  # the expert is the other agent's
@@ -164,15 +161,33 @@ def read_settings(source: Path) -> ConfigStore:
     return config
 
 
+def _drop_task(config: ConfigStore) -> None:
+    """Put the defaults in place of what a run plays: its environments, agent, dataset, reward."""
+    config.environments = config.agent = config.expert = config.reward = None
+    config.environment = EnvironmentConfig()
+    config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
+
+
 def open_settings(
-    source: Path | None, overrides: Overrides, *, takes_mix: bool = False, is_checked: bool = True
+    source: Path | None,
+    overrides: Overrides,
+    *,
+    takes_mix: bool = False,
+    is_checked: bool = True,
+    plays: bool = True,
+    has_tools: bool = True,
 ) -> ConfigStore:
     """Return the settings of a run or a checkpoint (None: the defaults) with the overrides.
 
     A mix of environments is refused unless the command `takes_mix`. The code that the settings name
     is found; if `is_checked`, it is also imported, and what of it changed since the run is printed.
+    A command that does not play leaves out what is played; without `has_tools`, the tools too.
     """
     config = ConfigStore() if source is None else read_settings(source)
+    if not plays:
+        _drop_task(config)
+    if not has_tools:
+        config.tools = []
     overrides.put_into(config)
     if config.environments is not None and not takes_mix:
         raise ConfigError(
@@ -180,11 +195,11 @@ def open_settings(
             f"Name it with --part: {', '.join(config.parts())}"
         )
     run = None if source is None else run_containing(source)
-    typed = [name for name, value in vars(overrides).items() if value]
-    if overrides.dataset:
-        typed.append("eval_dataset")
+    typed = [
+        name for name, option in _OPTIONS.items() if getattr(overrides, option.removeprefix("--"))
+    ]
     find_code(config, [] if run is None else base_folders(run), run=run, typed=typed)
-    if not is_checked:
+    if not is_checked or not plays:
         return config
     check_code(config)
     before = None if run is None else RunFolder(run).status.get("identity")

@@ -39,15 +39,16 @@ def init(
     folder = Path(name).expanduser()
     module = folder.name
     is_taken = module in {"turnwise", "test", "pytest"} or module.startswith("test_")
-    is_name = module.isidentifier() and module.isascii() and not keyword.iskeyword(module)
-    if is_taken or not is_name:
+    class_name = "".join(word[:1].upper() + word[1:] for word in module.split("_")) or "MyEnv"
+    is_name = module.isascii() and module.isidentifier() and class_name.isidentifier()
+    if is_taken or not is_name or keyword.iskeyword(module):
         raise ConfigError(
-            f"{module!r} cannot be the name of your Python module: expected letters, digits and "
-            "underscores, and neither a test nor turnwise itself, for example my_env."
+            f"{module!r} cannot be the name of your Python module: expected a letter, then "
+            "letters, digits and underscores, and neither a test nor turnwise itself, for example "
+            "my_env."
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Choose another name, or move it away.")
-    class_name = "".join(word[:1].upper() + word[1:] for word in module.split("_")) or "MyEnv"
     folder.mkdir(parents=True, exist_ok=True)
     for file, template in FILES.items():
         text = (files("turnwise.cli") / "templates" / template).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import parameter_overrides, print_file, say, working
-from turnwise.cli.run_paths import refuse_missing_run, require_run, run_containing
+from turnwise.cli.run_paths import refuse_missing_run, require_run
 from turnwise.cli.settings import check_code, find_code, name_code, split_arguments
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
@@ -26,7 +26,7 @@ from turnwise.progress.lines import brief
 from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.headline import headline
 from turnwise.runs.places import base_folders
-from turnwise.runs.run_folder import Resume, RunFolder
+from turnwise.runs.run_folder import Resume, RunFolder, run_containing
 from turnwise.user_code import is_in_run, remember_use, server_use, settings_from
 from turnwise.yaml_files import read_yaml
 

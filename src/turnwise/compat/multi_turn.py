@@ -178,13 +178,14 @@ class MultiTurnInferenceEngine:
         self.engine = engine
         self.max_turns = max_turns
         self._manager = tool_manager if enable_tools else None
-        self._setup = make_setup(
+        self.setup = make_setup(
             engine,
             tools=None if self._manager is None else self._manager.registry,
             parser="auto" if self._manager is None else self._manager.parser,
             system_prompt=system_prompt,
             **options,
         )
+        """What its conversations share; their turns are limited by `max_turns`."""
         self._agent: Agent | None = None
         self._actions: Actions | None = None
         self._num_episodes = 0
@@ -192,7 +193,7 @@ class MultiTurnInferenceEngine:
     def start_conversation(self, text: str) -> None:
         """Starts a new conversation with `text` as the user's first message."""
         self.close()
-        setup = self._setup
+        setup = self.setup
         timer = EpisodeTimer(setup.waits)  # without max_seconds: people take their time
         session = EnvironmentSession(None, setup.limits, timer)
         actions = Actions(session, setup.messages, setup.tools, setup.parser)
@@ -230,7 +231,7 @@ class MultiTurnInferenceEngine:
         if agent.tokens_left < 1:
             raise ConfigError(f"the context is full after {len(agent.record.stream)} tokens")
         keep = () if actions.parser is None else actions.parser.special_tokens
-        turn = await agent.sample_turn(self._setup.limits.generation_timeout, keep, max_tokens)
+        turn = await agent.sample_turn(self.setup.limits.generation_timeout, keep, max_tokens)
         self._is_models_turn = False
         messages, _ = await actions.act(turn)
         if messages:
@@ -250,8 +251,8 @@ class MultiTurnInferenceEngine:
         An environment that is given as an object is used and left open. The default seed is the
         number of the episode, counted from 0.
         """
-        limits = dataclasses.replace(self._setup.limits, max_turns=max_turns or self.max_turns)
-        setup = self._setup.replaced(limits=limits)
+        limits = dataclasses.replace(self.setup.limits, max_turns=max_turns or self.max_turns)
+        setup = self.setup.replaced(limits=limits)
         if seed is None:
             seed, self._num_episodes = self._num_episodes, self._num_episodes + 1
         if environment is None and self._manager is not None:
@@ -263,7 +264,7 @@ class MultiTurnInferenceEngine:
     def format_conversation(self) -> str:
         """Returns the conversation as the model sees it, with special tokens."""
         stream = self._conversing().record.stream
-        return str(self._setup.chat.tokenizer.decode(list(stream.ids), skip_special_tokens=False))
+        return str(self.setup.chat.tokenizer.decode(list(stream.ids), skip_special_tokens=False))
 
     @property
     def messages(self) -> list[Message]:

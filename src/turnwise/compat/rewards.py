@@ -112,13 +112,11 @@ class RewardManager:
         """Returns the rewards of a batch, float32 [B], or the `Reward` of a single episode."""
         if isinstance(data, Trajectory | Mapping):
             return self.score(data)
-        if _has(getattr(data, "batch", None), "responses") or "trajectory" in _objects(data):
-            episodes = _carried_trajectories(data)
-            if episodes is None:
-                make = environment_factory(self.environment)
-                return torch.tensor(_score_responses(make, data, self.tokenizer, self.score))
-            data = episodes
-        return self.compute_batch_rewards(data)
+        episodes = _carried_trajectories(data)
+        if episodes is None and _has(getattr(data, "batch", None), "responses"):
+            make = environment_factory(self.environment)
+            return torch.tensor(_score_responses(make, data, self.tokenizer, self.score))
+        return self.compute_batch_rewards(data if episodes is None else episodes)
 
 
 class EnvironmentRewardWrapper:

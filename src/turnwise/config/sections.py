@@ -33,6 +33,9 @@ ErrorPolicy = Literal["retry", "drop_group", "fail"]
 """What to do with an episode that failed: play it again with a fresh environment (and keep the
 failure if it fails each time), leave out its whole group, or stop."""
 
+_TURNS_WITHOUT_LIMIT = 64
+"""Turns of an episode that no environment limits: an agent's, and one with tools."""
+
 StaleCache = Literal["keep", "recompute"]
 """The KV cache that older weights computed: `keep` uses it for the rest of the conversation,
 `recompute` computes it again with the new weights."""
@@ -292,6 +295,21 @@ class LimitsConfig(Section):
     generation_timeout: Seconds | None = setting(600.0, "Seconds for one turn of the model.")
     reward_timeout: Seconds | None = setting(60.0, "Seconds for the reward function.")
     close_timeout: Seconds | None = setting(10.0, "Seconds to close an environment.")
+
+    def turn_limit(self, max_steps: int | None, *, has_tools: bool = False) -> int:
+        """Return the turns after which an episode is truncated.
+
+        `max_steps` is the environment's own limit; None for an agent, which has none. A turn that
+        calls tools is no step, so with tools `max_steps` does not bound the turns.
+
+        >>> LimitsConfig().turn_limit(15), LimitsConfig(max_turns=10).turn_limit(15)
+        (15, 10)
+        """
+        if self.max_turns is not None:
+            return self.max_turns
+        if max_steps is None:
+            return _TURNS_WITHOUT_LIMIT
+        return max(max_steps, _TURNS_WITHOUT_LIMIT) if has_tools else max_steps
 
 
 @dataclass

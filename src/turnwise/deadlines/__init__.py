@@ -22,6 +22,7 @@ from turnwise.deadlines.calls import (
 from turnwise.deadlines.running import (
     LoopCall as LoopCall,
     LoopThread as LoopThread,
+    close_loop as close_loop,
     new_loop as new_loop,
     run_sync as run_sync,
 )

@@ -16,6 +16,7 @@ from turnwise.env.games import (
 )
 from turnwise.env.players import expert_player, play_episode, play_episode_async, random_player
 from turnwise.env.prompts import PromptEnvironment
+from turnwise.env.step_tool import EnvironmentStepTool
 from turnwise.types import EpisodeStatus, RolloutData, StepResult, Trajectory
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "CheckReport",
     "CustomGameEnvironment",
     "EnvironmentConfig",
+    "EnvironmentStepTool",
     "EpisodeStatus",
     "Finding",
     "GridWorldEnvironment",

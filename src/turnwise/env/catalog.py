@@ -118,14 +118,6 @@ def adapter_code(name: str) -> str | None:
     return rest if prefix == "gym" and ":" in rest else None
 
 
-def declared_max_steps(source: EnvironmentSource, config: EnvironmentConfig) -> int:
-    """Return `max_steps` as the settings, the object or the class have it, without creating one."""
-    if config.max_steps is not None and not isinstance(source, BaseEnvironment):
-        return config.max_steps
-    source = source_by_name(source) if isinstance(source, str) else source
-    return int(getattr(source, "max_steps", BaseEnvironment.max_steps))
-
-
 def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[str, Any]:
     """Returns the arguments of a class or function: the config, or `params` by their names."""
     signature = _signature(source)

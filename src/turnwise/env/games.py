@@ -131,9 +131,11 @@ class GuessNumberEnvironment(_Game):
             self._known_low = self._known_high = guess
             return "correct", self.shaping * uncertainty + 1.0, True, {"success": True}
         elif guess < self._secret:
-            text, self._known_low = "higher", max(self._known_low, guess + 1)
+            text = "higher"
+            self._known_low = max(self._known_low, guess + 1)
         else:
-            text, self._known_high = "lower", min(self._known_high, guess - 1)
+            text = "lower"
+            self._known_high = min(self._known_high, guess - 1)
         reward = self.shaping * (uncertainty - self._uncertainty())
         if self.step_count >= self.max_steps:
             # The number of guesses is a rule of the game, so the episode is not truncated.
@@ -321,15 +323,18 @@ class SimpleGameEnvironment(_Game):
         if verb == "take" and weapon in self.room:
             self.room.remove(weapon)
             self.inventory.append(weapon)
-            text, reward = f"You take the {weapon}.", float(weapon == WEAPONS[self.monster])
+            text = f"You take the {weapon}."
+            reward = float(weapon == WEAPONS[self.monster])
         elif verb == "attack" and weapon in self.inventory:
             self._done = True
             info["success"] = weapon == WEAPONS[self.monster]
             text = f"The {weapon} does not help. You lose."
             if info["success"]:
-                text, reward = f"The {self.monster} is defeated. You win!", 5.0
+                text = f"The {self.monster} is defeated. You win!"
+                reward = 5.0
         else:
-            reward, info["invalid_action"] = -0.1, True
+            reward = -0.1
+            info["invalid_action"] = True
             text = f"You {'already' if verb == 'take' else 'do not'} hold the {weapon}."
             if verb is None:
                 text = "Write take or attack and a weapon."

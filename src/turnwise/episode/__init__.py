@@ -1,7 +1,5 @@
 """Episodes: a model, its tools and an environment, one episode or many at once."""
 
-from typing import TYPE_CHECKING
-
 from turnwise.episode.collector import (
     Collection,
     EpisodeCollector,
@@ -25,16 +23,6 @@ from turnwise.episode.types import (
     EpisodeTask,
     TurnRecord,
 )
-from turnwise.late_names import late_names
-
-if TYPE_CHECKING:
-    from turnwise.compat.multi_turn import (
-        MultiTurnChatHarness,
-        MultiTurnInferenceEngine,
-        MultiTurnManager,
-    )
-else:
-    __getattr__ = late_names(__name__, "turnwise.compat.multi_turn")
 
 __all__ = [
     "AgentRecord",
@@ -48,9 +36,6 @@ __all__ = [
     "EpisodeResult",
     "EpisodeSummary",
     "EpisodeTask",
-    "MultiTurnChatHarness",
-    "MultiTurnInferenceEngine",
-    "MultiTurnManager",
     "TurnRecord",
     "collect",
     "episode_limits",

@@ -27,7 +27,8 @@ class BatchReward:
     """
 
     def __init__(self, kind: type | str, setup: EpisodeSetup) -> None:
-        self._function, setup.reward = setup.reward, RewardFunction(None)
+        self._function = setup.reward
+        setup.reward = RewardFunction(None)
         self._kind = kind
         self._timeout = setup.limits.reward_timeout
         """Seconds for each episode of the batch."""

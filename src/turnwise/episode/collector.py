@@ -209,7 +209,8 @@ class EpisodeCollector:
                 setup, part = setups[task.part], self.part(task.part)
                 if task.sampling_seed is not None:
                     setup = setup.replaced(seed=task.sampling_seed)
-                num_abandoned, num_attempts = 0, part.options.num_attempts
+                num_abandoned = 0
+                num_attempts = part.options.num_attempts
                 for attempt in range(1, num_attempts + 1):
                     if isinstance(part.source, EpisodeSource):
                         result = await part.source.episode(setup, task, attempt).run()

@@ -159,7 +159,8 @@ class Episode:
             return self._agents[name]
         history: Sequence[Message] = self._session.history  # it belongs to the first agent
         if self._agents:
-            history, prefix = (), await self._session.describe("get_prompt_prefix")
+            history = ()
+            prefix = await self._session.describe("get_prompt_prefix")
         # The group too: two groups may have the same seed, and must be sampled differently.
         seeds = (self.result.seed, self.result.group, self.result.member)
         setup = self._setup.for_player(name)
@@ -206,7 +207,8 @@ class Episode:
         turn = await self._next_turn(agent)
         if turn is None:
             return
-        turn.kind, turn.seconds = "summary", self._timer.turn_seconds
+        turn.kind = "summary"
+        turn.seconds = self._timer.turn_seconds
         summary = answer_of(turn.text, in_thought=turn.in_thought).strip()
         parts = [f"Summary of the conversation so far:\n{summary}", self.observation]
         turn.observation = "\n\n".join(filter(None, parts))
@@ -296,7 +298,8 @@ class Episode:
             text = str(error) if isinstance(error, TurnwiseError) else describe_error(error)
             is_late = isinstance(error, DeadlineExceeded) and self._timer.is_over
             if is_late and self._status is None:
-                status, limit = EpisodeStatus.TRUNCATED_BY_TIME, self._setup.limits.max_seconds
+                status = EpisodeStatus.TRUNCATED_BY_TIME
+                limit = self._setup.limits.max_seconds
                 text = f"the episode took longer than {limit:g} s. Raise limits.max_seconds."
             else:
                 self.result.traceback = lines = user_traceback(error)
@@ -320,8 +323,10 @@ class Episode:
                 last.seconds = self._timer.turn_seconds
                 last.info = {"unanswered": True}
             record.fill_trajectory()
-            trajectory.status, trajectory.error = self._status, result.error
-            trajectory.seed, trajectory.task = result.seed, self._task.task
+            trajectory.status = self._status
+            trajectory.error = result.error
+            trajectory.seed = result.seed
+            trajectory.task = self._task.task
 
     async def _score(self) -> None:
         with self._timer.component("reward"):

@@ -30,14 +30,15 @@ from turnwise.types import Trajectory
 ParserChoice: TypeAlias = ActionParser | str
 """A parser of tool calls, or its name; `auto` chooses the one that fits the chat template."""
 
-_TURNS_WITHOUT_LIMIT = 64
-"""Turns of an episode that no environment limits: an agent's, and one with tools."""
-
 SUMMARY_PROMPT = (
     "The conversation has become too long to continue. Write a summary with which you can go on: "
     "the task, what has been done and found out so far, and what to do next. All else will be "
     "forgotten."
 )
+
+
+class _Default(int):
+    """A number that nobody gave: the settings of a run come before it."""
 
 
 @dataclass
@@ -46,28 +47,14 @@ class EpisodeLimits(LimitsConfig):
 
     None means no limit, except for `max_turns`: see `turn_limit`. The environment's `max_steps` is
     a limit as well. A turn that `max_tokens_per_turn` cuts is an action like any other. After a
-    summary, `max_tokens` counts those since then.
+    summary, `max_tokens` counts those since then. In a run, `max_turns` and `max_tokens_per_turn`
+    default to `inference.max_turns` and `inference.max_tokens`.
 
     >>> EpisodeLimits(max_turns=5).max_tokens_per_turn
     512
     """
 
-    max_tokens_per_turn: int | None = 512
-
-    def turn_limit(self, max_steps: int | None, *, has_tools: bool = False) -> int:
-        """Return the turns after which an episode is truncated.
-
-        `max_steps` is the environment's own limit; None for an agent, which has none. A turn that
-        calls tools is no step, so with tools `max_steps` does not bound the turns.
-
-        >>> EpisodeLimits().turn_limit(15), EpisodeLimits(max_turns=10).turn_limit(15)
-        (15, 10)
-        """
-        if self.max_turns is not None:
-            return self.max_turns
-        if max_steps is None:
-            return _TURNS_WITHOUT_LIMIT
-        return max(max_steps, _TURNS_WITHOUT_LIMIT) if has_tools else max_steps
+    max_tokens_per_turn: int | None = _Default(512)
 
     def horizon(self, max_steps: int | None, *, has_tools: bool = False) -> int | None:
         """Return the most tokens that an agent can sample in an episode; None without a limit.
@@ -100,18 +87,31 @@ class EpisodeLimits(LimitsConfig):
             )
 
 
-def episode_limits(config: ConfigStore) -> EpisodeLimits:
-    """Return the limits that the settings give to an episode.
+def episode_limits(config: ConfigStore, given: EpisodeLimits | None = None) -> EpisodeLimits:
+    """Return the limits of an episode by the settings; `given` replaces their section `limits`.
 
-    Those of the section `limits` come first; null of the first two means the section `inference`.
+    Where that says nothing, turns and tokens per turn are those of the section `inference`.
     """
-    inference, limits = config.inference, dataclasses.asdict(config.limits)
-    max_turns = limits.pop("max_turns") or inference.max_turns
-    return EpisodeLimits(
-        max_turns=max_turns if inference.multi_turn else 1,
-        max_tokens_per_turn=limits.pop("max_tokens_per_turn") or inference.max_tokens,
-        **limits,
-    )
+    if not isinstance(given, EpisodeLimits | None):
+        raise ConfigError(
+            f"limits got {given!r:.80}, expected turnwise.EpisodeLimits: "
+            "limits=EpisodeLimits(max_turns=5)."
+        )
+    inference, limits = config.inference, given or config.limits
+    max_turns = limits.max_turns or inference.max_turns
+    if inference.max_turns not in (None, max_turns):
+        raise ConfigError(
+            f"inference.max_turns got {inference.max_turns} and limits.max_turns got {max_turns}, "
+            "and both limit the turns of an episode. Set one of them."
+        )
+    num_tokens = limits.max_tokens_per_turn
+    is_unset = num_tokens is None if given is None else isinstance(num_tokens, _Default)
+    values = {
+        **vars(limits),
+        "max_turns": max_turns if inference.multi_turn else 1,
+        "max_tokens_per_turn": inference.max_tokens if is_unset else num_tokens,
+    }
+    return EpisodeLimits(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +260,8 @@ class EpisodeSetup:
 
     def replaced(self, **attributes: Any) -> EpisodeSetup:
         """Returns a copy with other values of these attributes."""
+        if unknown := attributes.keys() - vars(self).keys():
+            raise AttributeError(f"an EpisodeSetup has no {min(unknown)!r}")
         other = copy.copy(self)
         vars(other).update(attributes)
         return other

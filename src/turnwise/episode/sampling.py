@@ -100,7 +100,8 @@ async def _continued(
 ) -> TurnTokens:
     """Samples the rest of a turn after what was sampled of it, and what is inserted there."""
     ids = [*first.ids, *inserted]
-    timeout, on_tokens = request.timeout, request.on_tokens
+    on_tokens = request.on_tokens
+    timeout = request.timeout
     if timeout is not None:
         timeout = max(timeout - (setup.waits.clock() - started), _LEAST_SECONDS)
 
@@ -129,7 +130,8 @@ async def _continued(
             lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
         )
         if length is not None:
-            num_rest, reason = max(length - len(ids), 0), FinishReason.STOP
+            num_rest = max(length - len(ids), 0)
+            reason = FinishReason.STOP
     versions = [(0, first.weight_version), *first.later_versions] if first.ids else []
     versions.append((len(ids), rest.weight_version))
     versions += [(len(ids) + at, number) for at, number in rest.later_versions if at < num_rest]

@@ -173,7 +173,8 @@ class AgentRecord:
     ) -> None:
         """Appends a turn with its span in the stream, and before it the messages it answers."""
         self.messages += asked
-        turn.tokens, turn.message = tokens, len(self.messages)
+        turn.tokens = tokens
+        turn.message = len(self.messages)
         self.turns.append(turn)
         self.messages.append({"role": "assistant", "content": turn.text})
 

@@ -133,7 +133,8 @@ class Watchdog:
         pause = max(min(self._report_after, limit) / 4, 0.01)
         has_run = threading.Event()
         self._call_in_loop(has_run.set)
-        blocked, reported = 0.0, time.monotonic()
+        blocked = 0.0
+        reported = time.monotonic()
         while not self._over.wait(pause):
             # Counted: a clock would go on while Ctrl-Z stops the process.
             blocked += pause

@@ -1,7 +1,5 @@
 """Engines that generate, behind one small class: token ids in, sampled ids and log-probs out."""
 
-from typing import TYPE_CHECKING
-
 from turnwise.inference.base import (
     BaseInferenceEngine,
     FinishReason,
@@ -16,21 +14,13 @@ from turnwise.inference.scripted import ScriptedEngine
 from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
 from turnwise.inference.transformers import TransformersEngine
 from turnwise.inference.vllm import VLLMInferenceEngine, VLLMServerEngine
-from turnwise.late_names import late_names
-
-if TYPE_CHECKING:
-    from turnwise.compat.rollouts import BatchInferenceManager, InferenceEngine, VLLMRolloutSPMD
-else:
-    __getattr__ = late_names(__name__, "turnwise.compat.rollouts")
 
 __all__ = [
     "BaseInferenceEngine",
-    "BatchInferenceManager",
     "FinishReason",
     "GenerationOutput",
     "GenerationRequest",
     "GenerationResult",
-    "InferenceEngine",
     "LocalEngine",
     "SGLangInferenceEngine",
     "SGLangServerEngine",
@@ -38,7 +28,6 @@ __all__ = [
     "ScriptedEngine",
     "TransformersEngine",
     "VLLMInferenceEngine",
-    "VLLMRolloutSPMD",
     "VLLMServerEngine",
     "choose_tokens",
     "create_inference_engine",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, overload
@@ -169,7 +169,8 @@ class BaseInferenceEngine(ABC):
         the KV cache of their tokens. None: an update waits until the running turns have ended."""
         self.is_paused = False
         """Whether no turn is sampled, since shared weights are being changed (`pause`)."""
-        self._paused_since, self._paused_before = 0.0, 0.0
+        self._paused_since = 0.0
+        self._paused_before = 0.0
         self._overflow = overflow
 
     @property
@@ -329,7 +330,8 @@ class BaseInferenceEngine(ABC):
         With overflow="error", raise if they are fewer than the request asks for; otherwise the
         turn ends with `FinishReason.CONTEXT`.
         """
-        length, left = len(request.prompt_ids), self.context_length - len(request.prompt_ids)
+        length = len(request.prompt_ids)
+        left = self.context_length - length
         if self._overflow == "error" and left < request.max_tokens:
             raise ConfigError(
                 f"a prompt of {length} tokens with max_tokens={request.max_tokens} needs more than "
@@ -363,9 +365,8 @@ class BaseInferenceEngine(ABC):
         self.close()
 
 
-def check_engine_options(engine: str, options: Iterable[str], arguments: Any) -> None:
-    """Raise for an option that is no field of the dataclass of an engine's arguments."""
-    known = {field.name for field in fields(arguments)}
+def check_options(engine: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Raise for an option that an engine does not have."""
     for name in options:
         if name not in known:
             raise ConfigError(f"{engine} has no option {name!r}. {did_you_mean(name, known)}")

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.inference.base import BaseInferenceEngine, Overflow
+from turnwise.inference.base import BaseInferenceEngine, Overflow, check_options
 from turnwise.inference.scripted import Policy, ScriptedEngine
 from turnwise.inference.transformers import TransformersEngine
 from turnwise.models import load_model, load_tokenizer, model_folder
@@ -83,14 +83,14 @@ def create_inference_engine(
         kind = kind.server
     if not kind.shares_model and options.get("device") == "auto":
         del options["device"]
-    accepted, known = options, _keywords(kind)
+    accepted = options
+    known = _keywords(kind)
     if "**" not in known:  # otherwise it passes them on, and checks them itself
-        if unknown := [name for name in options if name not in known | _COMMON]:
-            hint = did_you_mean(unknown[0], known | _COMMON)
-            raise ConfigError(f"the {backend} engine has no option {unknown[0]!r}. {hint}")
+        check_options(f"the {backend} engine", options, known | _COMMON)
         accepted = {name: value for name, value in options.items() if name in known}
     if isinstance(tokenizer, str | os.PathLike):
-        tokenizer = load_tokenizer(tokenizer)
+        is_trusted = bool(options.get("trust_remote_code"))
+        tokenizer = load_tokenizer(tokenizer, trust_remote_code=is_trusted)
     if kind is ScriptedEngine:
         if tokenizer is None and not is_named:
             raise ConfigError('a script needs a tokenizer. Pass tokenizer=, or the model "tiny".')
@@ -118,7 +118,8 @@ def create_inference_engine(
     model = model_path
     if is_named:
         loaded = load_model(model_path, **{k: v for k, v in options.items() if k in _LOADING})
-        model, tokenizer = loaded.model, loaded.tokenizer if tokenizer is None else tokenizer
+        model = loaded.model
+        tokenizer = loaded.tokenizer if tokenizer is None else tokenizer
     elif too_late := [k for k in ("dtype", "device") if options.get(k, "auto") != "auto"]:
         raise ConfigError(
             f"{' and '.join(too_late)} cannot be chosen for a model that is loaded already. "

@@ -26,13 +26,11 @@ class ScriptedEngine(BaseInferenceEngine):
     tokens. Log-probs are 0 for a policy and those of the uniform distribution for random tokens.
     """
 
+    context_length = 2**31  # unlimited
+
     def __init__(self, tokenizer: Any, policy: Policy | None = None) -> None:
         super().__init__(tokenizer)
         self._policy = policy
-
-    @property
-    def context_length(self) -> int:
-        return 2**31  # unlimited
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         ids: list[int] = []

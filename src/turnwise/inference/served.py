@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 
-from turnwise.deadlines import new_loop, resolve_future, result_within
-from turnwise.errors import ConfigError, DeadlineExceeded, EngineError, describe_error, did_you_mean
+from turnwise.deadlines import close_loop, new_loop, resolve_future, result_within
+from turnwise.errors import ConfigError, DeadlineExceeded, EngineError, describe_error
 from turnwise.inference.base import (
     BaseInferenceEngine,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     Overflow,
+    check_options,
 )
 from turnwise.inference.weights import (
     GroupAddress,
@@ -55,7 +56,6 @@ START_SECONDS = 900.0
 """Time limit for loading a model and capturing graphs, which takes minutes for a large one."""
 _CLOSING_SECONDS = 60.0
 """Time limit for closing; afterwards the daemon thread is abandoned."""
-_CANCEL_SECONDS = 5.0
 _LOG = logging.getLogger("turnwise")
 
 
@@ -149,14 +149,13 @@ class ServedEngine(BaseInferenceEngine):
     """
 
     name: str
+    context_length = 0  # known once it is connected
     _client: JsonClient
     abort_grace = 10.0
     """Seconds in which the tokens of an aborted turn must arrive."""
 
     def __init__(self, **options: Unpack[ServedOptions]) -> None:
-        for name in options.keys() - ServedOptions.__annotations__.keys():
-            hint = did_you_mean(name, ServedOptions.__annotations__)
-            raise ConfigError(f"the {self.name} engine has no option {name!r}. {hint}")
+        check_options(self.name, options, ServedOptions.__annotations__)
         trust_remote_code = options.get("trust_remote_code", False)
         tokenizer = options.get("tokenizer")
         if isinstance(tokenizer, str | os.PathLike):
@@ -183,8 +182,10 @@ class ServedEngine(BaseInferenceEngine):
                 served_path = wait_for_start(connected, seconds, self.name)
         except BaseException:
             self._is_closed = True  # nothing to close
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                self._loop.call_soon_threadsafe(self._loop.stop)  # also if `_connect` waits in it
+            # If `_connect` failed, the thread ends by itself; otherwise it may wait in the loop.
+            if not (connected.done() and connected.exception()):
+                with contextlib.suppress(RuntimeError):  # the loop is closed already
+                    self._loop.call_soon_threadsafe(self._loop.stop)
             raise
         self._model_path = options.get("model_path") or served_path
         self._skeleton: Skeleton | None = None
@@ -239,17 +240,13 @@ class ServedEngine(BaseInferenceEngine):
         asyncio.set_event_loop(self._loop)
         resolve_future(connected, self._connect)
         try:
-            if connected.exception() is None and not self._is_closed:  # the start has not given up
-                self._loop.run_forever()
-            for task in (tasks := asyncio.all_tasks(self._loop)):
-                task.cancel()
-            if tasks:  # one that ignores its cancellation is abandoned
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_SECONDS))
+            if connected.exception() is None:
+                self._loop.run_forever()  # until it is stopped: closed, or the start was given up
             self._disconnect()
         except Exception as failure:  # no caller could handle it
             _LOG.warning("%s: ending failed: %s", self._thread.name, describe_error(failure))
         finally:
-            self._loop.close()
+            close_loop(self._loop)
 
     def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine in the engine's loop; cancelling the future cancels it."""
@@ -333,7 +330,8 @@ class ServedEngine(BaseInferenceEngine):
             return self._update(partial(self._load, weights))
         assert self._skeleton is not None
         if self._transfer is None:
-            transfer, why = self._asked_transfer, "chosen by the option transfer"
+            transfer = self._asked_transfer
+            why = "chosen by the option transfer"
             if transfer != "disk":
                 sample = next(iter(weights.values()))
                 transfer, why = self._in_loop(self._choose_transfer(sample)).result()

@@ -14,6 +14,7 @@ import pickle
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal, Unpack, cast, get_type_hints
@@ -26,7 +27,7 @@ from turnwise.inference.base import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
-    check_engine_options,
+    check_options,
 )
 from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.served import JsonClient, ServedEngine, ServedOptions, WeightsRefused
@@ -97,16 +98,12 @@ class SGLangEngine(ServedEngine):
 
     def _read_facts(self, info: Mapping[str, Any]) -> str:
         """Read what SGLang reports about itself; return where its model was loaded from."""
-        self._max_input_length: int = info["max_req_input_len"] - 1  # the limit is refused
+        # The longest input, so that sampled tokens can be scored; the limit itself is refused.
+        self.context_length = int(info["max_req_input_len"]) - 1
         self._is_deterministic = bool(info["enable_deterministic_inference"])
         self._sampling_backend = str(info["sampling_backend"])
         self._num_workers = int(info.get("tp_size", 1))
         return str(info["model_path"])
-
-    @property
-    def context_length(self) -> int:
-        """The longest input that SGLang accepts, so that sampled tokens can be scored."""
-        return self._max_input_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         if request.sampling.min_p > 0.0 and self._is_deterministic:
@@ -194,7 +191,8 @@ class SGLangEngine(ServedEngine):
 
         Ids and log-probs come from the same entries, so that they stay aligned.
         """
-        params, meta = turn.request.sampling, answer["meta_info"]
+        params = turn.request.sampling
+        meta = answer["meta_info"]
         finish: Mapping[str, Any] = meta["finish_reason"] or {"type": "abort"}
         entries = meta.get("output_token_logprobs") or []
         ids = [int(entry[1]) for entry in entries]
@@ -401,7 +399,7 @@ class SGLangInferenceEngine(SGLangEngine):
             **engine_options,
         }
         arguments = import_extra("sglang.srt.server_args", "sglang").ServerArgs
-        check_engine_options("SGLang", self._options, arguments)
+        check_options("SGLang", self._options, [field.name for field in fields(arguments)])
         if options.get("tokenizer") is None and not engine_options.get("skip_tokenizer_init"):
             options["tokenizer"] = engine_options.get("tokenizer_path") or model_path
         super().__init__(**options)

@@ -102,7 +102,8 @@ class ModelEngine(WorkerEngine):
     def pause(self) -> None:
         def hold() -> int:
             self._synchronize()  # a step that is still running reads the weights
-            self._paused_since, self.is_paused = time.monotonic(), True
+            self._paused_since = time.monotonic()
+            self.is_paused = True
             return self.weight_version
 
         if not self.is_paused:
@@ -172,7 +173,8 @@ def _padded_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
     longest = max(map(len, sequences), default=0)
     rows = [[0] * (longest - len(ids)) + list(ids) for ids in sequences]
     seen = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences]
-    new, mask = torch.tensor(rows, device=model.device), torch.tensor(seen, device=model.device)
+    new = torch.tensor(rows, device=model.device)
+    mask = torch.tensor(seen, device=model.device)
     cache: Any = None
     while True:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]

@@ -165,11 +165,13 @@ def machine_id() -> str:
 
 def export_tensors(weights: Mapping[str, torch.Tensor]) -> str:
     """Return handles of tensors on GPUs."""
-    gpus, handles = gpu_ids(), []
+    gpus = gpu_ids()
+    handles = []
     for name, tensor in weights.items():
         _, arguments = _reductions.reduce_tensor(tensor.detach())
         _, size, stride, offset, _, dtype, device, *storage = arguments
-        gpu, dtype_name = gpus[torch.device(device).index], str(dtype).removeprefix("torch.")
+        gpu = gpus[torch.device(device).index]
+        dtype_name = str(dtype).removeprefix("torch.")
         handles.append((name, list(size), list(stride), offset, dtype_name, gpu, storage))
     return json.dumps(handles, default=lambda x: {"bytes": base64.b64encode(x).decode()})
 
@@ -179,9 +181,17 @@ def open_tensors(handles: str) -> Iterator[tuple[str, torch.Tensor]]:
     gpus = gpu_ids()
     decoded = json.loads(handles, object_hook=lambda value: base64.b64decode(value["bytes"]))
     for name, size, stride, offset, dtype_name, gpu, storage in decoded:
-        shape = (torch.Tensor, torch.Size(size), tuple(stride), offset)
-        kind = (torch.TypedStorage, getattr(torch, dtype_name), gpus.index(gpu))
-        yield name, _reductions.rebuild_cuda_tensor(*shape, *kind, *storage)
+        tensor = _reductions.rebuild_cuda_tensor(
+            torch.Tensor,
+            torch.Size(size),
+            tuple(stride),
+            offset,
+            torch.TypedStorage,
+            getattr(torch, dtype_name),
+            gpus.index(gpu),
+            *storage,
+        )
+        yield name, tensor
 
 
 @dataclass(frozen=True)

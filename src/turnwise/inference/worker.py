@@ -172,7 +172,8 @@ class WorkerEngine(BaseInferenceEngine):
         self._tasks: deque[EngineTask[Any]] = deque()
         self._is_closed = False
         self._is_idle = True
-        self._idle_since, self._idle_before = time.monotonic(), 0.0
+        self._idle_since = time.monotonic()
+        self._idle_before = 0.0
         self._lock = threading.Lock()
         """Held by `close` and `_put`: nothing is put into the queue of a closed engine."""
         self._thread = threading.Thread(target=self._work, name="turnwise: engine", daemon=True)
@@ -264,7 +265,8 @@ class WorkerEngine(BaseInferenceEngine):
         items: list[EngineTurn | EngineTask[Any] | None] = []
         if wait:
             release_openmp_threads()
-            self._idle_since, self._is_idle = time.monotonic(), True
+            self._idle_since = time.monotonic()
+            self._is_idle = True
             items.append(self._arrivals.get())
             self._is_idle = False
             self._idle_before += time.monotonic() - self._idle_since

@@ -4,9 +4,6 @@ Its input is token streams: ids, the mask of sampled tokens, log-probs, advantag
 independent of environments.
 """
 
-from typing import TYPE_CHECKING
-
-from turnwise.late_names import late_names
 from turnwise.learner.batch import PPOBatch, on_last_token
 from turnwise.learner.build import make_learner
 from turnwise.learner.lora import (
@@ -23,19 +20,12 @@ from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
 from turnwise.models.probing import UnsupportedModel
 
-if TYPE_CHECKING:
-    from turnwise.compat.ppo import DataParallelPPOActor, PPOTrainer
-else:
-    __getattr__ = late_names(__name__, "turnwise.compat.ppo")
-
 __all__ = [
-    "DataParallelPPOActor",
     "Learner",
     "LearnerOptions",
     "MasterOptimizer",
     "Outputs",
     "PPOBatch",
-    "PPOTrainer",
     "PolicyValueModel",
     "UnsupportedModel",
     "add_configured_lora",

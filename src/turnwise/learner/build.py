@@ -35,7 +35,8 @@ def make_learner(
     training = config.training
     algorithm = algorithm or Algorithm.from_settings(training)
     _add_first_adapters(config, model)  # before the reference: with adapters it is no copy
-    name, reference = config.model.reference, None
+    name = config.model.reference
+    reference = None
     if training.use_kl_in_reward or training.kl_loss_coef > 0:
         if name is not None:
             reference = _load_reference(name, model, config.model.trust_remote_code)

@@ -163,12 +163,11 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def _merged_parameter(layer: Any, name: str) -> torch.Tensor:
     """Return the merged weight of a layer; of a sharded one, made of the shards."""
-    weight, parts = layer.get_base_layer().weight, adapter(layer)
-    if parts is None:
+    weight = layer.get_base_layer().weight
+    parts = adapter(layer)
+    if parts is None or not isinstance(parts[0], DTensor):
         return merged_weight(layer, name)
     low, high, scale = parts
-    if not isinstance(low, DTensor):
-        return merged_weight(layer, name)
     rounded = round_merged(
         local_shard(weight),
         low.full_tensor(),
@@ -210,7 +209,8 @@ def _merged_forward(layer: Any, name: str, x: torch.Tensor) -> torch.Tensor:
     # Which adapters are active can change: a reference is computed without them.
     if parts is None or x.dtype not in HALF:
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]
-    base, merged = layer.get_base_layer(), merged_weight(layer, name)
+    base = layer.get_base_layer()
+    merged = merged_weight(layer, name)
     output: torch.Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
         x, merged, base.weight, base.bias, *parts
     )

@@ -175,7 +175,8 @@ def compute_objective(
     policy_loss, metrics = get_policy_loss(options.policy_loss)(
         batch.behaviour_log_probs, outputs.log_probs, batch.need("advantages"), mask, **settings
     )
-    loss, terms = policy_loss, {"policy_loss": policy_loss.detach()}
+    loss = policy_loss
+    terms = {"policy_loss": policy_loss.detach()}
     if options.entropy_coef:
         entropy = aggregate_loss(outputs.entropy, mask, mode, totals)
         loss = loss - options.entropy_coef * entropy
@@ -225,7 +226,8 @@ def select_tokens(
     mask[rows] = batch.response_mask[rows].to(mask.dtype)
     both = torch.stack([mask, mask * log_probs])
     workers.all_reduce(both)
-    mask, log_probs = both[0] > 0, both[1]
+    mask = both[0] > 0
+    log_probs = both[1]
     old_log_probs = batch.old_log_probs
     if old_log_probs is None:
         old_log_probs = batch.need("sampler_log_probs") if batch.sampler_is_exact else log_probs

@@ -240,7 +240,8 @@ class MasterOptimizer:
             weight = MasterWeight(name, parameter, parameter, None)
             values = shard
             if shard.dtype in HALF:
-                weight.key, values = threshold_key(name), shard.float()
+                weight.key = threshold_key(name)
+                values = shard.float()
                 if first_masters and name in first_masters:
                     first = first_masters[name]().to(shard.device)
                     # A weight that was changed since it was read is another one.
@@ -317,7 +318,8 @@ class MasterOptimizer:
                 assert gradient is not None
                 if self._is_offloaded and gradient.is_cuda:
                     pinned = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
-                    gradient, is_copied = pinned.copy_(gradient, non_blocking=True), True
+                    gradient = pinned.copy_(gradient, non_blocking=True)
+                    is_copied = True
                 weight.master.grad = gradient.to(weight.master.dtype)
             if is_copied:
                 torch.cuda.synchronize()

@@ -93,6 +93,7 @@ class LearnerOptions(TrainingConfig):
             update_epochs=1,
         )
         if learning_rate is not None:
-            options.learning_rate, options.lr_schedule = learning_rate, "constant"
+            options.learning_rate = learning_rate
+            options.lr_schedule = "constant"
             options.warmup_steps = 0
         return options

@@ -154,7 +154,8 @@ def _chain_by_prefix(
     # As big-endian bytes, whose order is that of the numbers.
     tokens = {row: ids[row][present[row]].astype(">i8") for row in lengths}
     chains: list[Chain] = []
-    before, cost = -1, 0
+    before = -1
+    cost = 0
     for row in sorted(lengths, key=lambda row: tokens[row].tobytes()):
         num_shared = 0
         if chains:
@@ -194,7 +195,8 @@ def _pack(
         forks = branches[row] if branches else ()
         end_of_own = len(at)
         if forks and forks[-1][0] == len(at):
-            forks, end_of_own = forks[:-1], forks[-1][1]
+            end_of_own = forks[-1][1]
+            forks = forks[:-1]
         begins = [0, *(begin for begin, _ in forks)]
         for begin, end in zip(begins, [*begins[1:], len(at)], strict=True):
             first = max(begin, num_shared)

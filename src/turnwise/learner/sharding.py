@@ -36,7 +36,8 @@ def shard(model: PolicyValueModel) -> None:
 
     One without weights (`load_empty_model`) gets its shards from its files, and is probed then.
     """
-    has_no_weights, device = is_empty(model), model_device(model.policy)
+    has_no_weights = is_empty(model)
+    device = model_device(model.policy)
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     heads = [] if model.value_head is None else [model.value_head]
     for unit in [*model.layers, *heads, model]:
@@ -62,7 +63,8 @@ def _load_shards(model: Any, device: torch.device) -> None:
         for name, parameter in one.named_parameters():
             if name in stored:
                 values = one.weight_files.read(stored[name], *local_rows(parameter))
-                target, first = local_shard(parameter), first_element(parameter)
+                target = local_shard(parameter)
+                first = first_element(parameter)
                 target.copy_(round_weight(values, target.dtype, threshold_key(name), first=first))
     model.probe(device)
     model.reshard()  # a backward would do it

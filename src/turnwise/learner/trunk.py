@@ -88,7 +88,7 @@ class Trunk:
         if self.layout == "packed":
             try:
                 # Packed episodes are independent only if nothing but our attention mixes them.
-                with self._lock:
+                with model_lock(self.model):
                     calls = probe_attention(self.model)
                 if any(call.window != call.given_window for call in calls):
                     raise UnsupportedAttention(
@@ -98,10 +98,6 @@ class Trunk:
                 self.layout = "padded"
                 text = "%s: episodes are padded, not packed, which takes more time and memory: %s"
                 _LOG.warning(text, name, reason)
-
-    @property
-    def _lock(self) -> AbstractContextManager[Any]:
-        return model_lock(self.model)  # not kept: a copy of this has a model and a lock of its own
 
     @property
     def head(self) -> Head:
@@ -134,7 +130,7 @@ class Trunk:
             )
         # transformers checkpoints layers only in training mode. The modules inside them stay in
         # evaluation mode, so that dropout stays off.
-        with self._lock, self._learner_forward():
+        with self._learner_forward():
             try:
                 for layer in self._checkpointed:
                     layer.training = True
@@ -152,7 +148,7 @@ class Trunk:
         adapted = self._adapted if self.merges_adapters else []
         configs = self._configs if self.layout == "packed" else []
         with (
-            self._lock,
+            model_lock(self.model),
             replaced_forwards([*self._replaced, *adapted]),
             attention_named(configs, NAME),
         ):
@@ -212,7 +208,8 @@ class Trunk:
         The hidden states are 1 here and the logits of the head known numbers, both in float64: what
         the model makes of them is not blurred by rounding.
         """
-        head, plain_body = self.model.get_output_embeddings(), self._body.forward
+        head = self.model.get_output_embeddings()
+        plain_body = self._body.forward
         logits = torch.linspace(-64, 64, head.out_features, device=self.model.device).double()
 
         def body(*arguments: Any, **named: Any) -> Any:
@@ -224,7 +221,8 @@ class Trunk:
             return hidden[..., :1] * logits
 
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
-        with self._lock, replaced_forwards([(self._body, body), (head, known_logits)]):
+        replaced: list[Replacement] = [(self._body, body), (head, known_logits)]
+        with model_lock(self.model), replaced_forwards(replaced):
             changed = self.model(ids, use_cache=False).logits[0, 0].double()
         config = self.model.config.get_text_config()
         softcap = next((cap for name in _SOFTCAPS if (cap := getattr(config, name, None))), None)

@@ -211,7 +211,8 @@ class Learner(BaseLearner):
     def _micro_batch_tokens(self, batch: PPOBatch) -> int:
         """Return how many tokens are computed at once; on a GPU, by the memory that is free when
         the first batch arrives."""
-        model, tokens = self.model, self.options.micro_batch_tokens or self._planned_tokens
+        model = self.model
+        tokens = self.options.micro_batch_tokens or self._planned_tokens
         if tokens is None and model.device.type != "cuda":
             tokens = CPU_TOKENS
         elif tokens is None:
@@ -303,8 +304,9 @@ class Learner(BaseLearner):
         A minibatch whose loss or gradient is not finite is counted in `num_skipped_steps` and in no
         other metric; where all were skipped, the metrics of the loss are missing.
         """
-        num_tokens, batch = batch.num_policy_tokens, batch.to(self.model.device)
-        run, options = _Update(batch), self.options
+        num_tokens = batch.num_policy_tokens
+        batch = batch.to(self.model.device)
+        run = _Update(batch)
         before = self._log_probs_before(batch)
         if before is None:
             run.first_pass = torch.zeros(batch.input_ids.shape, device=self.model.device)
@@ -312,16 +314,17 @@ class Learner(BaseLearner):
             measure_gap(batch, before, num_tokens, run.measured)
         elif batch.old_log_probs is None:
             batch.old_log_probs = before
-        run.importance_weights = importance_weights(batch, options, num_tokens, run.measured)
+        run.importance_weights = importance_weights(batch, self.options, num_tokens, run.measured)
         if batch.values is not None and batch.returns is not None:
             explained = explained_variance(batch.values, batch.returns, batch.response_mask)
             run.metrics.average({"explained_variance": explained})
-        for epoch in range(options.update_epochs):
+        for epoch in range(self.options.update_epochs):
             minibatches = enumerate(self._minibatches(epoch, batch))
             continues = all(self._learn(run, rows, epoch, number) for number, rows in minibatches)
             if run.first_pass is not None:
                 self.workers.all_reduce(run.first_pass)
-                before, run.first_pass = run.first_pass, None
+                before = run.first_pass
+                run.first_pass = None
             if not continues:
                 break
         if before is not None:
@@ -401,7 +404,8 @@ class Learner(BaseLearner):
 
         minibatch, measured = self._in_packs(run.batch, packs, add_gradients)
         run.measured.add_means(measured)
-        minibatch, target = minibatch.over_workers(self.workers), self.options.target_kl
+        minibatch = minibatch.over_workers(self.workers)
+        target = self.options.target_kl
         if target is not None and minibatch.mean("kl") > 1.5 * target:
             self.optimizer.zero_grad()
             run.metrics.add_minibatch(minibatch, int(totals.num_tokens))
@@ -422,7 +426,8 @@ class Learner(BaseLearner):
         """Add the gradient of one pack, its share of the metrics, and what is measured before the
         first step. `selected` [B, T] are the tokens that the policy loss picks, if it does."""
         rows = pack.rows.to(run.batch.input_ids.device)
-        episodes, num_tokens = run.batch.select(rows), pack.num_policy_tokens
+        episodes = run.batch.select(rows)
+        num_tokens = pack.num_policy_tokens
         outputs = self.model.forward_pack(run.batch.input_ids, pack)
         weights = None if run.importance_weights is None else run.importance_weights[rows]
         if episodes.old_log_probs is None and not episodes.sampler_is_exact:
@@ -477,7 +482,8 @@ class Learner(BaseLearner):
         other worker.
         """
         assert batch.attention_mask is not None
-        lengths, order = batch.attention_mask.sum(1).cpu(), torch.arange(len(batch))
+        lengths = batch.attention_mask.sum(1).cpu()
+        order = torch.arange(len(batch))
         size = self.options.mini_batch_size or len(batch)
         if size < len(batch):
             generator = torch.Generator().manual_seed(self._seed(epoch))

@@ -126,11 +126,13 @@ class Workers:
     """
 
     def __init__(self, device: torch.device | None = None, context_size: int = 1) -> None:
-        self.num_workers, self.rank = 1, 0
+        self.num_workers = 1
+        self.rank = 0
         self.context = Context()
         """The processes that split the tokens of each pack, as one worker."""
         self.is_sharded = device is not None
-        self._device, self._group = device, None
+        self._device = device
+        self._group = None
         if device is None:
             return
         number = torch.distributed.get_world_size()

@@ -32,17 +32,18 @@ class WeightFiles:
         from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
         options: Any = {"_raise_exceptions_for_missing_entries": False}
-        files: list[Any] = [cached_file(source, "model.safetensors", **options)]
-        if files == [None]:
-            index = cached_file(source, "model.safetensors.index.json", **options)
-            if index is None:
-                raise NotLoadableInParts(f"{source} has no safetensors files")
-            files, _ = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
-        paths: dict[str, Path] = {}
-        for path in map(Path, files):
-            with _opened(path) as file:  # one that is missing or cut off is named at once
-                paths |= dict.fromkeys(file.keys(), path)
-        return cls(paths)
+        single = cached_file(source, "model.safetensors", **options)
+        if single is not None:
+            with _opened(Path(single)) as file:
+                return cls(dict.fromkeys(file.keys(), Path(single)))
+        index = cached_file(source, "model.safetensors.index.json", **options)
+        if index is None:
+            raise NotLoadableInParts(f"{source} has no safetensors files")
+        files, facts = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
+        shards = {Path(file).name: Path(file) for file in files}
+        for path in shards.values():
+            _opened(path)  # one that is missing or cut off is named at once
+        return cls({name: shards[file] for name, file in facts["weight_map"].items()})
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of a tensor, in the precision of the file."""
@@ -81,7 +82,8 @@ def read_wide(model: Any) -> dict[str, Callable[[int, int], torch.Tensor]]:
     wide: set[str] = set()
     for path in set(files.paths.values()):
         with _opened(path) as file:
-            wide |= {k for k in list(file.keys()) if file.get_slice(k).get_dtype() == "F32"}
+            names = [name for name in file.keys() if files.paths.get(name) == path]  # noqa: SIM118
+            wide |= {name for name in names if file.get_slice(name).get_dtype() == "F32"}
     return {
         name: partial(files.read, stored[name])
         for name, parameter in model.named_parameters()

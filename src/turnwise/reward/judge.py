@@ -168,7 +168,8 @@ class ChatServer:
         reply = self._ask("POST", "/chat/completions", body)
         try:
             choice = reply["choices"][0]
-            text, is_cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+            text = choice["message"]["content"]
+            is_cut = choice.get("finish_reason") == "length"
         except (LookupError, TypeError):
             raise self._not_openai(reply, "choices[0].message.content") from None
         return Answer(text or "", is_cut)  # null if all tokens went into a hidden thought

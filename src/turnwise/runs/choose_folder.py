@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.runs.places import names_in, servers_in, with_recorded_names
-from turnwise.runs.run_folder import Resume, RunFolder
+from turnwise.runs.run_folder import Resume, RunFolder, is_run
 
 _LOG = logging.getLogger("turnwise")
 
@@ -78,8 +78,8 @@ def choose_run_folder(
             if resume == "always":
                 raise ConfigError(f"there is no run to resume in {folder.path}")
             return folder, False
-        if not _is_run(folder) or resume == "never":
-            kind = "a run" if _is_run(folder) else "something that is not a run"
+        if not is_run(folder.path) or resume == "never":
+            kind = "a run" if is_run(folder.path) else "something that is not a run"
             raise ConfigError(
                 f"there is {kind} in {folder.path}. Choose another checkpoint.run_name."
             )
@@ -128,13 +128,9 @@ def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[
     return [f"the {name.replace('system_prompt', 'system prompt')}" for name in changed]
 
 
-def _is_run(folder: RunFolder) -> bool:
-    return folder.status_file.exists() or folder.has_checkpoints
-
-
 def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> bool:
     """Return whether a run without a name is the one that these settings began."""
-    if not _is_run(folder) or folder.status.get("status") == "finished":
+    if not is_run(folder.path) or folder.status.get("status") == "finished":
         return False
     try:
         if _obstacles(folder, config, environment, allow_changes=False):

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,15 +57,26 @@ class EpisodeStore:
         step: int,
         results: Sequence[EpisodeResult],
         columns: Columns | None = None,
+        *,
         kind: str = "train",
-        **about: Any,
+        began: float | None = None,
+        phases: Sequence[Phase] = (),
+        baselines: Mapping[str, float] | None = None,
     ) -> None:
-        """Write the episodes of a step; `about` has other arguments of `episodes_to_table`."""
+        """Write the episodes of a step; the arguments are those of `episodes_to_table`."""
         if self.budget_bytes <= 0 or self._is_full:
             return
         path = self.folder / file_name(kind, step)
         try:
-            table = episodes_to_table(results, columns, step=step, kind=kind, **about)
+            table = episodes_to_table(
+                results,
+                columns,
+                step=step,
+                kind=kind,
+                began=began,
+                phases=phases,
+                baselines=baselines,
+            )
             data = _encode(table)
             if self._fits(path, len(data)):
                 path.parent.mkdir(parents=True, exist_ok=True)

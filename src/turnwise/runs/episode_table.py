@@ -54,12 +54,21 @@ _MAX_SEARCHED = 20_000
 _TEXT = _JSON = pa.string()
 _REAL, _BOOL, _SHORT, _LONG = pa.float64(), pa.bool_(), pa.int32(), pa.int64()
 _SECONDS = pa.struct(
-    dict.fromkeys(("start", "engine", "environment", "tools", "agent", "reward", "total"), _REAL)
+    {
+        "start": _REAL,
+        "engine": _REAL,
+        "environment": _REAL,
+        "tools": _REAL,
+        "agent": _REAL,
+        "reward": _REAL,
+        "total": _REAL,
+    }
 )
 _CALL = pa.struct(
     {
         "name": _TEXT,
-        **dict.fromkeys(("arguments", "result"), _JSON),
+        "arguments": _JSON,
+        "result": _JSON,
         "success": _BOOL,
         "failure": _TEXT,
         "seconds": _REAL,
@@ -67,8 +76,12 @@ _CALL = pa.struct(
 )
 _TURN = pa.struct(
     {
-        **dict.fromkeys(("start", "end"), _SHORT),
-        **dict.fromkeys(("kind", "text", "observation", "state"), _TEXT),
+        "start": _SHORT,
+        "end": _SHORT,
+        "kind": _TEXT,
+        "text": _TEXT,
+        "observation": _TEXT,
+        "state": _TEXT,
         "calls": pa.list_(_CALL),
         "malformed": _TEXT,
         "reward": _REAL,
@@ -78,7 +91,9 @@ _TURN = pa.struct(
         "weight_version": _LONG,
         "later_versions": pa.list_(pa.struct({"token": _SHORT, "version": _LONG})),
         "seconds": _SECONDS,
-        **dict.fromkeys(("message", "branch", "follows"), _SHORT),
+        "message": _SHORT,
+        "branch": _SHORT,
+        "follows": _SHORT,
     }
 )
 _REWARD = pa.struct(
@@ -105,15 +120,26 @@ SCHEMA = pa.schema(
     {
         "step": _LONG,
         "kind": _TEXT,
-        **dict.fromkeys(("seed", "group", "member"), _LONG),
-        **dict.fromkeys(("part", "status"), _TEXT),
+        "seed": _LONG,
+        "group": _LONG,
+        "member": _LONG,
+        "part": _TEXT,
+        "status": _TEXT,
         "reward": _REAL,
         "success": _BOOL,
-        **dict.fromkeys(("num_turns", "num_tokens", "num_sampled_tokens"), _LONG),
-        **dict.fromkeys(("num_tool_calls", "num_branches"), _LONG),
+        "num_turns": _LONG,
+        "num_tokens": _LONG,
+        "num_sampled_tokens": _LONG,
+        "num_tool_calls": _LONG,
+        "num_branches": _LONG,
         "tools": pa.list_(_TEXT),
         "seconds": _SECONDS,
-        **dict.fromkeys(("task_id", "prompt", "answer", "text", "error", "traceback"), _TEXT),
+        "task_id": _TEXT,
+        "prompt": _TEXT,
+        "answer": _TEXT,
+        "text": _TEXT,
+        "error": _TEXT,
+        "traceback": _TEXT,
         "attempt": _LONG,
         "task": _JSON,
         "agents": pa.list_(pa.struct(_AGENT_WORDS | _AGENT_TOKENS)),

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, PolicyItem, RewardItem
 from turnwise.config.fields import Section
 from turnwise.env.catalog import ADAPTERS, TASK_SOURCES
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.user_code import module_file, names_code
 
 Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
@@ -133,8 +133,7 @@ def base_folders(run: Path) -> list[Path]:
 
     `run` may be a checkpoint.
     """
-    if (run / "state.json").is_file() and (run.absolute().parents[1] / "run.json").is_file():
-        run = run.absolute().parents[1]
+    run = run_containing(run)
     recorded = RunFolder(run).status.get("base_directory")
     if not isinstance(recorded, dict):
         return []

@@ -24,8 +24,29 @@ Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`
 starts a new folder."""
 
+RUN_MARKS = ("run.json", "metrics.jsonl")
+"""Either file makes a folder a run; a copy of a run may lack the first."""
 _BEFORE_STATUS = {".lock", "log.txt"}
 """Files that exist before a run has a status."""
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is one of a run, which may be a copy of some of its files."""
+    is_marked = any((folder / mark).is_file() for mark in RUN_MARKS)
+    return is_marked or RunFolder(folder).has_checkpoints
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint of turnwise."""
+    return (folder / "state.json").is_file()
+
+
+def run_containing(folder: Path) -> Path:
+    """Return the run that a checkpoint belongs to; a run, or a checkpoint by itself, as it is."""
+    if not is_checkpoint(folder):
+        return folder
+    parents = folder.parents if len(folder.parents) > 2 else folder.absolute().parents
+    return next((parent for parent in parents[:2] if is_run(parent)), folder)
 
 
 class RunFolder:

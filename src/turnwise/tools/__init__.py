@@ -1,8 +1,5 @@
 """Tools that a model can call, the registry that calls them, and the parsers that find calls."""
 
-from typing import TYPE_CHECKING
-
-from turnwise.late_names import late_names
 from turnwise.tools.base import FunctionTool, Tool, tool
 from turnwise.tools.calculator import CalculatorTool
 from turnwise.tools.mcp_source import MCPTools
@@ -22,17 +19,11 @@ from turnwise.tools.registry import ToolRegistry
 from turnwise.tools.thoughts import answer_of
 from turnwise.tools.types import ToolCall, ToolContext, ToolDefinition, ToolFailure, ToolResult
 
-if TYPE_CHECKING:
-    from turnwise.env.step_tool import EnvironmentStepTool
-else:  # turnwise.env needs this package
-    __getattr__ = late_names(__name__, "turnwise.env.step_tool")
-
 __all__ = [
     "PARSERS",
     "ActionParser",
     "CalculatorTool",
     "CodeLimits",
-    "EnvironmentStepTool",
     "FunctionCallingParser",
     "FunctionTool",
     "JSONActionParser",

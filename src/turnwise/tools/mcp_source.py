@@ -24,7 +24,7 @@ from turnwise.deadlines import LoopCall, LoopThread, call_with_deadline
 from turnwise.errors import ToolError, import_extra
 from turnwise.tools.base import DEFAULT_MAX_OUTPUT, DEFAULT_TIMEOUT, Tool
 from turnwise.tools.by_name import server_entry
-from turnwise.tools.registry import one_line
+from turnwise.tools.registry import short_line
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 20.0
@@ -289,7 +289,7 @@ class MCPTools:
 def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    text = one_line(str(error))
+    text = short_line(str(error))
     if not text:
         return "" if isinstance(error, TimeoutError) else type(error).__name__
     return f"{text.rstrip('.')}."

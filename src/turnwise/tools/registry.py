@@ -166,7 +166,7 @@ def _failed(name: str, error: BaseException) -> ToolResult:
 
 
 def _refusal(name: str, failure: ToolFailure, reason: str) -> ToolResult:
-    text = one_line(reason)
+    text = short_line(reason)
     return ToolResult(name, False, text, value=text, failure=failure)
 
 
@@ -210,7 +210,7 @@ def _as_json(value: Any) -> Any:
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_json)
 
 
-def one_line(text: str) -> str:
+def short_line(text: str) -> str:
     """Returns a message, shortened and on one line."""
     line = " ".join(text.split())
     return _printable(line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}...")

@@ -33,34 +33,36 @@ def assemble(
 ) -> RunComponents:
     """Build everything that a run needs in this process, in the order of the dependencies."""
     check_run(config, user)
-    closing = contextlib.ExitStack()
-    source = user.episode_source(config, closing)
-    model, tokenizer = user.model_and_tokenizer(config)
-    policy = assemble_policy(config, user, model, tokenizer, total_steps)
-    engines, others = {}, {}
-    for player, item in config.policies.items():
-        settings = dataclasses.replace(config, model=copy.copy(config.model))
-        if item.model is not None:
-            use_model(settings, item.model)
-            loaded = load_configured_model(settings)
-            other, tokens = loaded.model, loaded.tokenizer
-        elif user.model is not None:
-            other, tokens = copy.deepcopy(user.model), tokenizer
-        else:
-            other, tokens = user.model_and_tokenizer(config)
-        if item.trains:
-            others[player] = assemble_policy(settings, user, other, tokens, total_steps)
-            engines[player] = others[player].engine
-        else:
-            engines[player] = make_engine(settings, other, tokens)
-        closing.callback(engines[player].close)
-    options = dataclasses.replace(user.episode_options(config, closing), engines=engines)
-    kinds = user.mix_kinds(options, closing)
-    collector = make_collector(EpisodeCollector, policy.engine, source, options, kinds)
-    components = RunComponents(**vars(policy), collector=collector, others=others, closing=closing)
-    if begins_with_other_weights(config, user, model):
-        components.publish_weights()
-    return components
+    with contextlib.ExitStack() as closing:  # what was started ends, should a later part fail
+        source = user.episode_source(config, closing)
+        model, tokenizer = user.model_and_tokenizer(config)
+        policy = assemble_policy(config, user, model, tokenizer, total_steps)
+        closing.callback(policy.engine.close)
+        engines, others = {}, {}
+        for player, item in config.policies.items():
+            settings = dataclasses.replace(config, model=copy.copy(config.model))
+            if item.model is not None:
+                use_model(settings, item.model)
+                loaded = load_configured_model(settings)
+                other, tokens = loaded.model, loaded.tokenizer
+            elif user.model is not None:
+                other, tokens = copy.deepcopy(user.model), tokenizer
+            else:
+                other, tokens = user.model_and_tokenizer(config)
+            if item.trains:
+                others[player] = assemble_policy(settings, user, other, tokens, total_steps)
+                engines[player] = others[player].engine
+            else:
+                engines[player] = make_engine(settings, other, tokens)
+            closing.callback(engines[player].close)
+        options = dataclasses.replace(user.episode_options(config, closing), engines=engines)
+        kinds = user.mix_kinds(options, closing)
+        collector = make_collector(EpisodeCollector, policy.engine, source, options, kinds)
+        components = RunComponents(**vars(policy), collector=collector, others=others)
+        if begins_with_other_weights(config, user, model):
+            components.publish_weights()
+        components.closing = closing.pop_all()
+        return components
 
 
 def assemble_policy(
@@ -100,11 +102,12 @@ def make_collector(
 ) -> Collector:
     """Return a collector for one environment or agent, or for the environments of a mix."""
     collectors: dict[str, EpisodeCollector] = {}
-    chat: dict[str, Any] = {}  # one format for all: it depends on the tokenizer alone
+    chat = options.chat_format  # one for all: it depends on the tokenizer alone
     for name, kind in kinds.items():
-        collectors[name] = EpisodeCollector(engine, kind.factory, kind.options, **chat)
-        chat = {"chat_format": collectors[name].setup.chat}
-    return make(engine, source, options, parts=collectors, **chat)
+        collector = EpisodeCollector(engine, kind.factory, kind.options, chat_format=chat)
+        collectors[name] = collector
+        chat = collector.setup.chat
+    return make(engine, source, options, parts=collectors, chat_format=chat)
 
 
 def samples_exactly(config: ConfigStore, learner: BaseLearner) -> bool:

@@ -12,7 +12,7 @@ from turnwise.config import CheckpointConfig, ConfigStore, TrainingConfig
 from turnwise.env import PromptEnvironment
 from turnwise.env.catalog import PROMPTS
 from turnwise.env.prompts import read_answer
-from turnwise.episode import EpisodeLimits, EpisodeResult
+from turnwise.episode import EpisodeResult
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference import engine_class
 from turnwise.reward import batch_type
@@ -40,12 +40,6 @@ def check_run(config: ConfigStore, user: UserComponents) -> None:
     if inference.options and not engine_class(inference.backend).shares_model:
         options = json.dumps(inference.options, sort_keys=True, default=repr)
         require_use(f"the engine {inference.backend} with {options}")
-    both = inference.max_turns, (user.limits or config.limits).max_turns
-    if None not in both and both[0] != both[1]:
-        raise ConfigError(
-            f"inference.max_turns got {both[0]} and limits.max_turns got {both[1]}, and both limit "
-            "the turns of an episode. Set one of them."
-        )
     group_size(config, user.algorithm(config).estimator)
     name = config.checkpoint.best_metric
     parts = ["", *(f"{part}/" for part in config.parts() if part)]
@@ -142,7 +136,6 @@ def _check_components(user: UserComponents) -> None:
     parser, tokenizer = user.parser, user.tokenizer
     is_parser = isinstance(parser, str) or _has(parser, "parse", "render")
     is_tokenizer = isinstance(tokenizer, str) or _has(tokenizer, "encode")
-    is_limits = isinstance(user.limits, EpisodeLimits)
     for name, is_right, expected in (
         (
             "parser",
@@ -157,7 +150,6 @@ def _check_components(user: UserComponents) -> None:
             "setting model.model_name, or model.local_path for a folder",
         ),
         ("tokenizer", is_tokenizer, "a Hugging Face tokenizer, or the name or folder of one"),
-        ("limits", is_limits, "turnwise.EpisodeLimits: limits=EpisodeLimits(max_turns=5)"),
     ):
         value = getattr(user, name)
         if value is not None and not is_right:

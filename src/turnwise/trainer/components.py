@@ -52,6 +52,8 @@ _SETTINGS = ("weight", "name", "max_steps", "params")
 _INTERPRETERS = {"python", "python3", "node", "npx", "uv", "uvx", "run", "bash", "sh", "env"}
 """Words of an agent's command before the name of the program that is meant."""
 _OBJECTS = ("reward", "dataset", "eval_dataset", "tools", "system_prompt", "curriculum")
+OWN_SETTINGS = {"reward_fn": "reward", "tools": "tools", "system_prompt": "system_prompt"}
+"""What an environment of a mix may have for itself: arguments of the trainer, and settings."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class UserComponents:
             reward_fn=reward_by_name(config.reward) if self.reward_fn is None else self.reward_fn,
             parser=parser_by_name(config.parser) if self.parser is None else self.parser,
             system_prompt=prompt,
-            limits=self.limits or episode_limits(config),
+            limits=episode_limits(config, self.limits),
             eval_fraction=config.training.eval_fraction,
         )
 
@@ -163,25 +165,32 @@ class UserComponents:
         """Return the estimator and policy loss that were given, or those of the settings."""
         return Algorithm.from_settings(config.training, self.adv_estimator, self.policy_loss)
 
+    def turn_limit(self, config: ConfigStore) -> int:
+        """Return the turns after which an episode is truncated; of a mix, the most of them.
+
+        Where the limits leave it to the environment, one is created to know its steps, which a
+        constructor may derive from its parameters.
+        """
+        limits = self.limits or episode_limits(config)
+        if limits.max_turns is not None or self.agent is not None:
+            return limits.turn_limit(None)
+        turns = []
+        for part in self.parts(config):
+            environment = part.components.factory(part.config)()
+            has_tools = self.tools is not None or bool(config.tools or environment.get_tools())
+            turns.append(limits.turn_limit(environment.max_steps, has_tools=has_tools))
+            close_environment(environment)
+        return max(turns)
+
     def horizon(self, config: ConfigStore) -> int | None:
         """Return the most tokens that an agent can sample in an episode, by the limits in force.
 
-        Only Dr. GRPO's aggregation of the loss needs it: an environment is created to know its
-        steps, which a constructor may derive from its parameters.
+        Only Dr. GRPO's aggregation of the loss needs it.
         """
         if config.training.loss_agg_mode != "seq-mean-token-sum-norm":
             return None
         limits = self.limits or episode_limits(config)
-        has_tools = self.tools is not None or bool(config.tools)
-        if self.agent is not None:
-            return limits.horizon(None, has_tools=has_tools)
-        horizons = []
-        for part in self.parts(config):
-            environment = part.components.factory(part.config)()
-            tools = has_tools or bool(environment.get_tools())
-            horizons.append(limits.horizon(environment.max_steps, has_tools=tools))
-            close_environment(environment)
-        return None if None in horizons else max(number or 0 for number in horizons)
+        return limits.horizon(self.turn_limit(config))
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
@@ -384,14 +393,8 @@ def with_mix(
 
     Each environment of it gets its own components, and the shared ones where it has none.
     """
-    others = {**vars(given), "environments": environments}
-    for name in ("environment", "tools", "system_prompt", "environments"):
-        if given.agent is not None and others[name] is not None:
-            raise ConfigError(
-                f"agent= and {name}= are both given. An agent has its own loop, tools and prompts, "
-                f"and no environment: leave out {name}=, or leave out agent=."
-            )
-    parsed: list[tuple[EnvironmentItem, UserComponents]] = []
+    _refuse_with_agent(given, environments)
+    in_python: list[UserComponents] | None = None
     if environments is not None:
         if isinstance(environments, str | Mapping) or not isinstance(environments, Iterable):
             raise ConfigError(
@@ -399,6 +402,7 @@ def with_mix(
                 "(environment, weight), or of dicts"
             )
         parsed = [_mix_environment(environment) for environment in environments]
+        in_python = [components for _, components in parsed]
         config = dataclasses.replace(config, environments=[item for item, _ in parsed]).validate()
     check_curriculum(given.curriculum)
     if config.environments is None:
@@ -414,21 +418,45 @@ def with_mix(
                 f"{name}= and a mix of environments are both given. Keep one of them; rows and "
                 "curricula belong to one environment of a mix: {'environment': ..., 'dataset': ...}"
             )
+    in_python = in_python or [UserComponents() for _ in config.environments]
     mix = []
-    for number, (name, settings) in enumerate(config.parts().items()):
-        item = config.environments[number]
-        part = parsed[number][1] if parsed else UserComponents()
-        its_own: dict[str, Any] = {"dataset": part.dataset, "eval_dataset": part.eval_dataset}
-        in_settings = (item.reward or None, item.tools, item.system_prompt)
-        for key, value in zip(("reward_fn", "tools", "system_prompt"), in_settings, strict=True):
-            # What is None then is taken from the settings of the environment.
-            if value is not None or getattr(part, key) is not None:
-                its_own[key] = getattr(part, key)
-        source = item.environment if part.environment is None else part.environment
-        components = dataclasses.replace(given, environment=source, **its_own)
-        components, has_tools = components.filled_from(settings), "tools" in its_own
-        mix.append(MixEnvironment(name, item.weight, settings, part, components, has_tools))
+    settings = config.parts().items()
+    for item, own, (name, part) in zip(config.environments, in_python, settings, strict=True):
+        mix.append(_part_of_mix(name, item, part, own, given))
     return config, dataclasses.replace(given, mix=tuple(mix))
+
+
+def _refuse_with_agent(
+    given: UserComponents, environments: Iterable[GivenEnvironment] | None
+) -> None:
+    if given.agent is None:
+        return
+    others = {
+        "environment": given.environment,
+        "tools": given.tools,
+        "system_prompt": given.system_prompt,
+        "environments": environments,
+    }
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(
+                f"agent= and {name}= are both given. An agent has its own loop, tools and prompts, "
+                f"and no environment: leave out {name}=, or leave out agent=."
+            )
+
+
+def _part_of_mix(
+    name: str, item: EnvironmentItem, config: ConfigStore, own: UserComponents, run: UserComponents
+) -> MixEnvironment:
+    """Return an environment of a mix: with what it has of its own, and what the run has."""
+    replaced: dict[str, Any] = {"dataset": own.dataset, "eval_dataset": own.eval_dataset}
+    for argument, setting in OWN_SETTINGS.items():
+        if getattr(own, argument) is not None or getattr(item, setting) is not None:
+            # Where this is None, the settings of the environment have it.
+            replaced[argument] = getattr(own, argument)
+    source = item.environment if own.environment is None else own.environment
+    components = dataclasses.replace(run, environment=source, **replaced).filled_from(config)
+    return MixEnvironment(name, item.weight, config, own, components, "tools" in replaced)
 
 
 def _mix_environment(given: GivenEnvironment) -> tuple[EnvironmentItem, UserComponents]:

@@ -23,12 +23,9 @@ FailureKind: TypeAlias = tuple[str, str]
 MAX_FAILED_STEPS = 5
 """A run ends after this many consecutive steps from which nothing can be learned."""
 _TIMED = {"engine": "generate", "environment": "environment", "tools": "tools", "reward": "reward"}
-_PER_ENVIRONMENT = (
-    *("num_groups", "num_episodes", "reward", "reward_std", "success", "turns"),
-    *("tokens_per_episode", "truncated", "errors", "invalid_actions"),
-)
-"""Metrics that a step logs for each environment of a mix."""
 _EVALUATED = ("num_episodes", "reward", "reward_std", "success", "turns", "truncated", "errors")
+_PER_ENVIRONMENT = (*_EVALUATED, "num_groups", "tokens_per_episode", "invalid_actions")
+"""Metrics that a step logs for each environment of a mix."""
 
 
 def step_metrics(played: Collection, success_reported: Iterable[str] = ()) -> Metrics:

@@ -58,7 +58,7 @@ class RunComponents(Policy):
     others: Mapping[str, Policy] = field(default_factory=dict)
     """The policies of players that learn too, by the player's name."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
+    """Closes what ends with the run: engines, MCP servers, the agents' gateway."""
 
     @property
     def policies(self) -> dict[str, Policy]:
@@ -84,8 +84,7 @@ class RunComponents(Policy):
             self.engine.in_flight = None
 
     def close(self) -> None:
-        with self.closing:
-            self.engine.close()
+        self.closing.close()
 
 
 def policy_weights(learner: BaseLearner) -> dict[str, torch.Tensor]:

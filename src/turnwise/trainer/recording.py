@@ -15,7 +15,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from turnwise.data.sources import is_file_name
 from turnwise.env import BaseEnvironment, make_environment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
+from turnwise.episode import episode_limits
 from turnwise.reward import WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.runs.places import describe_base, names_in, with_recorded_names
@@ -53,7 +54,7 @@ from turnwise.tools.by_name import server_words, tools_by_name, uses_to_allow
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.parsers import PARSERS
 from turnwise.tools.python_code import package_folders
-from turnwise.trainer.components import UserComponents, find_environment
+from turnwise.trainer.components import OWN_SETTINGS, UserComponents, find_environment
 from turnwise.user_code import (
     callable_label,
     code_name,
@@ -73,8 +74,6 @@ _MAX_HASHED_ROWS = 100_000
 _MAX_STARTS = 20
 _UNLIMITED = 2**31 - 1
 _DATASETS = ("dataset", "eval_dataset")
-_OWN = {"reward_fn": "reward", "tools": "tools", "system_prompt": "system_prompt"}
-"""What an environment of a mix may have for itself: arguments of the trainer, and settings."""
 _ALGORITHMS: dict[str, tuple[Any, Mapping[str, AdvantageEstimator | PolicyLoss]]] = {
     "adv_estimator": (get_advantage_estimator, ADVANTAGE_ESTIMATORS),
     "policy_loss": (get_policy_loss, POLICY_LOSSES),
@@ -137,11 +136,7 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     all_rows: dict[str, Any] = {}
-    sources: list[tuple[Any, Any]] = []
-    for as_given, filled in [(given, user), *((p.given, p.components) for p in user.mix)]:
-        sources.append((as_given.dataset, filled.dataset))
-        sources.append((as_given.eval_dataset, filled.eval_dataset))
-    for (name, setting), (source, rows) in zip(settings.datasets(), sources, strict=True):
+    for name, setting, source, rows in _named_datasets(settings, given, user):
         if rows is None or (source is None and setting.path is None):
             continue
         all_rows[name] = rows
@@ -159,12 +154,13 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
             if num_shared:
                 facts |= {"rows_trained_on": num_shared, "rows_compared": num_compared}
         if any(map(is_lost, setting.paths)):
-            try:
-                files[f"{name}.jsonl"] = _rows_to_keep(rows)
-                setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
-                facts["kept"] = True
-            except ValueError as problem:
-                facts |= {"kept": False, "why_not_kept": str(problem)}
+            content = _rows_to_keep(rows)
+            if isinstance(content, str):
+                facts |= {"kept": False, "why_not_kept": content}
+                continue
+            files[f"{name}.jsonl"] = content
+            setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
+            facts["kept"] = True
     has_curriculum = user.curriculum is not None
     run_facts = {
         "identity": identity(user, config),
@@ -174,6 +170,19 @@ def record_run(config: ConfigStore, given: UserComponents, user: UserComponents)
         "limits": None if user.limits is None else dataclasses.asdict(user.limits),
     }
     return RunRecord(settings, files, run_facts)
+
+
+def _named_datasets(
+    settings: ConfigStore, given: UserComponents, user: UserComponents
+) -> Iterator[tuple[str, DatasetConfig, Any, Any]]:
+    """Yield each dataset: its name, its setting, what was given in Python, and its rows."""
+    datasets = dict(settings.datasets())
+    owners = {"": (given, user)}
+    owners |= {f"-{part.name}": (part.given, part.components) for part in user.mix}
+    for ending, (in_python, completed) in owners.items():
+        for key in _DATASETS:
+            name = f"{key}{ending}"
+            yield name, datasets[name], getattr(in_python, key), getattr(completed, key)
 
 
 # ---- names ----
@@ -191,7 +200,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
         item.environment, item.params = named.environment.name, named.environment.params
         item.max_steps = named.environment.max_steps
         item.dataset, item.eval_dataset = named.dataset, named.eval_dataset
-        for argument, setting in _OWN.items():
+        for argument, setting in OWN_SETTINGS.items():
             if getattr(part.given, argument) is not None:  # else that of the run
                 setattr(item, setting, getattr(named, setting))
     for setting in ("agent", "expert"):
@@ -221,9 +230,9 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     if given.system_prompt is not None:
         settings.system_prompt = given.system_prompt
     if given.limits is not None:
-        settings.limits = LimitsConfig(**dataclasses.asdict(given.limits))
-        # Null would mean `inference.max_tokens`; these limits replace those of that section.
-        settings.limits.max_tokens_per_turn = given.limits.max_tokens_per_turn or _UNLIMITED
+        settings.limits = LimitsConfig(**vars(episode_limits(config, given.limits)))
+        # Null would mean `inference.max_tokens`.
+        settings.limits.max_tokens_per_turn = settings.limits.max_tokens_per_turn or _UNLIMITED
         settings.inference.max_turns = None
     for setting, (make_record, built_in) in _ALGORITHMS.items():
         if (choice := getattr(given, setting)) is not None:
@@ -421,20 +430,20 @@ def _dataset(given: Any) -> DatasetConfig:
     return dataclasses.replace(origin, path=names)
 
 
-def _rows_to_keep(rows: Any) -> bytes:
-    """Return the rows as lines of JSON; `ValueError` says why they cannot be written so."""
+def _rows_to_keep(rows: Any) -> bytes | str:
+    """Return the rows as lines of JSON, or why they cannot be written so."""
     content = bytearray()
     for index in range(len(rows)):
         row = _row(rows, index)
         try:
             line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            raise ValueError(f"row {index} cannot be written as JSON: {error}") from error
+            return f"row {index} cannot be written as JSON: {error}"
         if json.loads(line) != row or _row(rows, index) != row:  # a tuple, or made at random
-            raise ValueError(f"row {index} changes when it is written as JSON or read again")
+            return f"row {index} changes when it is written as JSON or read again"
         content += line
         if len(content) > MAX_KEPT_BYTES:
-            raise ValueError(f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB")
+            return f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB"
     return bytes(content)
 
 

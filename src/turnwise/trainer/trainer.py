@@ -186,66 +186,90 @@ class Trainer:
         ):
             if imitate(self.components, self.config, rollout, self._progress, self._reporter, stop):
                 records.save(0, self._write_state)
+            progress = self._progress
+            if progress.pending_metrics is not None:  # the run was stopped in its evaluation
+                self._complete_step(records, stop, per_epoch, is_evaluated=True)
             while not (stop.is_requested or self._is_over(records)):
-                progress, why_stop, evaluated = self._progress, None, {}
-                is_evaluated = progress.pending_metrics is not None  # the run was stopped in it
-                if progress.pending_metrics is None:
-                    clock = Stopwatch()
-                    with clock.timing("play"), restore_generators_if_interrupted():
-                        played = self._play(rollout, stop)
-                    metrics, columns = self._learn(played, clock)
-                    rollout.step_done()
-                    why_unchanged = why_nothing_changes(progress.num_broken_steps, metrics)
-                    why_stop = played.why_stop or why_unchanged
-                    progress.pending_metrics = progress.count_step(metrics)
-                    is_evaluated = progress.is_evaluated(
-                        self.config.training, last_step=records.num_steps, steps_per_epoch=per_epoch
-                    )
-                    results = [*played.episodes, *played.episodes.dropped]
-                    records.keep_episodes(
-                        self.step, results, clock, columns, baselines=played.baselines
-                    )
-                if is_evaluated and why_stop is None:
-                    evaluated = self._evaluate_step(records, stop)
-                metrics, progress.pending_metrics = progress.pending_metrics | evaluated, None
-                self.metrics_history.append(metrics)
-                records.keep(metrics)
-                if why_stop is not None:  # the episodes and metrics that show the cause are kept
-                    raise TrainingStopped(why_stop)
-                self._call_back("on_step", metrics)
-                if evaluated:
-                    self._call_back("on_evaluation", evaluated)
-                is_saved = progress.is_saved(
-                    self.config.checkpoint,
-                    steps_per_epoch=per_epoch,
-                    # Training metrics, which `best_metric` may name, would be best in many steps.
-                    is_best=is_evaluated and records.has_best_evaluation,
-                    is_overdue=records.is_save_overdue,
+                clock = Stopwatch()
+                with clock.timing("play"), restore_generators_if_interrupted():
+                    played = self._play(rollout, stop)
+                metrics, columns = self._learn(played, clock)
+                rollout.step_done()
+                why_unchanged = why_nothing_changes(progress.num_broken_steps, metrics)
+                progress.pending_metrics = progress.count_step(metrics)
+                results = [*played.episodes, *played.episodes.dropped]
+                records.keep_episodes(
+                    self.step, results, clock, columns, baselines=played.baselines
                 )
-                if progress.epoch_steps >= per_epoch:
-                    progress.end_epoch()
-                if is_saved:
-                    records.save(self.step, self._write_state)
+                is_evaluated = progress.is_evaluated(
+                    self.config.training, last_step=records.num_steps, steps_per_epoch=per_epoch
+                )
+                self._complete_step(
+                    records,
+                    stop,
+                    per_epoch,
+                    is_evaluated=is_evaluated,
+                    why_stop=played.why_stop or why_unchanged,
+                )
         return self.metrics_history
+
+    def _complete_step(
+        self,
+        records: Records,
+        stop: StopRequest,
+        per_epoch: int,
+        *,
+        is_evaluated: bool,
+        why_stop: str | None = None,
+    ) -> None:
+        """Evaluate, record and save the step that the learner has just made."""
+        progress = self._progress
+        evaluated: Metrics = {}
+        if is_evaluated and why_stop is None:
+            evaluated = self._evaluate_step(records, stop)
+        assert progress.pending_metrics is not None
+        metrics = progress.pending_metrics | evaluated
+        progress.pending_metrics = None
+        self.metrics_history.append(metrics)
+        records.keep(metrics)
+        if why_stop is not None:  # the episodes and metrics that show the cause are kept
+            raise TrainingStopped(why_stop)
+        self._call_back("on_step", metrics)
+        if evaluated:
+            self._call_back("on_evaluation", evaluated)
+        is_saved = progress.is_saved(
+            self.config.checkpoint,
+            steps_per_epoch=per_epoch,
+            # Training metrics, which `best_metric` may name, would be best in many steps.
+            is_best=is_evaluated and records.has_best_evaluation,
+            is_overdue=records.is_save_overdue,
+        )
+        if progress.epoch_steps >= per_epoch:
+            progress.end_epoch()
+        if is_saved:
+            records.save(self.step, self._write_state)
 
     @contextlib.contextmanager
     def _rollout(self, last_step: int | None = None) -> Iterator[Rollout]:
         """Open what chooses and plays the episodes of steps; by hand, without a last step."""
-        components, config, training = self.components, self.config, self.config.training
-        parts, estimator = self._user.parts(config), components.advantages.estimator
+        training, collector = self.config.training, self.components.collector
+        parts = self._user.parts(self.config)
+        estimator = self.components.advantages.estimator
         unplayed = self._unplayed_state()
         if last_step is None or not (training.max_staleness or unplayed):
-            yield Rollout(components.collector, config, parts, estimator)
+            yield Rollout(collector, self.config, parts, estimator)
             return
         pacer = Pacer(
             training.batch_size, training.max_staleness, version=self.step, num_updates=last_step
         )
         if unplayed is not None:
             pacer.load_state_dict(unplayed)
-        self._asynchronous = rollout = AsyncRollout(
-            components.collector, config, parts, estimator, pacer, self._curriculum_lock
+        rollout = AsyncRollout(
+            collector, self.config, parts, estimator, pacer, self._curriculum_lock
         )
-        with components.updates_in_flight(config.inference.stale_kv), contextlib.closing(rollout):
+        self._asynchronous = rollout
+        in_flight = self.components.updates_in_flight(self.config.inference.stale_kv)
+        with in_flight, contextlib.closing(rollout):
             yield rollout
 
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:

@@ -90,7 +90,7 @@ class EpisodeList:
 
     def _is_read(self, key: FileKey) -> bool:
         file = self._files.get(key)
-        return file is not None and bool(not self._is_open or file.rows or file.problem)
+        return file is not None and bool(not self._is_open or file.rows is not None or file.problem)
 
     def _read(self, key: FileKey, stamp: FileStamp) -> _File:
         path = self._folder / file_name(*key)

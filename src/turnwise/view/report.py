@@ -6,6 +6,7 @@ The file needs neither network nor scripts, and can be printed.
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from turnwise.view.episodes import EpisodeList, find_episodes
@@ -53,15 +54,15 @@ def _episodes(
     wanted = len(steps) if total <= MOST_ROWS else max(MOST_ROWS * len(steps) // total, 2)
     asked = [_ask(run.episodes, step=n, sort="index", limit=500) for n in spread(steps, wanted)]
     rows = [row for answer in asked for row in answer["episodes"]]
-    chosen = _choose(run.episodes, steps, number) if number else {}
+    chosen = _choose(run.episodes, steps, number) if number else []
     articles = {}
-    for name, (row, why) in chosen.items():
-        (kind, step), index, stored = run.episode(name)
+    for one in chosen:
+        (kind, step), index, stored = run.episode(one.row["id"])
         payload = episode_payload(kind, step, index, stored)
-        article = render("article.html", why=why, reward=row["reward"], **payload)
+        article = render("article.html", why=one.why, reward=one.row["reward"], **payload)
         if len(article.encode()) <= max_bytes:
             max_bytes -= len(article.encode())
-            articles[name] = article
+            articles[one.row["id"]] = article
     return {
         "total": total,
         "rows": rows[:MOST_ROWS],
@@ -70,23 +71,29 @@ def _episodes(
     }
 
 
-def _choose(
-    episodes: EpisodeList, steps: Sequence[int], number: int
-) -> dict[str, tuple[Mapping[str, Any], str]]:
-    """Return the best and the worst episodes of steps spread over the training, and failed ones,
-    by their ids and with the reason."""
+@dataclass(frozen=True)
+class _Chosen:
+    """An episode that is shown whole."""
+
+    row: Mapping[str, Any]
+    """It in the table."""
+    why: str
+
+
+def _choose(episodes: EpisodeList, steps: Sequence[int], number: int) -> list[_Chosen]:
+    """Return the best and the worst episodes of steps spread over the training, and failed ones."""
     failed = _ask(episodes, status="error", limit=max(1, number // _FAILED_SHARE))["episodes"]
-    chosen = {one["id"]: (one, "failed") for one in failed[:number]}
+    chosen = {row["id"]: _Chosen(row, "failed") for row in failed[:number]}
     for step in spread(steps, max((number - len(chosen)) // 2, 1)):
-        for sort, why in (("-reward", "best"), ("reward", "worst")):
-            for one in _ask(episodes, step=step, kind="train", sort=sort, limit=1)["episodes"]:
-                if one["reward"] is not None and len(chosen) < number:
-                    chosen.setdefault(one["id"], (one, f"{why} reward of step {step}"))
+        for sort, which in (("-reward", "best"), ("reward", "worst")):
+            for row in _ask(episodes, step=step, kind="train", sort=sort, limit=1)["episodes"]:
+                if row["reward"] is not None and len(chosen) < number:
+                    chosen.setdefault(row["id"], _Chosen(row, f"{which} reward of step {step}"))
     for step in spread(steps, number):  # with few steps or equal rewards, others fill up
         if len(chosen) < number:
-            for one in _ask(episodes, step=step, limit=number - len(chosen))["episodes"]:
-                chosen.setdefault(one["id"], (one, f"from step {step}"))
-    return dict(sorted(chosen.items(), key=lambda one: (one[1][0]["step"], one[1][0]["index"])))
+            for row in _ask(episodes, step=step, limit=number - len(chosen))["episodes"]:
+                chosen.setdefault(row["id"], _Chosen(row, f"from step {step}"))
+    return sorted(chosen.values(), key=lambda one: (one.row["step"], one.row["index"]))
 
 
 def _ask(episodes: EpisodeList, **query: object) -> dict[str, Any]:
@@ -115,9 +122,24 @@ _MOST_POINTS = 300
 
 # The charts in their order. Evaluations are drawn in the chart of their metric.
 _CHARTS = (
-    *("reward", "success", "turns", "tokens_per_episode", "truncated", "errors"),
-    *("invalid_actions", "tool_failures", "entropy", "kl", "kl_ref", "clip_fraction", "grad_norm"),
-    *("gap_max", "zero_variance", "explained_variance", "value_loss", "learning_rate"),
+    "reward",
+    "success",
+    "turns",
+    "tokens_per_episode",
+    "truncated",
+    "errors",
+    "invalid_actions",
+    "tool_failures",
+    "entropy",
+    "kl",
+    "kl_ref",
+    "clip_fraction",
+    "grad_norm",
+    "gap_max",
+    "zero_variance",
+    "explained_variance",
+    "value_loss",
+    "learning_rate",
     "time/step",
 )
 Points: TypeAlias = list[tuple[float, float]]

@@ -12,13 +12,13 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.json_files import read_json_object
-from turnwise.runs.checkpoints import read_best_mark
+from turnwise.runs.checkpoints import CheckpointStore, read_best_mark
 from turnwise.runs.doctor import Doctor, settings_if_readable
 from turnwise.runs.episode_store import file_name, read_phases, read_table
 from turnwise.runs.episode_table import Phase, StoredEpisode, table_to_episodes
 from turnwise.runs.headline import headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MetricsReader
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RUN_MARKS, RunFolder
 from turnwise.view.episodes import EpisodeList, overview
 from turnwise.view.payloads import TokenTexts
 from turnwise.view.run_files import (
@@ -43,8 +43,6 @@ _READ_SECONDS = 0.1
 _FRESH_SECONDS = 60.0
 """A run whose lock is not visible counts as live if it wrote within this time."""
 
-# Either file makes a folder a run; a copy of a run may lack the first.
-_MARKS = {"run.json", "metrics.jsonl"}
 _DEPTH = 3
 """How many levels below the named folder are searched for runs."""
 
@@ -231,9 +229,8 @@ class ViewedRun:
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """Return which checkpoint is the best and by which metric; None if there is none."""
         mark = self.files.read(self._best_file, lambda file: read_best_mark(file.parent))
-        if mark is None or not (self.folder.checkpoints / f"step-{mark.step:08d}").is_dir():
-            return None
-        return mark.to_dict()
+        store = CheckpointStore(self.folder.checkpoints)
+        return mark.to_dict() if mark is not None and store.path(mark.step).is_dir() else None
 
     def detail(self) -> dict[str, Any]:
         """Return the run for its own page."""
@@ -356,7 +353,7 @@ class Library:
 
 def _runs_in(folder: Path) -> Iterator[Path]:
     for path, folders, files in os.walk(folder, followlinks=True):
-        is_run = not _MARKS.isdisjoint(files)
+        is_run = any(mark in files for mark in RUN_MARKS)
         if is_run:
             yield Path(path)
         if is_run or len(Path(path).relative_to(folder).parts) == _DEPTH:

@@ -84,13 +84,15 @@ class PolicyTokens:
         if weights is not None:
             losses = losses * torch.where(self.mask, weights.detach(), 0.0)
         means = {name: masked_mean(x.detach(), self.mask) for name, x in metrics.items()}
-        mode, totals = options.get("loss_agg_mode", "token-mean"), options.get("totals")
+        mode = options.get("loss_agg_mode", "token-mean")
+        totals = options.get("totals")
         return aggregate_loss(losses, self.mask, mode, totals), means
 
 
 def clip_range(both: float, low: float | None, high: float | None) -> tuple[float, float]:
     """Return (ε_low, ε_high); each defaults to `both`."""
-    low, high = both if low is None else low, both if high is None else high
+    low = both if low is None else low
+    high = both if high is None else high
     if low < 0 or high < 0:
         raise ConfigError(f"clip range got ({low}, {high}), expected numbers from 0 up")
     return low, high
@@ -234,7 +236,8 @@ def compute_geo_mean_loss(
         logs = keep((weights.detach() + 1e-10).log(), tokens.mask)
         mean = logs.sum(1, keepdim=True) / tokens.lengths
         options["importance_weights"] = mean.exp().expand_as(weights)
-    log_ratio, sign = tokens.log_ratio, tokens.advantages.sign()
+    log_ratio = tokens.log_ratio
+    sign = tokens.advantages.sign()
     pessimistic = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
     ratio = (pessimistic.sum(1, keepdim=True) / tokens.lengths).exp()
     advantage = tokens.advantages.sum(1, keepdim=True) / tokens.lengths

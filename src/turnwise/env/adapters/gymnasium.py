@@ -151,7 +151,8 @@ class GymnasiumEnvironment(BaseEnvironment):
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> str:
         self._observation = observation
-        description, space = self._description, self._env.observation_space
+        description = self._description
+        space = self._env.observation_space
         if description.describe is not None:
             text = description.describe(self._env.unwrapped, observation)
         else:
@@ -244,7 +245,8 @@ def _describe_environment(env: Env, given: Mapping[str, Any]) -> Description:
     The texts are in `gymnasium.yaml`. An environment without an entry there is described by its
     docstring and its spaces, and so is what a wrapper makes untrue.
     """
-    plain, space = env.unwrapped, env.observation_space
+    plain = env.unwrapped
+    space = env.observation_space
     kind = type(plain)
     texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     chosen: dict[str, Any] = {}

@@ -121,7 +121,8 @@ class TextArenaEnvironment(BaseEnvironment):
             return self._last_read, 0.0, False, info
         self._done = True
         rewards, game_info = self._play.close()
-        reward, reason = rewards[self.seat], str(game_info[self.seat].get("reason", ""))
+        reward = rewards[self.seat]
+        reason = str(game_info[self.seat].get("reason", ""))
         if isinstance(reward, str):
             # Four puzzles swap the reward of a last invalid move and its reason.
             reward, reason = float(reason.rpartition(" ")[2]), f"Invalid move: {reward}"
@@ -191,7 +192,8 @@ class TextArenaEnvironment(BaseEnvironment):
         if self._adds_brackets and "[" not in action and "]" not in action:
             action = f"[{action.strip()}]"
         state = play.state
-        player, errors = state.current_player_id, state.error_count
+        player = state.current_player_id
+        errors = state.error_count
         play.step(action)
         state.logs.clear()  # only TextArena's own displays read them
         return not state.game_info[player]["invalid_move"] and state.error_count <= errors
@@ -226,7 +228,8 @@ class TextArenaEnvironment(BaseEnvironment):
 
     def _read_new(self, player: int) -> str:
         """Returns what the player has not read yet, without their own moves and old boards."""
-        state, kinds = self._play.state, textarena.ObservationType
+        state = self._play.state
+        kinds = textarena.ObservationType
         with self._randomness.installed():
             if state.current_player_id == player and not state.done:
                 messages = self._play.get_observation()[1]  # some games add to it here

@@ -277,16 +277,18 @@ def check_offers(harness: Harness, method: str) -> Iterator[Finding]:
 def check_termination(harness: Harness) -> Iterator[Finding]:
     """Episodes end, if not by themselves then by `max_steps`."""
     env = harness.make()
-    is_cut = False
+    num_turns = 0  # of the longest episode that was cut
     random_players = [harness.random_actions(seed) for seed in harness.seeds]
     for choose in (harness.expert_actions, *random_players):
         start = time.monotonic()
         turns = harness.play(env, harness.seeds[0], choose, describe=False, max_turns=MANY_TURNS)
         if turns[-1].result.terminated or time.monotonic() - start > harness.timeout:
             return  # it can end, or it is too slow to tell
-        is_cut = is_cut or turns[-1].result.done
-    if is_cut:
-        message = f"no episode ended by itself; each was cut at max_steps={env.max_steps}"
+        if turns[-1].result.done:
+            num_turns = max(num_turns, len(turns) - 1)
+    if num_turns:
+        cut = f"cut after {num_turns} turns, with max_steps={env.max_steps}"
+        message = f"no episode ended by itself; the longest was {cut}"
         fix = "Where the task ends, return done=True: `return text, 1.0, True, {'success': True}`."
         yield Finding("note", "termination", message, fix)
     else:

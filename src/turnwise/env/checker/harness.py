@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from turnwise.config import LimitsConfig
 from turnwise.deadlines import LoopThread
 from turnwise.env.base import NO_TASK, BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
@@ -234,7 +235,7 @@ class Harness:
         if parsed.is_empty:
             return await step_environment(env, text)
         turn = StepResult(parsed.malformed or "", 0.0, terminated=False, truncated=False, info={})
-        steps_before, is_invalid = env.step_count, parsed.malformed is not None
+        is_invalid = parsed.malformed is not None
         for call in parsed.calls:
             result = await registry.execute_async(call, context)
             if result.failure is ToolFailure.ENVIRONMENT:
@@ -250,9 +251,6 @@ class Harness:
                 break
         if is_invalid:
             turn.info["invalid_action"] = True
-        if env.step_count == steps_before:
-            env.step_count += 1  # a turn of calls is a step towards max_steps
-        turn.truncated |= not turn.terminated and env.step_count >= env.max_steps
         return turn
 
     def describe(self, env: BaseEnvironment) -> str:
@@ -276,11 +274,14 @@ class Harness:
         deadline = time.monotonic() + self.timeout
         start = StepResult(self.reset(env, seed), 0.0, terminated=False, truncated=False, info={})
         yield Transition(None, start, self.describe(env) if describe else None)
-        for _ in range(max_turns):
+        has_tools = self.tools is not None or bool(env.get_tools())
+        turn_limit = LimitsConfig().turn_limit(env.max_steps, has_tools=has_tools)
+        for number in range(1, max_turns + 1):
             action = choose(env)
             if action is None or time.monotonic() > deadline:
                 return
             result = self.step(env, action)
+            result.truncated |= number >= turn_limit and not result.terminated
             yield Transition(action, result, self.describe(env) if describe else None)
             if result.done:
                 return

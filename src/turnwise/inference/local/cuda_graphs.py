@@ -67,7 +67,8 @@ class DecodeGraphs:
         num_rows = len(rows)
         if self._num_moves != self._runner.kv_cache.num_moves:  # graphs read where it was
             self._captured.clear()
-            self._pool, self._last = None, []
+            self._pool = None
+            self._last = []
             self._num_moves = self._runner.kv_cache.num_moves
         size = next(size for size in self.sizes if size >= num_rows)
         graph, state = self._captured.get(size) or self.capture(size)

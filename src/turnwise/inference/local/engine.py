@@ -173,7 +173,8 @@ class LocalEngine(ModelEngine):
         tokens, log_probs = graphs.decode(sessions, num_steps)
         for session, turn, ids, values in zip(sessions, turns, tokens, log_probs, strict=True):
             # Each step put the token before into the cache. Tokens after the end are dropped.
-            num_taken, is_over = 0, False
+            num_taken = 0
+            is_over = False
             while num_taken < len(ids) and not is_over:
                 num_taken += turn.append_tokens(ids[num_taken:], values[num_taken:])
                 is_over = turn.finish_reason() is not None

@@ -124,7 +124,8 @@ class FusedForward:
     """
 
     def __init__(self, model: Any, windows: Sequence[int | None], *, deterministic: bool) -> None:
-        self._body, self._head = model.model, FusedLinear({"lm_head": model.lm_head})
+        self._body = model.model
+        self._head = FusedLinear({"lm_head": model.lm_head})
         self._is_deterministic = deterministic
         layers = zip(model.model.layers, windows, strict=True)
         names = {module: name for name, module in model.named_modules()}
@@ -159,7 +160,8 @@ class FusedForward:
         cos, sin = (x[0] for x in self._body.rotary_emb(stream, position_ids=positions[None]))
         if not cos.is_cuda:  # (a cos − b sin, b cos + a sin), with an axis for the heads
             half = sin.shape[-1] // 2
-            cos, sin = cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
+            cos = cos[:, None]
+            sin = torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
         return cos, sin
 
     def __call__(

@@ -81,7 +81,8 @@ class KVCache:
     @property
     def largest(self) -> int:
         """Tokens of the largest possible region."""
-        largest, num_units = max(self._roots.values()), self.num_tokens // self.UNIT
+        largest = max(self._roots.values())
+        num_units = self.num_tokens // self.UNIT
         while size := self._next_root(num_units):
             largest = max(largest, size)
             num_units += size

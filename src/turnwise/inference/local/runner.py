@@ -78,7 +78,8 @@ class Runner:
                 raise _unsupported(model, reason)
             name = type(model).__name__
             _log.warning("%s has no fused forward, and is slower: %s", name, reason)
-            self._fused, self.is_fused = None, False
+            self._fused = None
+            self.is_fused = False
             self._measure_sizes()
         self._addresses = [p.data_ptr() for p in model.parameters()]
 
@@ -224,9 +225,11 @@ class Runner:
 def _make_kv_cache(
     model: nn.Module, layers: Sequence[AttentionCall], cache_tokens: int | None, max_tokens: int
 ) -> KVCache:
-    num_layers, num_heads, width = len(layers), layers[0].num_kv_heads, layers[0].width
+    num_layers = len(layers)
+    num_heads, width = layers[0].num_kv_heads, layers[0].width
     parameter = next(model.parameters())
-    device, dtype, largest = parameter.device, parameter.dtype, None
+    device, dtype = parameter.device, parameter.dtype
+    largest = None
     if cache_tokens is None:
         per_token = 2 * num_layers * num_heads * width * dtype.itemsize
         cache_tokens = min(max_tokens, _BUDGET // per_token)

@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ from turnwise.inference.base import (
     GenerationRequest,
     GenerationResult,
     Overflow,
-    check_engine_options,
+    check_options,
 )
 from turnwise.inference.served import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.vllm.receiver import RECEIVER
@@ -64,7 +64,8 @@ class VLLMInferenceEngine(WorkerEngine):
         start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
-        self._folder, self._trust_remote_code = model_folder(model_path), trust_remote_code
+        self._folder = model_folder(model_path)
+        self._trust_remote_code = trust_remote_code
         self._is_cpu, self.settings = _import_vllm()
         """The settings of vLLM's engine."""
         self.settings |= {
@@ -93,7 +94,8 @@ class VLLMInferenceEngine(WorkerEngine):
         self._names = count()
         self._failure: str | None = None
         self._logged_transfer = ""
-        self._may_sleep, self._is_asleep = sleep, False
+        self._may_sleep = sleep
+        self._is_asleep = False
         try:
             with _preserved_state(), own_processes():
                 start = self._in_thread(self._start, wait_for_idle=False)
@@ -164,7 +166,7 @@ class VLLMInferenceEngine(WorkerEngine):
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        check_engine_options("vLLM", self.settings, EngineArgs)
+        check_options("vLLM", self.settings, [field.name for field in fields(EngineArgs)])
         arguments = EngineArgs(**self.settings)
         try:
             self._vllm = LLMEngine.from_engine_args(arguments)
@@ -216,7 +218,8 @@ class VLLMInferenceEngine(WorkerEngine):
         if reason is not None:  # no context left, or its deadline has passed
             turn.deliver(turn.result(reason, self.weight_version))
             return
-        name, prompt = str(next(self._names)), list(turn.request.prompt_ids)
+        name = str(next(self._names))
+        prompt = list(turn.request.prompt_ids)
         try:
             if isinstance(turn, _Scored):
                 prompt, arguments = scoring_arguments(prompt)

@@ -111,17 +111,13 @@ class VLLMServerEngine(ServedEngine):
         card = reply["data"][0]
         self.model = str(card["id"])
         """The server's name of the model."""
-        self._context_length = int(card["max_model_len"])
+        self.context_length = int(card["max_model_len"])
         # Whether log-probs include temperature and filters is the server's setting: with top_k=1
         # that of the sampled token is 0 if they do.
         probe = EngineTurn(GenerationRequest([0], 1, SamplingParams(top_k=1)), 1)
         self._loop.run_until_complete(self._stream(probe))
         self._has_processed_log_probs = probe.log_probs[0] == 0.0
         return str(card.get("root") or self.model)
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
 
     async def _continue(self, turn: EngineTurn) -> FinishReason | None:
         sampling = turn.request.sampling

@@ -150,7 +150,8 @@ class KernelAdamW:
                 state["exp_avg_sq"] = torch.zeros_like(master)
             gradient = weight.gradient.contiguous()
             tensors = (weight.weight, master, gradient, state["exp_avg"], state["exp_avg_sq"])
-            number, rate = int(state["step"]) + 1, learning_rate * group.get("lr_scale", 1.0)
+            number = int(state["step"]) + 1
+            rate = learning_rate * group.get("lr_scale", 1.0)
             rates = (
                 1.0 - rate * group["weight_decay"],
                 rate / (1.0 - group["betas"][0] ** number),
@@ -162,7 +163,8 @@ class KernelAdamW:
         launches = []
         for (*_, betas, epsilon), items in kinds.items():
             kept, rows, numbers = (list(column) for column in zip(*items, strict=True))
-            table, device = torch.tensor(rows), kept[0][0].device
+            table = torch.tensor(rows)
+            device = kept[0][0].device
             launches.append(
                 _Launch(
                     kept,

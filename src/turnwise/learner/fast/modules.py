@@ -91,7 +91,8 @@ def gated_mlp_forward(module: Any) -> Forward | None:
 
 
 def _gated_mlp(mlp: Any, x: torch.Tensor) -> torch.Tensor:
-    gate, up, gated = mlp.gate_proj(x), mlp.up_proj(x), load_kernels("kernels").Gated
+    gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+    gated = load_kernels("kernels").Gated
     down: torch.Tensor
     if type(mlp.down_proj) is nn.Linear:
         down = gated.apply(gate, up, mlp.down_proj.weight)
@@ -113,13 +114,15 @@ def norm_forward(module: Any) -> Forward | None:
     epsilon = getattr(module, "variance_epsilon", None)
     if not type(module).__name__.endswith("RMSNorm") or epsilon is None:
         return None
-    x, weight = torch.linspace(-3.0, 4.0, 16).view(1, 2, 8), torch.linspace(0.5, 2.0, 8)
+    x = torch.linspace(-3.0, 4.0, 16).view(1, 2, 8)
+    weight = torch.linspace(0.5, 2.0, 8)
     is_usual = _computes(module, x, F.rms_norm(x, (8,), weight, epsilon), weight=weight)
     return partial(_fused_norm, module) if is_usual else None
 
 
 def _fused_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    kernels, weight = load_kernels("kernels"), norm.weight
+    kernels = load_kernels("kernels")
+    weight = norm.weight
     normed: torch.Tensor
     if hidden.dtype == weight.dtype and len(weight) <= kernels.WIDEST_NORM:
         normed = kernels.RMSNorm.apply(hidden, weight, norm.variance_epsilon)

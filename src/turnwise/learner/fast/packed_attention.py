@@ -100,7 +100,8 @@ class Episodes:
             for _, numbers in sorted(similar.items()):
                 tokens = pad_sequence([segments[n] for n in numbers], True, -1)
                 before = pad_sequence([prefixes[n] for n in numbers], True, -1, "left")
-                context, is_prefix = torch.cat([before, tokens], 1), before >= 0
+                context = torch.cat([before, tokens], 1)
+                is_prefix = before >= 0
                 buckets.append(
                     Bucket(
                         tokens.clamp(min=0).to(device),

@@ -100,16 +100,22 @@ class Doctor:
             check.code: next((c.code for c in seen if c.explains_here(check.code, history)), None)
             for check in seen
         }
-        groups: dict[str, list[Finding]] = {check.code: [] for check in seen}
-        for check, text in seen.items():
-            first, passed = check.code, {check.code}
-            while (cause := causes[first]) is not None and cause not in passed:
-                passed.add(first := cause)
-            finding = Finding(check.code, text, check.advise(self._config))
-            groups[first].insert(0 if first == check.code else len(groups[first]), finding)
+        roots = {code: _root_cause(code, causes) for code in causes}
+        findings = {
+            check.code: Finding(check.code, text, check.advise(self._config))
+            for check, text in seen.items()
+        }
         return [
-            dataclasses.replace(first, consequences=tuple(others))
-            for first, *others in filter(None, groups.values())
+            dataclasses.replace(
+                findings[code],
+                consequences=tuple(
+                    finding
+                    for other, finding in findings.items()
+                    if other != code and roots[other] == code
+                ),
+            )
+            for code in findings
+            if code in roots.values()
         ]
 
     def _is_news(self, code: str, now: int) -> bool:
@@ -118,6 +124,17 @@ class Doctor:
         if code not in self._said:
             return True
         return now - self._seen[code] > NUM_GONE or now - self._said[code] >= NUM_REPEAT
+
+
+def _root_cause(code: str, causes: Mapping[str, str | None]) -> str:
+    """Return the finding at which the causes of this one begin; of a circle, the first check."""
+    passed = [code]
+    while (cause := causes[passed[-1]]) is not None:
+        if cause in passed:
+            circle = passed[passed.index(cause) :]
+            return next(one for one in causes if one in circle)
+        passed.append(cause)
+    return passed[-1]
 
 
 def diagnose(

@@ -19,9 +19,20 @@ FIXED = 0.005
 _NOTHING_LEARNED = ("too-hard", "alike-groups", "value-useless", "steps-too-small", "not-rising")
 _POINTLESS_TURNS = ("constant-reward", "out-of-turns", "out-of-tool-calls", *_NOTHING_LEARNED)
 _LOST_POLICY = (
-    *("skipped-steps", "gradient-jump", "entropy-collapse", "entropy-explosion"),
-    *("steps-too-large", "forgetting", "reward-hacking", "tools-unused", "malformed-calls"),
-    *("unread-calls", "invalid-actions", "cut-turns", "out-of-tokens", *_POINTLESS_TURNS),
+    "skipped-steps",
+    "gradient-jump",
+    "entropy-collapse",
+    "entropy-explosion",
+    "steps-too-large",
+    "forgetting",
+    "reward-hacking",
+    "tools-unused",
+    "malformed-calls",
+    "unread-calls",
+    "invalid-actions",
+    "cut-turns",
+    "out-of-tokens",
+    *_POINTLESS_TURNS,
 )
 
 _FLOAT32 = "take model.dtype=float32"

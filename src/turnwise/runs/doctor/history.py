@@ -17,8 +17,14 @@ NUM_STEADY = 10
 """Steps over which a level counts as lasting, and a mean as significant."""
 
 COUNTED = (
-    *("truncated", "errors", "tool_calls", "malformed_calls", "unread_calls", "cut_turns"),
-    *("invalid_actions", "answers_shown"),
+    "truncated",
+    "errors",
+    "tool_calls",
+    "malformed_calls",
+    "unread_calls",
+    "cut_turns",
+    "invalid_actions",
+    "answers_shown",
 )
 """Metrics that are absent from a step if their count is 0."""
 
@@ -55,8 +61,9 @@ class History:
         """The first update that suddenly changed the entropy or a fraction of `_WRITTEN`."""
         self.gradient_peak: Jump | None = None
         """From the first nonzero norm of the gradient to the largest."""
-        self.highest_reward, self.lowest_reward = -math.inf, math.inf
-        """Of any episode."""
+        self.highest_reward = -math.inf
+        """Of any episode, as is the lowest."""
+        self.lowest_reward = math.inf
         self._early: list[Mapping[str, float]] = []
         self._best: dict[str, tuple[float, int]] = {}
 

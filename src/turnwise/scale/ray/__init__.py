@@ -34,8 +34,6 @@ def assemble(
     if config.ray.address is not None:
         require_use(f"the Ray cluster {config.ray.address}")
     algorithm = user.algorithm(config)
-    closing = contextlib.ExitStack()
-    origin = user.episode_source(config, closing)
     options = user.episode_options(config)
     kinds = user.mix_kinds(options)
     ray, gpus, num_split = config.ray, config.ray.gpus_per_worker, config.model.tensor_parallel_size
@@ -61,9 +59,10 @@ def assemble(
         users_model = model if model.device.type == "cpu" else copy.deepcopy(model).cpu()
     source = ModelSource(_placed(config, "cuda" if gpus else "cpu"), users_model)
     num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as closing:
+        origin = user.episode_source(config, closing)
         cluster = Cluster(config.ray, num_bytes)
-        stack.callback(cluster.close)
+        closing.callback(cluster.close)
         failures = Failures(config.ray.max_failures)
         worker_options = _without_batch_reward(options)
         worker_kinds = {
@@ -81,15 +80,14 @@ def assemble(
         must_send = begins_with_other_weights(config, user, model)
         first = learner.policy_objects() if must_send else ()
         engine = RemoteEngine(pool, tokenizer, learner.policy_objects, first)
-        stack.callback(pool.close)
-        stack.callback(group.close)
+        closing.callback(pool.close)
+        closing.callback(group.close)
         collector = make_collector(RemoteCollector, engine, origin, options, kinds)
         is_exact = samples_exactly(config, learner)
         estimator = algorithm.estimator
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
-        engine.on_close = stack.pop_all().close
         return RunComponents(
-            tokenizer, learner, engine, advantages, collector=collector, closing=closing
+            tokenizer, learner, engine, advantages, collector=collector, closing=closing.pop_all()
         )
 
 

@@ -239,8 +239,6 @@ class RemoteEngine(BaseInferenceEngine):
         super().__init__(tokenizer)
         self.pool = pool
         self._newest = newest
-        self.on_close: Callable[[], None] = pool.close
-        """What `close` does: the engine owns the cluster."""
         self._objects = first
         self._context_length = pool.context_length()
         self._num_updates = 0
@@ -266,7 +264,7 @@ class RemoteEngine(BaseInferenceEngine):
         return self.weight_version
 
     def close(self) -> None:
-        self.on_close()
+        self.pool.close()
 
 
 class RemoteCollector(EpisodeCollector):

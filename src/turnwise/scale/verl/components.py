@@ -39,14 +39,14 @@ def episode_components(
     options = user.episode_options(config)
     if engine is not None:
         assert options.limits is not None  # `filled_from` gives them
+        setup = engine.setup
         options = dataclasses.replace(
             options,
             limits=dataclasses.replace(options.limits, max_turns=engine.max_turns),
-            system_prompt=options.system_prompt or engine._setup.system_prompt or None,
+            system_prompt=options.system_prompt or setup.system_prompt or None,
         )
-        if options.tools is None and engine._manager is not None:
-            manager = engine._manager
-            options = dataclasses.replace(options, tools=manager.registry, parser=manager.parser)
+        if options.tools is None and setup.tools is not None:
+            options = dataclasses.replace(options, tools=setup.tools, parser=setup.parser)
     if scores_batches:
         options = dataclasses.replace(options, reward_fn=None)
     return EpisodeComponents(user.factory(config), options, keeps_trajectories=scores_batches)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from turnwise.compat.multi_turn import MultiTurnInferenceEngine
 from turnwise.config import ConfigStore
-from turnwise.env.catalog import EnvironmentSource, declared_max_steps
+from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import EpisodeLimits
 from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, import_extra
@@ -164,12 +164,9 @@ class CustomRayPPOTrainer:
         """Return VERL's whole config."""
         resources = find_resources(self.config, self._folder().path)
         components = episode_components(self._user, self.config, self._multi_turn)
-        assert self._user.environment is not None  # VERL takes no agent and no mix
-        max_steps = declared_max_steps(self._user.environment, self.config.environment)
         limits = components.options.limits
         assert limits is not None  # `filled_from` gives them
-        has_tools = components.options.tools is not None
-        max_turns = limits.turn_limit(max_steps, has_tools=has_tools)
+        max_turns = limits.max_turns or self._user.turn_limit(self.config)
         limits = dataclasses.replace(limits, max_turns=max_turns)
         settings = to_verl_config(
             self.config, resources, num_steps, self._steps_per_epoch(), limits
