@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
+from turnwise.errors import ConfigError
+
 _BACKLOG = 1024
 
 
@@ -27,6 +29,19 @@ def open_listener(host: str, ports: Iterable[int]) -> socket.socket:
             listener.close()
             error = OSError(str(failure))
     raise error
+
+
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """Listen at a port (0: a free one); return the listener and its URL."""
+    try:
+        listener = open_listener(host, [port])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {error.strerror or error}. "
+            "Choose another port, or 0 for a free one."
+        ) from error
+    host, port = listener.getsockname()[:2]
+    return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_same_site(hosts: Sequence[str], origins: Sequence[str]) -> bool:
@@ -57,12 +72,14 @@ def is_same_site(hosts: Sequence[str], origins: Sequence[str]) -> bool:
 class AppServer(uvicorn.Server):
     """A server of one app, which ends within a second."""
 
-    def __init__(self, app: object, *, has_lifespan: bool, keep_alive: int = 5) -> None:
+    def __init__(
+        self, app: object, *, has_lifespan: bool, keep_alive: int = 5, has_sockets: bool = False
+    ) -> None:
         config = uvicorn.Config(
             app,  # type: ignore[arg-type] # uvicorn has its own type for an app
             loop="asyncio",
             http="h11",
-            ws="none",
+            ws="websockets-sansio" if has_sockets else "none",
             lifespan="on" if has_lifespan else "off",
             log_level="error",  # a warning for each broken request would fill the log
             log_config=None,

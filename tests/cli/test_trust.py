@@ -185,6 +185,8 @@ def test_the_user_can_allow_it(turnwise, received, tmp_path):
         {"reward": "os:system"},
         {"reward": "subprocess:call"},
         {"environment__name": "gym:evil:Env-v0"},
+        {"environment__name": "openenv:touch evil {port}"},
+        {"environment__name": "openenv:http://192.0.2.1"},
         {"ray__use_ray": True, "ray__address": "192.0.2.1:6379"},
         {"inference__backend": "vllm", "inference__url": "http://127.0.0.1:9"},
         {"inference__backend": "sglang", "inference__options": {"weights_dir": "/tmp/theirs"}},

@@ -29,8 +29,8 @@ from turnwise.agents.live import EventWriter
 from turnwise.agents.requests import ApiError, ChatReply, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
 from turnwise.deadlines import LoopCall, LoopThread
-from turnwise.errors import ConfigError, describe_error
-from turnwise.http_server import AppServer, is_same_site, open_listener
+from turnwise.errors import describe_error
+from turnwise.http_server import AppServer, is_same_site, listen
 
 HOST = "127.0.0.1"
 EPISODE_HEADER = "x-turnwise-episode"
@@ -94,16 +94,7 @@ class Gateway:
 
     def listen(self) -> Self:
         """Take the port; connections wait there until `start`."""
-        try:
-            listener = open_listener(self._host, [self._port])
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen at {self._host}, port {self._port}: {error.strerror or error}. "
-                "Choose another port, or 0 for a free one."
-            ) from error
-        host, port = listener.getsockname()[:2]
-        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._listener = listener
+        self._listener, self.address = listen(self._host, self._port)
         return self
 
     def start(self) -> Self:

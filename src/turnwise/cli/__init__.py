@@ -20,7 +20,7 @@ from turnwise.cli.eval import evaluate
 from turnwise.cli.export import export
 from turnwise.cli.play import play
 from turnwise.cli.plot import plot
-from turnwise.cli.serve import serve, view
+from turnwise.cli.serve import serve, serve_env, view
 from turnwise.cli.start import config, init
 from turnwise.cli.train import train
 from turnwise.errors import TurnwiseError
@@ -47,6 +47,7 @@ def _add(command: Callable[..., None], name: str | None = None) -> None:
 
 _add(train)
 _add(evaluate, "eval")
+_add(serve_env, "serve-env")
 for _command in (view, play, doctor, init, check_env, envs, config, plot, chat, export, serve):
     _add(_command)
 

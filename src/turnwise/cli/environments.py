@@ -28,6 +28,7 @@ FORMS: tuple[tuple[str, str | None, str], ...] = (
     ("gym:CartPole-v1", "gymnasium", "any registered Gymnasium environment, as text"),
     ("textarena:TicTacToe-v0", "textarena", "TextArena's offline games"),
     ("reasoning-gym:leg_counting", "reasoning_gym", "reasoning-gym's tasks, one turn each"),
+    ("openenv:http://localhost:8000", None, "an OpenEnv server; or its folder, or its command"),
     ("path/to/file.py:ClassName", None, "your own environment, in a file"),
     ("package.module:ClassName", None, "your own environment, in a package"),
 )

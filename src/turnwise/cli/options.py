@@ -84,6 +84,8 @@ TemplateOption = Annotated[
 TokenizerOption = Annotated[str | None, option("Tokenizer for a server's URL.", "MODEL")]
 DtypeOption = Annotated[str, option("float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, option("cpu, cuda, cuda:1 ...")]
+HostOption = Annotated[str, option("Address to listen at; 0.0.0.0 for all of this machine's.")]
+PortOption = Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)]
 ConfigPath = Annotated[str | None, option("Folder of the YAML file.", "DIR")]
 ConfigName = Annotated[str | None, option("Name of the YAML file, with or without .yaml.", "NAME")]
 

@@ -42,7 +42,6 @@ from turnwise.tools import (
     answer_of,
     get_parser,
 )
-from turnwise.tools.base import marked_tools
 from turnwise.tools.thoughts import read_thought
 from turnwise.types import StepResult, Trajectory
 from turnwise.user_code import settings_from
@@ -179,7 +178,7 @@ def play_episodes(
     if is_bare and player in WITHOUT_MODEL:
         make = environment_factory(config.environment.name, config.environment)
         env = make()
-        if not marked_tools(env):
+        if not env.get_tools():
             scripted = {"expert": expert_player, "random": random_player(seeds[0])}
             for number, seed in enumerate(seeds):
                 yield _play_bare(make() if number else env, scripted.get(player), seed, screen)
@@ -340,7 +339,7 @@ class Screen:
             rules = [str(m["content"]) for m in agent.messages if m["role"] == "system"]
             others = [str(m["content"]) for m in agent.messages if m["role"] != "system"]
             observation = "\n\n".join(filter(None, others))
-        has_tools = setup.tools is not None or bool(marked_tools(env))
+        has_tools = setup.tools is not None or bool(env.get_tools())
         limit = setup.limits.turn_limit(env.max_steps, has_tools=has_tools)
         self.start("\n\n".join(filter(None, rules)).strip(), observation, limit)
         time.sleep(self.delay)

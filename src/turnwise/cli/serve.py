@@ -18,11 +18,12 @@ import typer
 
 from turnwise.cli import options as opt
 from turnwise.cli.common import say, working
-from turnwise.cli.run_paths import not_a_run
-from turnwise.cli.settings import Overrides
+from turnwise.cli.run_paths import find_source, not_a_run
+from turnwise.cli.settings import Overrides, open_settings
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, import_extra
 from turnwise.runs.run_folder import run_containing
+from turnwise.user_code import settings_from
 
 if TYPE_CHECKING:
     from turnwise.agents.requests import ServedRequest
@@ -33,10 +34,8 @@ def serve(
     model: opt.ModelArgument,
     backend: opt.BackendOption = opt.BackendName.local,
     checkpoint: opt.CheckpointOption = "last",
-    host: Annotated[
-        str, opt.option("Address to listen at; 0.0.0.0 for all of this machine's.")
-    ] = "127.0.0.1",
-    port: Annotated[int, opt.option("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    host: opt.HostOption = "127.0.0.1",
+    port: opt.PortOption = 8000,
     api_key: Annotated[
         str | None,
         opt.option(
@@ -108,6 +107,50 @@ def serve(
             threading.Event().wait()
         say("stopping", err=True)
         asyncio.run(gateway.close(llm))
+
+
+def serve_env(
+    ctx: typer.Context,
+    env: Annotated[str, opt.argument("ENV_OR_RUN", opt.ENV_OR_RUN)],
+    param: opt.Parameters = None,
+    max_steps: opt.MaxSteps = None,
+    other_env: opt.EnvironmentOption = None,
+    dataset: opt.DatasetOption = None,
+    host: opt.HostOption = "127.0.0.1",
+    port: opt.PortOption = 8000,
+    max_sessions: Annotated[int, opt.option("Most episodes at once.", min=1)] = 64,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Serve an environment by OpenEnv's protocol, for trainers and agents that speak it.
+
+    Each session plays episodes of its own, with the run's or the default time limits. The rows of
+    the dataset are the tasks of the split train. Whoever reaches the port can use the environment
+    and its tools. Ctrl-C ends the server.
+
+    [bold]Examples[/bold]
+
+    turnwise serve-env guess-number
+    turnwise serve-env my_env.py:MyEnvironment --dataset rows.jsonl --port 8001
+    turnwise train openenv:http://localhost:8000
+    """
+    source = find_source(env)
+    overrides = Overrides.typed(ctx.params, env=env if source is None else other_env)
+    overrides.allow_code()
+    with settings_from(source, is_trusted=trust_remote_code):
+        config = open_settings(source, overrides)
+        from turnwise.agents.environment_server import EnvironmentServer
+        from turnwise.http_server import AppServer, listen
+        from turnwise.trainer.components import UserComponents
+
+        user = UserComponents().filled_from(config)
+        given = [rows for rows in (user.dataset, user.eval_dataset) if rows is not None]
+        tasks = dict(zip(("train", "test"), given, strict=False))
+        name = config.environment.name.rpartition(":")[2]
+        factory = user.factory(config)
+        app = EnvironmentServer(name, factory, config.limits, tasks, max_sessions).app
+        listener, address = listen(host, port)
+        say(f"{name} is served at {address} (Ctrl-C ends it)")
+        AppServer(app, has_lifespan=False, has_sockets=True).run([listener])
 
 
 def _key(host: str, given: str | None, is_open: bool) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from turnwise.cli.common import parameter_overrides, say
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, find_config
-from turnwise.env.catalog import ADAPTERS, BUILT_IN, environment_factory
+from turnwise.env.catalog import ADAPTERS, BUILT_IN, adapter_code, environment_factory
 from turnwise.env.checker.harness import explain
 from turnwise.env.driver import close_environment
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
@@ -266,10 +266,10 @@ def find_code(
 def name_code(target: str, folder: Path | None = None) -> None:
     """Allow code to be imported that the user or a trusted folder names, and make it importable:
     from `folder` first; None is the current one."""
-    prefix, _, rest = target.partition(":")
-    is_adapted = prefix in ADAPTERS
-    if (is_adapted and ":" in rest) or (not is_adapted and names_code(target)):
-        require_code(rest if is_adapted else target, folder or Path.cwd())
+    is_adapted = target.partition(":")[0] in ADAPTERS
+    code = adapter_code(target) if is_adapted else target
+    if code is not None and (is_adapted or names_code(code)):
+        require_code(code, folder or Path.cwd())
         # `package.module:Class` is found from the folder, and `file.py:Class` can import its
         # neighbours, as `python file.py` can.
         folders = ["" if folder is None else str(folder)]

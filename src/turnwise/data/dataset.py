@@ -15,7 +15,15 @@ from torch.utils.data import Dataset, Subset
 
 from turnwise.chat import ChatFormat
 from turnwise.config import DatasetConfig, EnvironmentConfig
-from turnwise.data.sources import FILE_KINDS, Source, is_file_name, read_files, read_row, read_rows
+from turnwise.data.sources import (
+    FILE_KINDS,
+    Source,
+    is_file_name,
+    read_files,
+    read_row,
+    read_rows,
+    read_tasks,
+)
 from turnwise.deadlines import run_sync
 from turnwise.env import environment_factory, reset_environment
 from turnwise.env.catalog import EnvironmentSource
@@ -278,10 +286,13 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
             f"the dataset was {paths[0].partition(':')[2]} in a script, which cannot be read from "
             "here. Save its rows as .jsonl and name the file: --dataset or the setting dataset"
         )
-    files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
+    located = read_tasks(paths[0], config.split)
+    if located is None:
+        folders = (Path(path).expanduser() for path in paths)
+        located = read_files(file for folder in folders for file in _files(folder, config.split))
     prompt_key = config.prompt_key if are_prompts else None
     rows = []
-    for where, value in itertools.islice(read_files(files), config.max_rows):
+    for where, value in itertools.islice(located, config.max_rows):
         row = read_row(value, None, where)
         renamed = {name: item for name, item in row.items() if name not in config.columns.values()}
         for new, old in config.columns.items():
@@ -291,7 +302,7 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
             renamed[new] = row[old]
         rows.append(read_row(renamed, prompt_key, where))
     if not rows:
-        raise ConfigError(f"there are no rows in {', '.join(map(str, files))}")
+        raise ConfigError(f"there are no rows in {', '.join(paths)}")
     dataset = PromptDataset(rows, prompt_key=prompt_key)
     dataset.origin = config
     return dataset

@@ -6,9 +6,11 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from turnwise.env.catalog import TASK_SOURCES
 from turnwise.env.prompts import read_prompt
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.json_files import parse_json
+from turnwise.user_code import import_object
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
 
@@ -109,6 +111,15 @@ def is_file_name(value: object) -> bool:
     if isinstance(value, str):
         return value.endswith(FILE_KINDS) and len(value.split()) == 1
     return isinstance(value, Path)
+
+
+def read_tasks(path: str, split: str | None) -> Iterator[Located] | None:
+    """Yield the tasks of a name such as `openenv:URL`; None if it names files."""
+    prefix, _, rest = path.partition(":")
+    if prefix not in TASK_SOURCES:
+        return None
+    find_rows = import_object(TASK_SOURCES[prefix], is_built_in=True)
+    return ((f"{path}, task {n}", row) for n, row in enumerate(find_rows(rest, split)))
 
 
 def read_files(paths: Iterable[str | Path]) -> Iterator[Located]:

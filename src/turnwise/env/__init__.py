@@ -21,6 +21,7 @@ from turnwise.types import EpisodeStatus, RolloutData, StepResult, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.env.adapters.gymnasium import GymnasiumEnvironment
+    from turnwise.env.adapters.openenv import OpenEnvEnvironment
     from turnwise.env.adapters.reasoning_gym import ReasoningGymEnvironment
     from turnwise.env.adapters.textarena import TextArenaEnvironment
 
@@ -44,6 +45,7 @@ __all__ = [
     "GridWorldEnvironment",
     "GuessNumberEnvironment",
     "GymnasiumEnvironment",
+    "OpenEnvEnvironment",
     "PromptEnvironment",
     "ReasoningGymEnvironment",
     "RolloutData",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from turnwise.config import EnvironmentConfig
+from turnwise.tools.base import Tool, marked_tools
 from turnwise.types import Content
 
 NO_TASK = (
@@ -79,6 +80,10 @@ class BaseEnvironment(ABC):
         They have the roles user and assistant; the first is a user's.
         """
         return ()
+
+    def get_tools(self) -> Sequence[Tool]:
+        """Returns the tools of this environment: its methods with `@tool`, unless it has others."""
+        return marked_tools(self)
 
     def sample_action(self, rng: random.Random) -> str | None:
         """Returns a valid random action; None if this environment offers none."""

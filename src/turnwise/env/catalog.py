@@ -30,7 +30,11 @@ ADAPTERS: dict[str, str] = {
     "gym": "turnwise.env.adapters.gymnasium:GymnasiumEnvironment",
     "textarena": "turnwise.env.adapters.textarena:TextArenaEnvironment",
     "reasoning-gym": "turnwise.env.adapters.reasoning_gym:ReasoningGymEnvironment",
+    "openenv": "turnwise.env.adapters.openenv:OpenEnvEnvironment",
 }
+
+# A dataset "openenv:http://localhost:8000" has the rows that a function of (rest, split) returns.
+TASK_SOURCES = {"openenv": "turnwise.env.adapters.openenv_server:task_rows"}
 
 
 def environment_factory(
@@ -46,11 +50,11 @@ def environment_factory(
     """
     config = EnvironmentConfig.of(config)
     if isinstance(source, str):
-        prefix, colon, rest = source.partition(":")
-        source = source_by_name(source)
+        name, (prefix, colon, rest) = source, source.partition(":")
+        source = source_by_name(name)
         if colon and prefix in ADAPTERS:
-            if ":" in rest:  # Gymnasium imports the module in `gym:module:Name-v0`
-                require_code(rest)
+            if (code := adapter_code(name)) is not None:
+                require_code(code)
             return functools.partial(source, rest, config)
     if isinstance(source, BaseEnvironment):
         return source.spawn
@@ -106,6 +110,12 @@ def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
         target or name, option="--env or environment.name", is_built_in=target is not None
     )
     return source
+
+
+def adapter_code(name: str) -> str | None:
+    """Returns the code in a name: Gymnasium imports the module in `gym:module:Name-v0`."""
+    prefix, _, rest = name.partition(":")
+    return rest if prefix == "gym" and ":" in rest else None
 
 
 def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from turnwise.tools import (
     answer_of,
     get_parser,
 )
-from turnwise.tools.base import marked_tools
 from turnwise.tools.parsers import other_format
 from turnwise.types import EpisodeStatus, StepResult
 
@@ -47,7 +46,7 @@ class Actions:
         """Adds the environment's own tools; called when the environment has been reset."""
         environment = self.session.environment
         if self.tools is None:
-            if environment is None or not marked_tools(environment):
+            if environment is None or not environment.get_tools():
                 return
             self.tools = ToolRegistry()
         if environment is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, PolicyItem, RewardItem
 from turnwise.config.fields import Section
-from turnwise.env.catalog import ADAPTERS
+from turnwise.env.catalog import ADAPTERS, TASK_SOURCES
 from turnwise.runs.run_folder import RunFolder, run_containing
 from turnwise.user_code import module_file, names_code
 
@@ -100,7 +100,8 @@ def _names(setting: str, kind: Kind, holder: Any, key: Any) -> Iterator[Named]:
     value = holder[key]
     if isinstance(value, str):
         is_command = setting == "agent" and not names_code(value)
-        if not is_command:
+        is_elsewhere = kind == "rows" and value.partition(":")[0] in TASK_SOURCES
+        if not is_command and not is_elsewhere:
             yield Named(setting, kind, value, holder, key)
         return
     inner: dict[Any, Kind] = _FIELDS.get(type(value), {})

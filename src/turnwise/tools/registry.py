@@ -52,7 +52,9 @@ class ToolRegistry:
 
     def bind(self, environment: Any) -> Self:
         """Returns these tools and the environment's own, for one episode."""
-        bound = type(self)([*self, *marked_tools(environment)])
+        find_tools = getattr(environment, "get_tools", None)  # any object may have marked methods
+        own = marked_tools(environment) if find_tools is None else find_tools()
+        bound = type(self)([*self, *own])
         bound._environment = environment
         return bound
 

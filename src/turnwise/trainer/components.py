@@ -29,7 +29,6 @@ from turnwise.models import check_tokenizer, load_tokenizer
 from turnwise.reward import RewardFn
 from turnwise.reward.function import reward_by_name
 from turnwise.tools import ToolRegistry
-from turnwise.tools.base import marked_tools
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.rollout import Curriculum, Rows, check_curriculum, evaluation_tasks
 from turnwise.trainer.state import (
@@ -178,7 +177,7 @@ class UserComponents:
         turns = []
         for part in self.parts(config):
             environment = part.components.factory(part.config)()
-            has_tools = self.tools is not None or bool(config.tools or marked_tools(environment))
+            has_tools = self.tools is not None or bool(config.tools or environment.get_tools())
             turns.append(limits.turn_limit(environment.max_steps, has_tools=has_tools))
             close_environment(environment)
         return max(turns)

@@ -19,7 +19,6 @@ from turnwise.env.base import NO_TASK, BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import reset_environment, step_environment
 from turnwise.errors import EnvironmentFault, describe_error
-from turnwise.tools.base import marked_tools
 from turnwise.tools.parsers import ActionParser, get_parser
 from turnwise.tools.registry import ToolRegistry
 from turnwise.tools.types import ToolContext, ToolFailure
@@ -223,7 +222,7 @@ class Harness:
 
     async def _take_turn(self, env: BaseEnvironment, text: str) -> StepResult:
         """Plays a turn as an episode does: tool calls are executed, any other text is a step."""
-        if self.tools is None and not marked_tools(env):
+        if self.tools is None and not env.get_tools():
             return await step_environment(env, text)
         if id(env) not in self._opened:
             registry = (ToolRegistry() if self.tools is None else self.tools).bind(env)
@@ -275,7 +274,7 @@ class Harness:
         deadline = time.monotonic() + self.timeout
         start = StepResult(self.reset(env, seed), 0.0, terminated=False, truncated=False, info={})
         yield Transition(None, start, self.describe(env) if describe else None)
-        has_tools = self.tools is not None or bool(marked_tools(env))
+        has_tools = self.tools is not None or bool(env.get_tools())
         turn_limit = LimitsConfig().turn_limit(env.max_steps, has_tools=has_tools)
         for number in range(1, max_turns + 1):
             action = choose(env)
