@@ -73,6 +73,8 @@ STEPS = [
     (("", np.float32("inf"), True, {}), "a reward of inf, expected a finite number"),
     (("", 1.0, "yes", {}), "done='yes', expected True or False"),
     (("", True, 0.5, {}), "done=0.5, expected True or False"),
+    (("", 1.0, True, {"success": "no"}), "success='no', expected True or False"),
+    (("", 1.0, True, {"truncated": "no"}), "truncated='no', expected True or False"),
     (("", 1.0, True, "x"), "info of type str, expected a dict"),
     (({"a": 1}, 1.0, True, {}), "an observation of type dict, expected str"),
 ]
