@@ -7,6 +7,7 @@ Episodes, the checker, `turnwise play` and the scripted players all use `reset_e
 import contextlib
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -29,6 +30,9 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
     """
     env._done = False
     env.step_count = 0
+    if not isinstance(env.max_steps, numbers.Real) or not env.max_steps >= 1:
+        problem = f"max_steps is {env.max_steps!r:.60}, expected a whole number of at least 1"
+        raise EnvironmentFault(f"{type(env).__name__}.{problem}")
     if seed is not None:
         env.seed(seed)
     arguments = {"seed": seed} if accepts_seed(env) else {}
