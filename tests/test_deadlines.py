@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from turnwise.deadlines import call_with_deadline, is_interrupt, run_sync
+from turnwise.deadlines import LoopThread, call_with_deadline, is_interrupt, run_sync
 from turnwise.deadlines.unresponsive import is_stopped
 from turnwise.errors import DeadlineExceeded
 from virtual_time import QuickClock, run_in_virtual_time
@@ -202,3 +202,18 @@ def test_run_sync_raises_what_the_coroutine_raises():
         run_sync(fail())
     with pytest.raises(ZeroDivisionError, match="here"):
         asyncio.run(main())
+
+
+def test_a_task_that_exits_does_not_end_the_loop_of_the_others():
+    async def quit():
+        raise KeyboardInterrupt
+
+    async def gather():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(quit())
+
+    thread = LoopThread("test")
+    with pytest.raises(KeyboardInterrupt):
+        thread.submit(gather()).outcome.result(20)
+    assert thread.submit(asyncio.sleep(0, "goes on")).outcome.result(20) == "goes on"
+    thread.end()

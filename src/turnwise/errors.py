@@ -84,5 +84,8 @@ def describe_error(error: BaseException) -> str:
     >>> describe_error(SystemExit())
     'SystemExit'
     """
-    message = str(error)
+    try:
+        message = str(error)
+    except Exception as failure:  # of the user's class
+        message = f"its __str__ raised {type(failure).__name__}"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

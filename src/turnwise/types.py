@@ -44,10 +44,14 @@ def read_content(content: Content, between: str = "") -> str:
         return content
     texts = []
     for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else part
+        kind, text, is_text = type(part).__name__, part, False
+        if isinstance(part, Mapping):
+            kind = part.get("type", "text")
+            is_text = str(kind).endswith("text")  # input_text, output_text
+            text = part.get("text") if is_text else None
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise NotText(f"a part of type {kind!r}; this model takes text only")
+            why = ", which has no 'text'" if is_text else "; this model takes text only"
+            raise NotText(f"a part of type {kind!r}{why}")
         texts.append(text)
     return between.join(texts)
 

@@ -253,6 +253,16 @@ def test_a_class_that_takes_config_gets_all_settings():
         assert env.config.params == {"size": 5, "colour": "blue"}
 
 
+def test_a_class_without_a_constructor_takes_params_only_if_it_reads_the_config():
+    class Reads(Dice):
+        def reset(self):
+            return str(self.config["sides"])
+
+    assert make_environment(Reads, params(sides=6)).reset() == "6"
+    with pytest.raises(ConfigError, match="'sides', and Dice takes no arguments"):
+        make_environment(Dice, params(sides=6))
+
+
 def test_factories_take_params_too():
     assert make_environment(make_maze).reset() == "2 green"
     assert make_environment(make_maze, params(size=9)).reset() == "9 green"

@@ -11,9 +11,16 @@ from hypothesis import given, settings, strategies as st
 
 from episode.worlds import Counting, Recording
 from turnwise import EpisodeCollector, EpisodeStatus, compute_reward, tool
+from turnwise.deadlines import LoopThread
 from turnwise.tools import JSONActionParser, ToolCall
 
-ERRORS = (ValueError("plain"), SystemExit(2), StopIteration())
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("in __str__")
+
+
+ERRORS = (ValueError("plain"), Unreadable(), SystemExit(2), StopIteration(), GeneratorExit())
 PLACES = (
     *("__init__", "reset", "step", "close", "seed", "get_state_description"),
     *("get_prompt_prefix", "get_history"),
@@ -159,6 +166,17 @@ def test_engines():
 
     collection = EpisodeCollector(Recording(policy), Counting, num_retries=0).collect_sync(4)
     assert [r.status for r in collection] == [EpisodeStatus.ENGINE_ERROR] * 4
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_keyboard_interrupt_in_an_episode_thread_is_no_ctrl_c(style):
+    world = make_world("step", KeyboardInterrupt(), style, 10)
+    thread = LoopThread("episodes")
+    playing = thread.submit(EpisodeCollector(Recording(), world, num_retries=0).collect(4))
+    for result in playing.outcome.result(30):
+        assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
+        assert result.error == "RuntimeError: Breaking.step() raised KeyboardInterrupt"
+    thread.end()
 
 
 @pytest.mark.skipif(

@@ -51,7 +51,7 @@ def test_an_opening_that_does_not_fit_has_no_turns_and_says_so():
     result = run_episode(Recording(), Counting, limits=EpisodeLimits(max_tokens=10))
     assert result.status is EpisodeStatus.TRUNCATED_BY_TOKENS
     assert result.num_turns == 0
-    assert "no tokens left" in result.error
+    assert "does not fit the context of 10" in result.error
     assert result.reward.total == 0.0
 
 

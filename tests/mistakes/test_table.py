@@ -73,12 +73,16 @@ STEPS = [
     (("", np.float32("inf"), True, {}), "a reward of inf, expected a finite number"),
     (("", 1.0, "yes", {}), "done='yes', expected True or False"),
     (("", True, 0.5, {}), "done=0.5, expected True or False"),
+    (("", 1.0, True, {"success": "no"}), "success='no', expected True or False"),
+    (("", 1.0, True, {"truncated": "no"}), "truncated='no', expected True or False"),
     (("", 1.0, True, "x"), "info of type str, expected a dict"),
     (({"a": 1}, 1.0, True, {}), "an observation of type dict, expected str"),
 ]
 RESETS = [
     (None, "an observation of None"),
     (("hi", {}), "without an info"),
+    ([{"type": "txt", "text": "hi"}], "a part of type 'txt'; this model takes text only"),
+    ([{"type": "text"}], "a part of type 'text', which has no 'text'"),
     (3, "an observation of type int, expected str"),
 ]
 
@@ -94,6 +98,20 @@ def test_what_step_may_not_return(value, words):
     assert error.startswith("Maze.step() ")
     assert words in error
     assert re.fullmatch(r'  File ".*test_table.py", line \d+, in now', place)  # the user's method
+
+
+@pytest.mark.parametrize("value", [0, "5", None])
+def test_a_limit_of_steps_that_is_none(value):
+    error, _ = failure(type("Maze", (Good,), {"max_steps": value}))
+    assert error == f"Maze.max_steps is {value!r}, expected a whole number of at least 1"
+
+
+def test_what_a_collector_may_not_be_given():
+    engine = ScriptedEngine(TOKENIZER, "go")
+    with pytest.raises(ConfigError, match=r"'max_concurency'\. Did you mean 'max_concurrency'"):
+        EpisodeCollector(engine, Good, max_concurency=2)
+    with pytest.raises(ConfigError, match="groups got -1"):
+        EpisodeCollector(engine, Good).collect_sync(-1)
 
 
 @pytest.mark.parametrize(("value", "words"), RESETS, ids=name)

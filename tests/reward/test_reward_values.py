@@ -100,9 +100,10 @@ def test_what_is_not_finite_is_an_error_and_never_a_zero(value):
     ("value", "message"),
     [
         (None, "returned None, expected a float"),
-        ("1.0", "returned str"),
+        ("1.0", r"returned str.* Convert it with float"),
         ({}, "returned an empty dict"),
-        ({"rule": None}, "returned None"),
+        ({"rule": None}, "part 'rule': returned None"),
+        ({"rule": 1.0, "far": math.inf}, "part 'far': the reward is inf"),
         ([0.0, 1.0, "x"], "returned str"),
         (np.zeros((3, 1)), "returned list"),
     ],

@@ -35,8 +35,17 @@ class FailsSometimes(Echo):
         return super().step(action)
 
 
+class Long(Echo):
+    def reset(self):
+        return "x" * 100_000
+
+
 def bad_reward(trajectory):
     return trajectory.rewards[99]
+
+
+def too_many(trajectory):
+    return [1.0] * (trajectory.num_turns + 1 + trajectory.seed % 9)
 
 
 def fitted(folder, environment, settings=(), **options):
@@ -63,6 +72,14 @@ def test_a_run_whose_episodes_all_fail_alike_stops_with_the_users_lines(tmp_path
         assert len(kept) == 4
         for word in words:
             assert word in f"{kept[0].error}\n{kept[0].traceback}"
+
+
+def test_a_first_step_without_a_usable_episode_stops_the_run(tmp_path):
+    with pytest.raises(TrainingStopped, match="every episode of the first step failed, so"):
+        fitted(tmp_path, Echo, reward_fn=too_many)
+    too_long = r"truncated by tokens: the first observation.*\(50,\d+ tokens\), does not fit"
+    with pytest.raises(TrainingStopped, match=too_long):
+        fitted(tmp_path, Long)
 
 
 def test_dropped_episodes_are_kept_too(tmp_path):

@@ -11,6 +11,7 @@ caller propagate as they are (`is_interrupt`).
 """
 
 from turnwise.deadlines.calls import (
+    call_inline as call_inline,
     call_with_deadline as call_with_deadline,
     contained as contained,
     episode_task as episode_task,

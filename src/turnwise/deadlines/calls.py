@@ -25,7 +25,8 @@ _LOG = logging.getLogger("turnwise")
 def is_interrupt(error: BaseException) -> bool:
     """Return whether an exception ends the caller itself, and so is no failure of user code.
 
-    Such are Ctrl-C, the cancellation of this very task, and the end of a coroutine that is closed.
+    Such are Ctrl-C, which arrives in the main thread only, the cancellation of this very task, and
+    the end of a coroutine that is closed.
     """
     if isinstance(error, asyncio.CancelledError):
         try:
@@ -33,7 +34,19 @@ def is_interrupt(error: BaseException) -> bool:
         except RuntimeError:  # no loop runs in this thread
             return False
         return task is not None and task.cancelling() > 0
-    return isinstance(error, KeyboardInterrupt | GeneratorExit)
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    return isinstance(error, GeneratorExit)
+
+
+def call_inline(function: Callable[[], T], what: str) -> T:
+    """Call a function that awaits nothing; whatever it raises but Ctrl-C is an `Exception`."""
+    try:
+        return function()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and is_interrupt(error):
+            raise
+        raise contained(error, what)  # noqa: B904 - it has its cause
 
 
 def contained(error: BaseException, what: str) -> Exception:
@@ -190,7 +203,7 @@ class UserTask:
             except BaseException as error:
                 if outcome.done():  # it was abandoned before
                     return
-                if isinstance(error, KeyboardInterrupt):
+                if isinstance(error, KeyboardInterrupt) and is_interrupt(error):
                     outcome.cancel()
                     raise
                 outcome.set_exception(contained(error, what))

@@ -165,6 +165,10 @@ class LoopThread:
     def _work(self) -> None:
         assert self.loop is not None
         try:
-            self.loop.run_forever()
+            while True:
+                # A task that exits ends the loop; it has its error, and the others go on.
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                    self.loop.run_forever()
+                    break
         finally:
             close_loop(self.loop)

@@ -1,5 +1,6 @@
 """Turns a name, a class, a factory or an instance into a factory of fresh environments."""
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -121,7 +122,8 @@ def adapter_code(name: str) -> str | None:
 def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[str, Any]:
     """Returns the arguments of a class or function: the config, or `params` by their names."""
     signature = _signature(source)
-    parameters = list(signature.parameters.values())
+    takes_none = config.params and _inherits_unread(source)
+    parameters = [] if takes_none else list(signature.parameters.values())
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     arguments = copy.deepcopy(dict(config.params))
     if "config" in names:  # it reads there what it has no argument for
@@ -150,6 +152,18 @@ def _arguments(source: Callable[..., Any], config: EnvironmentConfig) -> dict[st
             "named config gets all settings of the environment."
         ) from None
     return arguments
+
+
+def _inherits_unread(source: Callable[..., Any]) -> bool:
+    """Whether a class has no constructor of its own, and never reads the config of the base's."""
+    own = (
+        source.__mro__[: source.__mro__.index(BaseEnvironment)] if isinstance(source, type) else ()
+    )
+    if not own or any("__init__" in vars(kind) for kind in own):
+        return False
+    with contextlib.suppress(OSError, TypeError):  # its source is unknown
+        return not any("config" in inspect.getsource(kind) for kind in own)
+    return False
 
 
 def _signature(source: Callable[..., Any]) -> inspect.Signature:

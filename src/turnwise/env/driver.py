@@ -7,6 +7,7 @@ Episodes, the checker, `turnwise play` and the scripted players all use `reset_e
 import contextlib
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from turnwise.types import NotText, StepResult, read_content
 from turnwise.user_code import definition_note
 
 T = TypeVar("T")
+_FLAGS = ("success", "invalid_action", "truncated")
+"""What an `info` may say about a step, as True or False."""
 
 
 async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> str:
@@ -27,6 +30,9 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
     """
     env._done = False
     env.step_count = 0
+    if not isinstance(env.max_steps, numbers.Real) or not env.max_steps >= 1:
+        problem = f"max_steps is {env.max_steps!r:.60}, expected a whole number of at least 1"
+        raise EnvironmentFault(f"{type(env).__name__}.{problem}")
     if seed is not None:
         env.seed(seed)
     arguments = {"seed": seed} if accepts_seed(env) else {}
@@ -66,12 +72,13 @@ async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
     if not isinstance(info, dict | None):
         problem = f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
         raise _fault(env, "step", problem)
-    # numpy's bool_ is not a bool; a 0 or 1 is taken too, a list or a string is a mistake.
-    if isinstance(done, str | bytes | list | tuple | dict) or done not in (0, 1):
-        fix = "Return (observation, reward, done, info) in this order, done a bool."
-        problem = f"returned done={done!r:.80}, expected True or False. {fix}"
-        raise _fault(env, "step", problem)
     info = dict(info or {})
+    for name, flag in {"done": done, **{key: info.get(key) or 0 for key in _FLAGS}}.items():
+        # numpy's bool_ is not a bool; a 0 or 1 is taken too, a list or a string is a mistake.
+        if flag not in (0, 1):
+            fix = "Return (observation, reward, done, info) in this order, flags as a bool."
+            problem = f"returned {name}={flag!r:.80}, expected True or False. {fix}"
+            raise _fault(env, "step", problem)
     cut = bool(info.get("truncated", False))
     out_of_steps = not done and env.step_count >= env.max_steps
     return StepResult(observation, number, bool(done) and not cut, cut or out_of_steps, info)

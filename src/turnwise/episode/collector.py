@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -17,7 +16,7 @@ from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.batch_reward import BatchReward
 from turnwise.episode.episode import Episode
-from turnwise.episode.options import CollectorOptions, EpisodeSetup, make_setup
+from turnwise.episode.options import CollectorOptions, EpisodeSetup, make_setup, with_options
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import EpisodeResult, EpisodeSummary, EpisodeTask
 from turnwise.episode.watchdog import Watchdog
@@ -111,7 +110,7 @@ class EpisodeCollector:
         parts: Mapping[str, EpisodeCollector] | None = None,
         **more: Any,
     ) -> None:
-        self.options = dataclasses.replace(options or CollectorOptions(), **more)
+        self.options = with_options(options or CollectorOptions(), more)
         self.setup = make_setup(engine, self.options)
         kind = batch_type(self.options.reward_fn)
         self._batch_reward = None if kind is None else BatchReward(kind, self.setup)
@@ -141,6 +140,8 @@ class EpisodeCollector:
         if group_size < 1:
             raise ConfigError(f"group_size got {group_size}, expected at least 1")
         if isinstance(groups, int):
+            if groups < 0:
+                raise ConfigError(f"groups got {groups}, expected a number of them, or seeds")
             with _NUMBERING:
                 first, self._num_groups = self._num_groups, self._num_groups + groups
             numbers = range(first, first + groups)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from turnwise.config import LimitsConfig
-from turnwise.deadlines import call_with_deadline, is_async, is_interrupt
+from turnwise.deadlines import call_inline, call_with_deadline, is_async, is_interrupt
 from turnwise.env import BaseEnvironment, reset_environment, step_environment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import finish_without_loop
@@ -124,7 +124,7 @@ class EnvironmentSession:
             return  # there is nothing to close, and a thread would cost time
         try:
             if self.mode.is_inline and not is_async(environment.close):
-                environment.close()
+                call_inline(environment.close, f"{self._name}.close()")
             else:
                 await call_with_deadline(
                     environment.close,
@@ -187,7 +187,7 @@ class EnvironmentSession:
 
     async def _run(self, function: Callable[[], Any], what: str, limit: str) -> Any:
         if self.mode.is_inline and not is_async(function):
-            return function()
+            return call_inline(function, what)
         return await call_with_deadline(
             function,
             timeout=self.timer.within(getattr(self.limits, limit.removeprefix("limits."))),

@@ -223,8 +223,14 @@ class Episode:
         self._timer.turn_seconds = {}
         started = self._timer.seconds
         if agent.tokens_left < 1:
-            length = agent.record.stream.path_length
-            self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, f"no tokens left after {length}")
+            length, limit = agent.record.stream.path_length, self._setup.max_tokens
+            why = f"no tokens left after {length}"
+            if not agent.record.turns:
+                why = (
+                    f"the first observation, with the system prompt ({length:,} tokens), does not "
+                    f"fit the context of {limit}. Shorten it, or set limits.max_observation."
+                )
+            self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, why)
             return None
         if self._timer.is_over:
             self._end(EpisodeStatus.TRUNCATED_BY_TIME)

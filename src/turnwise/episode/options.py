@@ -9,7 +9,7 @@ import logging
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from turnwise.chat import ChatFormat
 from turnwise.config import ConfigStore, LimitsConfig
@@ -19,7 +19,7 @@ from turnwise.episode.engine_sessions import EngineSession
 from turnwise.episode.environment_session import CallMode, EnvironmentCalls
 from turnwise.episode.messages import MessageBuilder
 from turnwise.episode.watchdog import Waits
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference import GenerationRequest, SamplingParams
 from turnwise.inference.base import BaseInferenceEngine
 from turnwise.reward import Reward, RewardFn
@@ -27,6 +27,7 @@ from turnwise.reward.function import RewardFunction, reward_slots, step_rewards
 from turnwise.tools import ActionParser, Tool, ToolRegistry
 from turnwise.types import Trajectory
 
+Options = TypeVar("Options", bound="EpisodeOptions")
 ParserChoice: TypeAlias = ActionParser | str
 """A parser of tool calls, or its name; `auto` chooses the one that fits the chat template."""
 
@@ -279,7 +280,16 @@ def make_setup(
     engine: BaseInferenceEngine, options: EpisodeOptions | None = None, **more: Any
 ) -> EpisodeSetup:
     """Returns the setup for these options; `more` are fields of `EpisodeOptions`, by name."""
-    return EpisodeSetup(engine, dataclasses.replace(options or EpisodeOptions(), **more))
+    return EpisodeSetup(engine, with_options(options or EpisodeOptions(), more))
+
+
+def with_options(options: Options, more: Mapping[str, Any]) -> Options:
+    """Returns options of which some have other values; an unknown name is an error."""
+    known = [field.name for field in dataclasses.fields(options)]
+    for name in more:
+        if name not in known:
+            raise ConfigError(f"there is no option {name!r}. {did_you_mean(name, known)}")
+    return dataclasses.replace(options, **more)
 
 
 def _format_for(engine: BaseInferenceEngine, enable_thinking: bool | None = None) -> ChatFormat:

@@ -80,7 +80,12 @@ def read_reward(value: object, num_turns: int) -> Reward:
     if isinstance(value, Mapping):
         if not value:
             raise RewardError("returned an empty dict, expected named floats such as {'rule': 1.0}")
-        named = {str(name): (read_reward(part, num_turns), 1.0) for name, part in value.items()}
+        named = {}
+        for name, part in value.items():
+            try:
+                named[str(name)] = (read_reward(part, num_turns), 1.0)
+            except RewardError as error:
+                raise RewardError(f"part {str(name)!r}: {error}") from None
         return add_rewards(named, num_turns)
     value = as_plain(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -124,7 +129,8 @@ def _number(value: object) -> float:
             return math.inf
     got = None if value is None else type(value).__name__
     expected = "a float, one float per turn, or a dict of named floats"
-    raise RewardError(f"returned {got}, expected {expected}. Does every path end in a return?")
+    fix = "Does every path end in a return?" if value is None else "Convert it with float(...)."
+    raise RewardError(f"returned {got}, expected {expected}. {fix}")
 
 
 def _check_finite(values: Iterable[float], what: str) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
-from turnwise.deadlines import call_with_deadline, is_async, run_sync
+from turnwise.deadlines import call_inline, call_with_deadline, is_async, run_sync
 from turnwise.errors import (
     DeadlineExceeded,
     EnvironmentFault,
@@ -125,12 +125,12 @@ class ToolRegistry:
         except ToolError as error:
             return _refusal(call.name, ToolFailure.BAD_ARGUMENTS, str(error))
         function = tool.function
+        # Not as arguments of `call_with_deadline`: a tool may have one called `timeout`.
+        work = functools.partial(function, **arguments)
+        waiting_for = f"tool {call.name}"
         if tool.inline and not is_async(function):
-            value = function(**arguments)
+            value = call_inline(work, waiting_for)
         else:
-            # Not as arguments of `call_with_deadline`: a tool may have one called `timeout`.
-            work = functools.partial(function, **arguments)
-            waiting_for = f"tool {call.name}"
             value = await call_with_deadline(work, timeout=tool.timeout, waiting_for=waiting_for)
         return read_output(value, tool.max_output, call.name)
 

@@ -246,8 +246,8 @@ def split_seconds(collection: Collection, seconds: float) -> Metrics:
 class FailureReport:
     """Reports the first failed episode of each kind, and when all episodes fail.
 
-    A run must end when every episode of its first step failed in the same way, or every episode of
-    five consecutive steps; in a mix, when this holds for one environment.
+    A run must end when no episode of its first step can be learned from, or when all of five
+    consecutive steps failed in the same way; in a mix, when this holds for one environment.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -263,7 +263,8 @@ class FailureReport:
         for environment in sorted({result.part for result in episodes}):
             results = [result for result in episodes if result.part == environment]
             first, kind = results[0], _kind(results[0])
-            if not first.status.is_error or any(_kind(result) != kind for result in results):
+            is_alike = all(_kind(result) == kind for result in results)
+            if not all(map(_is_unusable, results)) or not (is_alike or is_first_step):
                 self._in_a_row.pop(environment, None)
                 continue
             before, number = self._in_a_row.get(environment, (kind, 0))
@@ -273,7 +274,7 @@ class FailureReport:
                 continue
             if is_first_step:
                 where = f"{environment} in the first step" if environment else "the first step"
-                which = f"every episode of {where} failed in the same way"
+                which = f"every episode of {where} failed{' in the same way' if is_alike else ''}"
             else:
                 where = f" of {environment}" if environment else ""
                 which = f"every episode{where} failed in the same way in {number} steps in a row"
@@ -304,6 +305,12 @@ class FailureReport:
         if key not in self._reported:
             self._reported.add(key)
             self._say(text)
+
+
+def _is_unusable(result: EpisodeResult) -> bool:
+    """Return whether an episode failed, or was cut before its first turn."""
+    is_empty = result.error is not None and not any(agent.turns for agent in result.agents)
+    return result.status.is_error or is_empty
 
 
 def _kind(result: EpisodeResult) -> FailureKind:
