@@ -18,6 +18,7 @@ help:  ## what can be made
 demo:  ## install, then train a tiny model on a game: one to three minutes
 	@py=$(call env,demo)
 	$$py -m turnwise train --fresh
+	echo "The command turnwise and its viewer are not installed yet: pip install '.[view]'"
 
 ENV ?= guess-number
 play:  ## play a game yourself: make play ENV=grid-world

@@ -4,11 +4,14 @@ Control characters in texts of environments, models, tools, datasets and file na
 cursor, change colours, forge a line, or write into the reader's clipboard.
 """
 
+import itertools
 import logging
 
+# Beyond ASCII; surrogates, which no encoding has, are among them.
+_RANGES = ((0x7F, 0xA0), (0x202A, 0x202F), (0x2066, 0x206A), (0xD800, 0xE000))
 _SYMBOLS = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
-    **dict.fromkeys([*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
+    **dict.fromkeys(itertools.chain(*itertools.starmap(range, _RANGES)), 0xFFFD),
 }
 
 

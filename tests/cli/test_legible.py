@@ -109,3 +109,11 @@ def test_a_record_stays_one():
     record = logging.LogRecord("turnwise", logging.INFO, "", 0, "a\n2026 INFO b\x1b", (), None)
     text = LegibleFormatter("%(levelname)s %(message)s").format(record)
     assert text == "INFO a\n    2026 INFO b␛"
+
+
+def test_half_a_character_is_shown_as_one_that_is_unknown(turnwise, folder):
+    (folder / "half.py").write_text(
+        "from loud import Loud\n\nclass Half(Loud):\n"
+        "    def reset(self):\n        self.taken = 0\n        return 'a\\ud800b'\n"
+    )
+    assert "a\ufffdb" in turnwise("play", "half.py:Half", "--player", "random").out

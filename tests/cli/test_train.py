@@ -104,7 +104,7 @@ def test_another_environment_is_not_trained_with_the_demos_settings(turnwise, co
     [
         (["--resume", "--fresh"], "--resume and --fresh contradict each other"),
         (["other.yaml"], "got more than one configuration file: small.yaml, other.yaml"),
-        (["environment.name=nowhere.py:Env"], "there is no file nowhere.py"),
+        (["environment.name=nowhere.py:Env"], "there is no file nowhere.py ("),
         (["inference.temperature=0"], "inference.temperature got 0"),
         (["--name", "a/b"], "got 'a/b', expected a folder's name"),
     ],
@@ -153,6 +153,7 @@ def test_an_estimate_measures_and_leaves_nothing(turnwise, small, tmp_path):
     assert not (tmp_path / "runs").exists()
     numbers = json.loads(turnwise("train", small, "--estimate", "--json").out)
     assert numbers["num_steps"] == 2
+    assert "evaluations" not in turnwise("train", small, "--estimate").out
     assert numbers["whole_seconds"] >= 2 * numbers["step_seconds"] > 0
 
 

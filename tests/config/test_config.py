@@ -149,6 +149,7 @@ def test_overrides_reach_every_kind_of_value():
         ("training.learning_rate=-1", ["training.learning_rate", "-1", "a value greater than 0"]),
         ("model.dtype=fp32", ["model.dtype", "'fp32'", "'auto', 'float32'"]),
         ("training.batch_size=2.5", ["training.batch_size", "2.5", "a valid integer"]),
+        (f"training.seed={2**63}", ["training.seed", str(2**63)]),
         ("training.zzz=1", ["Known: ", "`turnwise config` prints all"]),
         ("learning_rate=1", ["learning_rate=1", "section.name=value"]),
     ],

@@ -120,10 +120,11 @@ def test_code_that_comes_with_a_model_is_run_only_when_asked(folder):
 
 
 @pytest.mark.parametrize("name", ["tinny", "nobody/nothing"])
-def test_the_hub_out_of_reach(offline, name):
+def test_the_hub_out_of_reach(offline, caplog, name):
     with pytest.raises(ConfigError, match="a built-in name, works offline") as raised:
         load_model(name)
     assert ("Did you mean 'tiny'?" in str(raised.value)) == (name == "tinny")
+    assert ("hub is asked. Did you mean" in caplog.text) == (name == "tinny")
     assert raised.value.__cause__ is not None
 
 

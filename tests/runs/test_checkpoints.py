@@ -329,3 +329,10 @@ def test_a_file_where_a_folder_should_be(tmp_path):
     with pytest.raises(CheckpointError, match=r"File exists|Not a directory"):
         save(CheckpointStore(tmp_path / "file" / "checkpoints"), 1)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_one_that_its_run_removes_while_it_is_read_says_so(tmp_path):
+    saved = save_checkpoint_to(tmp_path / "mine", lambda folder: (folder / "x").touch(), 1)
+    shutil.rmtree(saved.path)
+    with pytest.raises(CheckpointError, match="was removed while it was read"):
+        saved.file("x")

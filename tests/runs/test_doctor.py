@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.config import ConfigStore
-from turnwise.runs.doctor import CHECKS, STOPPED, Doctor, diagnose
+from turnwise.errors import ConfigError
+from turnwise.runs.doctor import CHECKS, DAMAGED, STOPPED, Doctor, diagnose, findings
 
 NUM_EPISODES = 32
 
@@ -354,7 +355,9 @@ def test_no_metrics_whatever_upset_it(run):
 def test_the_guide_explains_every_finding():
     guide = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
     told = re.findall(r"^\| `([a-z-]+)` \|", guide, re.M)
-    assert sorted(told) == sorted([STOPPED, "shared-rows", *(check.code for check in CHECKS)])
+    assert sorted(told) == sorted(
+        [STOPPED, DAMAGED, "shared-rows", *(check.code for check in CHECKS)]
+    )
     a_setting = r"\b(?:training|inference|model|environment|limits)\.[a-z_]+"
     settings_named = set(re.findall(a_setting, guide))
     settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.advise())}
@@ -379,3 +382,10 @@ def test_findings_that_explain_each_other_are_told_as_one():
     assert finding.code == "cut-turns"
     consequences = {one.code for one in finding.consequences}
     assert consequences == {"constant-reward", "entropy-explosion"}
+
+
+def test_no_run_and_a_damaged_one_are_not_healthy(tmp_path):
+    with pytest.raises(ConfigError, match="is not a run"):
+        findings(tmp_path / "nowhere")
+    (tmp_path / "run.json").write_text("{bad")
+    assert [finding.code for finding in findings(tmp_path)] == [DAMAGED]

@@ -78,6 +78,9 @@ def test_registering_what_is_no_tool_says_the_cure():
         ToolRegistry([MyTool])
     with pytest.raises(ToolError, match=r"\(int\)"):
         ToolRegistry([3])
+    for thing in (print, 3, "x"):
+        with pytest.raises(ToolError, match="expected a function of yours"):
+            tool(thing)
 
 
 def test_async_tools_work_from_both_sides():

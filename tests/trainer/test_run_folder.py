@@ -91,9 +91,11 @@ def test_a_named_one_says_which_settings_are_others(tmp_path):
     assert steps(finished(tmp_path, "checkpoint.run_name=mine")) == [1, 2]
 
 
-def test_a_named_one_that_is_finished_is_left_as_it_is(tmp_path):
+def test_a_named_one_that_is_finished_is_left_as_it_is(tmp_path, capsys):
     folder = finished(tmp_path, "checkpoint.run_name=mine")
+    assert "to train on, raise" not in capsys.readouterr().out
     assert finished(tmp_path, "checkpoint.run_name=mine") == folder
+    assert "step 2 of 2 is done: to train on, raise" in capsys.readouterr().out
     assert steps(folder) == [1, 2]
     assert steps(finished(tmp_path, "checkpoint.run_name=mine", "training.num_epochs=3")) == [
         *(1, 2, 3)
@@ -142,6 +144,13 @@ def test_one_that_was_killed_as_it_began(tmp_path, left):
     if "run.json" in left:  # but no settings
         RunFolder(tmp_path / "mine").write_status(status="running", environment="Echo")
     assert steps(finished(tmp_path, "checkpoint.run_name=mine")) == [1, 2]
+
+
+def test_without_its_status_a_run_is_not_resumed(tmp_path):
+    (stopped(tmp_path, "checkpoint.run_name=Echo") / "run.json").unlink()
+    with pytest.raises(ConfigError, match=r"run\.json is missing\. .* restore it"):
+        finished(tmp_path, "checkpoint.run_name=Echo")
+    assert finished(tmp_path) == tmp_path / "Echo-2"
 
 
 @pytest.mark.parametrize("name", ["../up", "", "-x"])

@@ -51,6 +51,6 @@ def test_finding_one(run, tmp_path):
     assert find_checkpoint(run / "checkpoints" / "step-00000001").step == 1
     with pytest.raises(CheckpointError, match="neither a run nor a checkpoint"):
         find_checkpoint(tmp_path)
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "run.json").touch()
     with pytest.raises(CheckpointError, match="has not saved a checkpoint yet"):
         find_checkpoint(tmp_path)

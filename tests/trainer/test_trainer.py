@@ -191,3 +191,8 @@ def test_cleanup_twice_and_a_model_without_a_tokenizer(tmp_path):
     trainer.cleanup()
     with pytest.raises(ConfigError, match="model= without tokenizer="):
         Trainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)
+
+
+def test_two_names_for_the_rows_are_one_too_many():
+    with pytest.raises(ConfigError, match="got dataset and train_dataset, which mean the same"):
+        Trainer(dataset=[{"prompt": "a"}], train_dataset=[{"prompt": "b"}])

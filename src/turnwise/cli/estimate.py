@@ -90,6 +90,8 @@ def estimate_run(config: ConfigStore, as_json: bool) -> None:
     }
     if not times:
         del rows["warm start"]
+    if not training.eval_episodes:
+        del rows["evaluations"]
     model = config.model.local_path or config.model.model_name
     say(f"{model} on {config.environment_name}, measured on {NUM_STEPS} steps\n")
     say("\n".join(f"{name:<13}{text}" for name, text in rows.items()))

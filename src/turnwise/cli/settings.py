@@ -245,7 +245,8 @@ def find_code(
         is_file = name.kind == "rows" or (name.kind == "code" and file.endswith(".py"))
         if folder is None and is_file:
             looked = ", ".join(dict.fromkeys(str(folder.resolve()) for folder in searched))
-            problem = f"there is no file {name.text} ({name.setting}): looked in {looked}"
+            missing = file if name.kind == "code" else name.text
+            problem = f"there is no file {missing} ({name.setting}): looked in {looked}"
             if run is not None:
                 named = [_OPTIONS[word] for word in name.setting.split(".") if word in _OPTIONS]
                 supply = " or ".join([*named[-1:], f"turnwise train: {name.setting}=..."])

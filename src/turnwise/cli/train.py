@@ -158,7 +158,7 @@ def train(
         elif replayed is not None and run is not None:
             _replay(run, config, lines, as_json)
         else:
-            _train(config, mode, lines, as_json, is_demo=file is None and not overrides)
+            _train(config, mode, lines, as_json, is_demo=not (file or overrides or resume))
 
 
 def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:

@@ -229,7 +229,7 @@ class TrainingConfig(Section):
         "Share of the dataset's rows that is held out for evaluation, where eval_dataset names no "
         "others: at least 16 rows, none of fewer than 64 different ones; null holds none out.",
     )
-    seed: NonNegative = setting(0, "Seed for reproducible runs.")
+    seed: Annotated[int, Ge(0), Lt(2**63)] = setting(0, "Seed for reproducible runs.")
 
     def epoch_steps(self, num_rows: int | None) -> int:
         """Return the steps of an epoch; `num_rows` is the size of the dataset, if there is one."""

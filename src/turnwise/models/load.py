@@ -1,5 +1,6 @@
 """Loads a model and its tokenizer by name."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from turnwise.models.smollm2 import convert_smollm2
 from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
 from turnwise.models.weight_files import NotLoadableInParts, WeightFiles, read_wide
 from turnwise.whole_files import write_folder
+
+_LOG = logging.getLogger("turnwise")
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> str:
             f"there is no folder {name}. {did_you_mean(name, BUILT_IN)} A model is a built-in "
             "name, a folder, or a Hugging Face id such as Qwen/Qwen3-0.6B."
         )
+    if "/" not in name and (near := did_you_mean(name, BUILT_IN)).startswith("Did"):
+        _LOG.warning("there is no folder %s: the Hugging Face hub is asked. %s", name, near)
     return name
 
 

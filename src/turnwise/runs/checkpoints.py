@@ -48,6 +48,11 @@ class Checkpoint:
             raise CheckpointError(
                 f"the checkpoint {self.path} has no file {name!r}; it has {', '.join(self.files)}"
             )
+        if not self.path.is_dir():
+            raise CheckpointError(
+                f"the checkpoint {self.path} was removed while it was read: its run goes on, and "
+                "keeps its newest (checkpoint.keep_last_n) and its best. Run the command again."
+            )
         return self.path / name
 
 

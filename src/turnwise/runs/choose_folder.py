@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.runs.places import names_in, servers_in, with_recorded_names
-from turnwise.runs.run_folder import Resume, RunFolder, is_run
+from turnwise.runs.run_folder import RESTORE, Resume, RunFolder, is_run
 
 _LOG = logging.getLogger("turnwise")
 
@@ -147,6 +147,8 @@ def _obstacles(
 ) -> list[str]:
     # The class alone: hashes tell whether its code changed, and the file may have moved.
     recorded = str(folder.status.get("environment"))
+    if not folder.status_file.exists():
+        raise ConfigError(f"{folder.status_file} is missing. {RESTORE}")
     if recorded.rpartition(":")[2] != environment.rpartition(":")[2]:
         return [f"the environment was {recorded}"]
     before = folder.settings()

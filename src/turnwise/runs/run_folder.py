@@ -24,6 +24,10 @@ Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`
 starts a new folder."""
 
+RESTORE = (
+    "Without this file the run cannot be resumed: restore it, or begin another run "
+    "(checkpoint.run_name)."
+)
 RUN_MARKS = ("run.json", "metrics.jsonl")
 """Either file makes a folder a run; a copy of a run may lack the first."""
 _BEFORE_STATUS = {".lock", "log.txt"}
@@ -71,6 +75,8 @@ class RunFolder:
             return read_json_object(self.status_file)
         except FileNotFoundError:
             return {}
+        except ConfigError as error:
+            raise ConfigError(f"{error}. {RESTORE}") from error
 
     @property
     def facts(self) -> dict[str, Any]:

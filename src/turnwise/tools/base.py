@@ -74,7 +74,12 @@ def tool(
     options = ToolMark(name, description, timeout, max_output, inline)
 
     def mark(function: F) -> F:
-        setattr(_unwrapped(function), _MARK, options)
+        try:
+            setattr(_unwrapped(function), _MARK, options)
+        except AttributeError:  # a built-in one, or no function at all
+            raise ToolError(
+                f"@tool got {function!r:.80}, expected a function of yours, with def"
+            ) from None
         return function
 
     return mark if function is None else mark(function)

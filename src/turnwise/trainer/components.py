@@ -386,6 +386,14 @@ def as_registry(tools: Any) -> ToolRegistry | None:
     return tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools)
 
 
+def either(**named: Any) -> Any:
+    """Return the one that is given of two arguments with the same meaning."""
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"got {' and '.join(given)}, which mean the same. Pass one of them.")
+    return named[given[0]] if given else None
+
+
 def with_mix(
     config: ConfigStore, given: UserComponents, environments: Iterable[GivenEnvironment] | None
 ) -> tuple[ConfigStore, UserComponents]:

@@ -27,7 +27,7 @@ from turnwise.models.load import BUILT_IN
 from turnwise.models.weight_files import NotLoadableInParts
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
 from turnwise.runs.places import base_folders, find_models
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder, is_run
 from turnwise.trainer.schedule import Progress
 from turnwise.trainer.stopping import Interrupted
 from turnwise.user_code import allows_model_code, require_model_code, settings_from
@@ -114,12 +114,14 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -
     if (path / _STATE).is_file():
         return open_checkpoint(path)
     store = CheckpointStore(RunFolder(path).checkpoints)
-    if not store.folder.is_dir():
+    if not store.folder.is_dir() and not is_run(path):
         raise CheckpointError(f"{path} is neither a run nor a checkpoint: it has no checkpoints")
     best = store.best if which == "best" else None
     chosen = store.newest() if best is None else open_checkpoint(store.path(best.step))
     if chosen is None:
-        raise CheckpointError(f"the run in {path} has not saved a checkpoint yet")
+        raise CheckpointError(
+            f"the run in {path} has not saved a checkpoint yet. turnwise train {path} goes on"
+        )
     return chosen
 
 

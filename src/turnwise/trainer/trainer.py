@@ -31,7 +31,13 @@ from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import assemble
 from turnwise.trainer.async_rollout import AsyncRollout, Pacer
 from turnwise.trainer.checks import check_players, checked_callbacks, resume_mode
-from turnwise.trainer.components import GivenEnvironment, UserComponents, as_registry, with_mix
+from turnwise.trainer.components import (
+    GivenEnvironment,
+    UserComponents,
+    as_registry,
+    either,
+    with_mix,
+)
 from turnwise.trainer.episode_metrics import (
     FailureReport,
     describe_failure,
@@ -119,7 +125,7 @@ class Trainer:
         given = UserComponents(
             environment=environment,
             reward_fn=reward_fn,
-            dataset=dataset if dataset is not None else train_dataset,
+            dataset=either(dataset=dataset, train_dataset=train_dataset),
             eval_dataset=eval_dataset,
             tools=as_registry(tools),
             parser=parser,
@@ -521,6 +527,11 @@ class Trainer:
         self._reporter.begin(
             RunInfo(self.run_folder, self._name, model, num_steps, self.step, history, evaluated_on)
         )
+        if self.step >= num_steps:
+            longer = "training.max_steps or training.num_epochs"
+            self._reporter.say(
+                f"step {self.step} of {num_steps} is done: to train on, raise {longer}"
+            )
         is_start = self.step == 0 and not self._progress.num_imitated
         facts = {"evaluation": evaluated_on, **model_facts(components, config, is_start=is_start)}
         records.begin_fit(num_steps, components.tokenizer, facts)

@@ -76,7 +76,8 @@ def import_object(target: str, *, option: str = "its name", is_built_in: bool = 
     value: Any = import_file(Path(source)) if is_file else _import_module(source, target)
     for name in attribute.split("."):
         if not hasattr(value, name):
-            names = [known for known in vars(value) if not known.startswith("_")]
+            known = vars(value).items()
+            names = [k for k, v in known if k[0] != "_" and not isinstance(v, ModuleType)]
             raise ConfigError(f"{source} has no {attribute!r}. {did_you_mean(name, names)}")
         value = getattr(value, name)
     return value

@@ -22,15 +22,18 @@ from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
+from turnwise.json_files import read_json_object
 from turnwise.runs.doctor import checks  # noqa: F401 - importing it fills CHECKS
 from turnwise.runs.doctor.check import CHECKS
 from turnwise.runs.doctor.history import History
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.episode_table import StoredAgent, StoredEpisode
-from turnwise.runs.run_folder import RunFolder
+from turnwise.runs.run_folder import RESTORE, RunFolder, is_run
 
 STOPPED = "stopped"
 """The finding about a run that an error ended."""
+DAMAGED = "damaged"
+"""The finding about a run whose `run.json` cannot be read."""
 NUM_REPEAT = 50
 """A lasting finding is reported again after this many steps."""
 NUM_GONE = 10
@@ -162,17 +165,28 @@ def findings(run_folder: str | Path) -> list[Finding]:
     Empty if there are no metrics, and no error stopped the run.
     """
     folder = RunFolder(Path(run_folder))
-    facts, doctor = folder.facts, Doctor(settings_if_readable(folder))
+    if not is_run(folder.path):
+        raise ConfigError(f"{run_folder} is not a run, expected the folder of one")
+    facts, reported, doctor = (
+        dict[str, Any](),
+        list[Finding](),
+        Doctor(settings_if_readable(folder)),
+    )
     for metrics in folder.read_metrics():
         doctor.add(metrics)
-    reported = doctor.present()
-    examples = _example_episodes(folder, {finding.code for finding in reported})
-    reported = [dataclasses.replace(one, example=examples.get(one.code)) for one in reported]
-    status = str(facts.get("status", ""))
-    if status.startswith("stopped: "):
+    try:
+        facts = read_json_object(folder.status_file)
+    except FileNotFoundError:
+        pass
+    except ConfigError as error:
+        reported.append(Finding(DAMAGED, f"{error}.", RESTORE))
+    if (status := str(facts.get("status", ""))).startswith("stopped: "):
         text = f"After step {facts.get('step', 0)} the run {status}"
         fix = "Fix that and run the same command again: it resumes from the last checkpoint."
-        reported.insert(0, Finding(STOPPED, text, fix))
+        reported.append(Finding(STOPPED, text, fix))
+    present = doctor.present()
+    examples = _example_episodes(folder, {finding.code for finding in present})
+    reported += (dataclasses.replace(one, example=examples.get(one.code)) for one in present)
     if (shared := shared_rows(facts)) is not None:
         reported.append(shared)
     return reported

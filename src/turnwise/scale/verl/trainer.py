@@ -32,7 +32,7 @@ from turnwise.scale.verl.settings import (
 )
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.checks import check_run
-from turnwise.trainer.components import UserComponents, as_registry
+from turnwise.trainer.components import UserComponents, as_registry, either
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 
 _DEFAULT_EVAL_EPISODES = 32
@@ -104,10 +104,10 @@ class CustomRayPPOTrainer:
     ) -> None:
         self.config = ConfigStore.of(config)
         refuse_mix(self.config)
-        rows = dataset if dataset is not None else train_dataset
+        rows = either(dataset=dataset, train_dataset=train_dataset)
         if environment is None and isinstance(rows, CustomEnvironmentDataset):
             environment = rows.environment
-        eval_rows = val_dataset if eval_dataset is None else eval_dataset
+        eval_rows = either(eval_dataset=eval_dataset, val_dataset=val_dataset)
         user = UserComponents(
             environment,
             reward_fn,
