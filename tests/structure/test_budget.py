@@ -7,34 +7,35 @@ import turnwise
 SOURCE = Path(turnwise.__file__).parent
 ROOT = SOURCE.parents[1]
 
-# Lines of Python in each package; `.` are the modules beside them.
+# Lines of Python in each package; `.` are the modules beside them. Of these, 600 lines of `agents`
+# and 530 of `env` speak OpenEnv's and Google's protocols.
 LINES = {
-    ".": 916,
-    "agents": 2291,
-    "algo": 2190,
-    "chat": 1447,
-    "cli": 3809,
-    "compat": 1047,
-    "config": 1044,
-    "data": 740,
-    "deadlines": 603,
-    "env": 3135,
-    "episode": 2930,
-    "inference": 5328,
-    "learner": 4499,
-    "models": 1191,
+    ".": 917,
+    "agents": 2887,
+    "algo": 2103,
+    "chat": 1451,
+    "cli": 3937,
+    "compat": 1045,
+    "config": 1062,
+    "data": 760,
+    "deadlines": 620,
+    "env": 3709,
+    "episode": 2941,
+    "inference": 5354,
+    "learner": 4529,
+    "models": 1154,
     "progress": 567,
-    "reward": 841,
-    "runs": 3569,
-    "scale": 2901,
-    "tools": 3801,
-    "trainer": 4614,
-    "user_code": 603,
-    "view": 1984,
+    "reward": 830,
+    "runs": 3687,
+    "scale": 2875,
+    "tools": 3797,
+    "trainer": 4733,
+    "user_code": 604,
+    "view": 2003,
 }
-FILES = 264
+FILES = 267
 JAVASCRIPT = 5500
-TESTS = 47396
+TESTS = 49326
 
 
 def count(paths):

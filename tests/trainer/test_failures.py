@@ -164,8 +164,7 @@ SMALL = ("training.batch_size=4", "training.num_epochs=3", "training.steps_per_e
 def test_a_run_whose_engine_is_silent_is_saved_and_stops(tmp_path, caplog, monkeypatch):
     now, num_waiting = [0.0], 0
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(watchdog.Watchdog, "_pause", lambda self: 0.01)
-    with small_trainer(tmp_path, Memory, *SMALL, "inference.stall_timeout=60") as trainer:
+    with small_trainer(tmp_path, Memory, *SMALL, "inference.stall_timeout=0.1") as trainer:
         trainer.fit(num_epochs=1)
         engine = trainer.components.engine
 

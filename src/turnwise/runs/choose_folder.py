@@ -71,7 +71,8 @@ def choose_run_folder(
     if name is not None:
         if not re.fullmatch(r"[\w.][\w.+=-]*", name) or name in (".", ".."):
             raise ConfigError(
-                f"checkpoint.run_name got {name!r}, expected letters, digits, dots and dashes"
+                f"checkpoint.run_name got {name!r}, expected a folder's name of letters, digits, "
+                "dots and dashes"
             )
         folder = RunFolder(base / name)
         if not folder.exists:
