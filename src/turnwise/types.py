@@ -43,6 +43,7 @@ def read_content(content: Content, between: str = "") -> str:
     if isinstance(content, str):
         return content
     texts = []
+    part: Any
     for part in content:
         kind, text, is_text = type(part).__name__, part, False
         if isinstance(part, Mapping):

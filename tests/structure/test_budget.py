@@ -10,7 +10,7 @@ ROOT = SOURCE.parents[1]
 # Lines of Python in each package; `.` are the modules beside them. Of these, 600 lines of `agents`
 # and 530 of `env` speak OpenEnv's and Google's protocols.
 LINES = {
-    ".": 917,
+    ".": 918,
     "agents": 2887,
     "algo": 2103,
     "chat": 1451,
@@ -19,7 +19,7 @@ LINES = {
     "config": 1062,
     "data": 760,
     "deadlines": 620,
-    "env": 3709,
+    "env": 3710,
     "episode": 2941,
     "inference": 5354,
     "learner": 4529,
@@ -35,7 +35,7 @@ LINES = {
 }
 FILES = 267
 JAVASCRIPT = 5500
-TESTS = 49326
+TESTS = 49327
 
 
 def count(paths):

@@ -30,8 +30,9 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
     """
     env._done = False
     env.step_count = 0
-    if not isinstance(env.max_steps, numbers.Real) or not env.max_steps >= 1:
-        problem = f"max_steps is {env.max_steps!r:.60}, expected a whole number of at least 1"
+    max_steps: object = env.max_steps
+    if not isinstance(max_steps, numbers.Real) or not max_steps >= 1:
+        problem = f"max_steps is {max_steps!r:.60}, expected a whole number of at least 1"
         raise EnvironmentFault(f"{type(env).__name__}.{problem}")
     if seed is not None:
         env.seed(seed)
