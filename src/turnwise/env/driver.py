@@ -31,7 +31,7 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
     env._done = False
     env.step_count = 0
     max_steps: object = env.max_steps
-    if not isinstance(max_steps, numbers.Real) or not max_steps >= 1:
+    if not isinstance(max_steps, numbers.Real) or not float(max_steps) >= 1:
         problem = f"max_steps is {max_steps!r:.60}, expected a whole number of at least 1"
         raise EnvironmentFault(f"{type(env).__name__}.{problem}")
     if seed is not None:
