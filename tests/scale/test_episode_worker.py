@@ -8,6 +8,7 @@ from inference.sglang_cases import GREEDY, TOKENIZER, gap, make_model
 from inference.test_sglang_in_process import stand_in_for_sglang
 from trainer.worlds import Memory
 from turnwise.config import ConfigStore
+from turnwise.episode.options import CollectorOptions
 from turnwise.errors import ConfigError
 from turnwise.inference import GenerationRequest
 from turnwise.learner.sharding import split_shards
@@ -27,7 +28,7 @@ def folder(tmp_path):
 def spec_for(folder, *overrides):
     config = ConfigStore.load(overrides=[f"model.local_path={folder}", *overrides])
     parts = UserComponents(Memory)
-    return EpisodeSpec(ModelSource(config), TOKENIZER, parts.factory(config), {})
+    return EpisodeSpec(ModelSource(config), TOKENIZER, parts.factory(config), CollectorOptions())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from turnwise.scale.verl.trainer import CustomRayPPOTrainer, take_metrics
 from turnwise.tools import tool
 
 LENGTH = "data.max_response_length"
-SETTINGS = ("inference.max_turns=4", "inference.max_tokens=100")
+SETTINGS = ("limits.max_turns=4", "inference.max_tokens=100")
 
 
 def response_length(tmp_path, *overrides, limits=None):

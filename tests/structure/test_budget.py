@@ -35,7 +35,7 @@ LINES = {
 }
 FILES = 267
 JAVASCRIPT = 5500
-TESTS = 49327
+TESTS = 49328
 
 
 def count(paths):
