@@ -100,11 +100,13 @@ def test_an_agent_has_the_same_budget_and_gets_its_thoughts_apart():
 
     options = CollectorOptions(chat_format=chat, limits=LIMITS)
     session = AgentSession(make_setup(ScriptedEngine(chat.tokenizer, policy), options))
-    request = ChatRequest(QUESTION, wants_log_probs=True)
+    request = ChatRequest(QUESTION, wants_tokens=True)
     (reply,) = asyncio.run(session.complete(request))
     assert reply.content == "bed"
     assert reply.thought.startswith("hello")
-    assert len(reply.tokens) == len(reply.log_probs) == reply.num_sampled_tokens
+    first, last = reply.inserted
+    assert set(reply.log_probs[first:last]) == {0.0}
+    assert len(reply.ids) == len(reply.log_probs) == reply.num_sampled_tokens + last - first
     stream = session.tree.stream()
     assert sum(stream.mask) == reply.num_sampled_tokens < len(stream.ids) - reply.num_prompt_tokens
 

@@ -67,6 +67,11 @@ def test_tools_keep_their_options_or_are_said_to_be_lost():
         assert again.limits == given.limits
 
 
+class Sized(Echo):
+    def get_prompt_prefix(self):
+        return f"size {self.config.params['size']}"
+
+
 def test_rewards_and_instances():
     assert names(reward_fn=functools.partial(score)).reward == "<object>:partial"
     weighted = WeightedReward({"a": (score, 2.0), "steps": (None, 1.0)})
@@ -74,10 +79,10 @@ def test_rewards_and_instances():
     assert [(item.weight, item.name) for item in found] == [(2.0, "a"), (1.0, "steps")]
     assert isinstance(found[0], RewardItem)
     assert found[1].function is None
-    environment = Echo({"size": 3})
+    environment = Sized({"size": 3})
     assert names(environment=environment).environment.params == {"size": 3}
     environment.secret = 7  # no config makes this one again
-    assert names(environment=environment).environment.name == "<object>:Echo"
+    assert names(environment=environment).environment.name == "<object>:Sized"
 
 
 class Dots(JSONActionParser):
