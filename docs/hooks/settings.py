@@ -77,7 +77,7 @@ def in_words(kind: ast.expr, named: dict[str, ast.expr]) -> str:
         case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Tuple(elts=choices)):
             return ", ".join(f"`{choice.value}`" for choice in choices)
         case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[base, *bounds])):
-            limits = [f"{WORDS[bound.func.id]} {bound.args[0].value}" for bound in bounds]
+            limits = [f"{WORDS[bound.func.id]} {ast.unparse(bound.args[0])}" for bound in bounds]
             return f"{in_words(base, named)} {' and '.join(limits)}"
         case ast.Subscript(value=base):
             return in_words(base, named)

@@ -158,8 +158,8 @@ def test_errors_are_those_of_openai(make_episode):
         with pytest.raises(openai.NotFoundError) as raised:
             client.chat.completions.create(**{**body, "model": "gpt"})
         assert raised.value.code == "model_not_found"
-        with pytest.raises(openai.BadRequestError, match="wings"):
-            client.chat.completions.create(**body, extra_body={"wings": 2})
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            client.chat.completions.create(**body, extra_body={"temperature": "hot"})
         assert client.chat.completions.create(**body).choices[0].message.content == "It is 42."
         for create in (
             lambda: client.chat.completions.create(**body),
