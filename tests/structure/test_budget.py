@@ -23,7 +23,7 @@ LINES = {
     "episode": 2941,
     "inference": 5354,
     "learner": 4529,
-    "models": 1163,
+    "models": 1166,
     "progress": 567,
     "reward": 830,
     "runs": 3687,

@@ -37,8 +37,11 @@ def convert_smollm2(folder: Path) -> None:
     _log.warning("converting SmolLM2-135M, once: half a minute, 540 MB in %s", folder.parent)
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
-    del model.config.quantization_config  # the weights are numbers now
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
+    # The weights are numbers now; but what was read from GGUF counts as quantised, and is not saved.
+    del read.config.quantization_config
+    model: Any = AutoModelForCausalLM.from_config(read.config)  # type: ignore[no-untyped-call]
+    model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
     make_tokenizer(gguf.GGUFReader(source)).save_pretrained(folder)
 
