@@ -38,7 +38,7 @@ def convert_smollm2(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
-    # The weights are numbers now; but what was read from GGUF counts as quantised, and is not saved.
+    # The weights are numbers now, but the model counts as quantised, which is not saved.
     del read.config.quantization_config
     model: Any = AutoModelForCausalLM.from_config(read.config)  # type: ignore[no-untyped-call]
     model.load_state_dict(read.state_dict())
